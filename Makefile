@@ -1,0 +1,54 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
+
+.PHONY: help install demo test lint types format bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+install: $(INSTALLED)  ## make .venv with everything needed on a CPU
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,dev]"
+	touch $@
+
+demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's CPU, in a few minutes
+	@echo "1/4 measuring table combinations and exchanges on this CPU -> demo/data"
+	@$(BIN)/neuroshard collect experiment=collect_demo
+	@echo "2/4 fitting the cost models -> demo/models"
+	@$(BIN)/neuroshard pretrain experiment=pretrain_demo
+	@echo "3/4 searching plans with every method -> demo/search"
+	@rm -rf demo/search demo/evaluate
+	@$(BIN)/neuroshard search -m experiment=search_demo searcher=$(METHODS)
+	@echo "4/4 running the plans on this CPU -> demo/evaluate"
+	@$(BIN)/neuroshard evaluate experiment=evaluate_demo
+	@echo
+	@echo "measurements: demo/data      cost models: demo/models (see card.json)"
+	@echo "plans:        demo/search    measured:    demo/evaluate (plan.png, results.parquet, devices.parquet)"
+	@echo "try next, with your own tables (a CSV with the columns name,rows,dim,pooling_factor):"
+	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=user_file tables.path=YOUR.csv"
+
+test: lint types  ## everything CI runs: style, types, tests
+	$(BIN)/pytest
+
+lint: $(INSTALLED)  ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)  ## static types, strictly
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else run
+	$(BIN)/python benchmarks/search_speed.py
+	$(BIN)/python benchmarks/training_speed.py
+
+clean:  ## remove the environment, caches and the demo's files
+	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Stage 1: augmented table combinations and imbalanced exchanges, measured on real hardware."""

@@ -1,0 +1,149 @@
+"""The collect run: draw samples, measure them, write parts; go on where an earlier run stopped."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+from rich.progress import Progress
+
+from neuroshard.augment.comm import CommAugmentation
+from neuroshard.augment.compute import ComputeAugmentation
+from neuroshard.augment.summary import KindSummary, Summary
+from neuroshard.errors import UserError
+from neuroshard.hardware import Hardware, Meter
+from neuroshard.hardware.fingerprint import versions
+from neuroshard.hardware.hardware import is_follower
+from neuroshard.progress import progress_bar
+from neuroshard.records import DataDirectory, Manifest, Parts
+from neuroshard.samples import Measurement, Sample
+from neuroshard.splits import split_tables
+from neuroshard.tables import Table, check_unique_names
+
+_COMPUTE, _COMM = 0, 1  # streams of random numbers
+_DRAW, _LOOKUPS = 0, 1
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Everything `neuroshard collect` needs.
+
+    Attributes:
+        tables: what is augmented.
+        hardware: what is measured on.
+        compute, comm: how samples are drawn.
+        num_compute_samples, num_comm_samples: how many.
+        num_second_pass: how many of the first samples of each kind are measured again at the end.
+        batch_size: global, of every sample.
+        seed: fixes every sample and its lookups.
+        out: the data directory.
+    """
+
+    tables: tuple[Table, ...]
+    hardware: Hardware
+    compute: ComputeAugmentation
+    comm: CommAugmentation
+    num_compute_samples: int
+    num_comm_samples: int
+    num_second_pass: int
+    batch_size: int
+    seed: int
+    out: str
+
+    def __post_init__(self) -> None:
+        check_unique_names(self.tables)
+        for name in ("num_compute_samples", "num_comm_samples", "num_second_pass"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name}={getattr(self, name)} must not be negative")
+        if self.batch_size < self.comm.num_devices:
+            raise UserError(f"batch_size={self.batch_size} must be at least num_devices={self.comm.num_devices}")
+        self.compute.check(self.tables)
+
+    def run(self) -> Summary | None:
+        """Measure what is still missing in `out`; None in the processes that only take part in exchanges."""
+        if is_follower():
+            from neuroshard.hardware.torchrun import follow  # imports torch: only where it is used
+
+            follow(self.hardware)
+            return None
+        directory = DataDirectory(Path(self.out))
+        here = self.hardware.fingerprint
+        if Manifest.exists(directory.path):
+            directory.manifest().check_hardware(here, directory.path)
+        split = split_tables(self.tables, self.seed)
+        directory.begin(Manifest(here.to_json(), versions(), self._settings(), self.seed), self.tables)
+        with progress_bar() as progress:
+            compute = _Kind(
+                "compute samples", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
+                self.num_second_pass, _COMPUTE, self.seed,
+                lambda rng: self.compute.draw(split, self.batch_size, rng),
+                lambda: self.hardware.compute_meter(progress.console.print),
+            ).collect(progress)  # fmt: skip
+            comm = _Kind(
+                "exchanges", directory.comm(), self.hardware.comm_timing.live, self.num_comm_samples,
+                self.num_second_pass, _COMM, self.seed,
+                lambda rng: self.comm.draw(self.batch_size, rng),
+                lambda: self.hardware.comm_meter(self.comm.num_devices, progress.console.print),
+            ).collect(progress)  # fmt: skip
+        return Summary(directory.path, compute, comm)
+
+    def _settings(self) -> dict[str, Any]:
+        settings = asdict(replace(self, tables=()))
+        return {key: value for key, value in settings.items() if key not in ("tables", "seed", "out")}
+
+
+@dataclass(frozen=True)
+class _Kind(Generic[Sample]):
+    """One kind of sample in a run, split into parts of `part_size`; the last part is the second pass."""
+
+    name: str
+    parts: Parts[Sample]
+    part_size: int
+    num_samples: int
+    num_second_pass: int
+    stream: int
+    seed: int
+    draw: Callable[[np.random.Generator], tuple[Sample, str]]
+    open_meter: Callable[[], Meter[Sample]]
+
+    def collect(self, progress: Progress) -> KindSummary:
+        """Measure and write every part that is missing."""
+        batches = self._batches()
+        missing = [number for number in range(len(batches)) if not self.parts.has(number)]
+        bar = progress.add_task(self.name, total=sum(map(len, batches)))
+        progress.advance(bar, sum(len(ids) for n, ids in enumerate(batches) if n not in missing))
+        busy_s, start = 0.0, time.perf_counter()
+        if missing:
+            with self.open_meter() as meter:
+                for number in missing:
+                    busy_s += self._measure_part(meter, number, batches[number])
+                    progress.advance(bar, len(batches[number]))
+        return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, busy_s)
+
+    def _batches(self) -> list[range]:
+        """Sample ids of every part."""
+        starts = range(0, self.num_samples, self.part_size)
+        first_pass: list[range] = [range(start, min(start + self.part_size, self.num_samples)) for start in starts]
+        again = range(min(self.num_second_pass, self.num_samples, self.part_size))
+        return [*first_pass, again] if again else first_pass
+
+    def _measure_part(self, meter: Meter[Sample], number: int, ids: range) -> float:
+        second_pass = number * self.part_size >= self.num_samples
+        drawn = [self.draw(self._rng(sample_id)) for sample_id in ids]
+        outcomes = meter.measure([sample for sample, _ in drawn], [self._lookup_seed(i) for i in ids])
+        self.parts.write(
+            number,
+            [
+                Measurement(sample, i, split, self.seed, outcome.repeats, outcome.error, second_pass)
+                for i, (sample, split), outcome in zip(ids, drawn, outcomes, strict=True)
+            ],
+        )
+        return sum(outcome.busy_s for outcome in outcomes)
+
+    def _rng(self, sample_id: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.stream, _DRAW, sample_id])
+
+    def _lookup_seed(self, sample_id: int) -> int:
+        return int(np.random.SeedSequence([self.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])

@@ -1,0 +1,74 @@
+"""Random combinations of augmented tables (NeuroShard, section 3.1): every table at every width."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.errors import UserError
+from neuroshard.samples import ComputeSample
+from neuroshard.splits import TableSplit, draw_split
+from neuroshard.tables import Table, halvings
+
+
+@dataclass(frozen=True)
+class ComputeAugmentation:
+    """Which combinations are drawn.
+
+    Attributes:
+        max_dim: tables are drawn at widths max_dim, max_dim / 2, ..., 4.
+        min_tables, max_tables: how many a combination holds.
+        max_bytes: of a combination's weights.
+    """
+
+    max_dim: int = 128
+    min_tables: int = 1
+    max_tables: int = 15
+    max_bytes: int = 4 << 30
+
+    def __post_init__(self) -> None:
+        halvings(self.max_dim)
+        if not 1 <= self.min_tables <= self.max_tables:
+            raise UserError(
+                f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
+            )
+
+    def check(self, tables: tuple[Table, ...]) -> None:
+        """Raise UserError unless every table fits under the cap at its narrowest."""
+        narrowest = halvings(self.max_dim)[-1]
+        for table in tables:
+            size = table.with_dim(narrowest).size_bytes
+            if size > self.max_bytes:
+                raise UserError(
+                    f"table {table.name!r} takes {size} bytes at dim {narrowest}, above max_bytes={self.max_bytes}; "
+                    "raise compute.max_bytes or leave the table out"
+                )
+
+    def draw(self, split: TableSplit, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+        """One combination of tables of one split, with the split's name.
+
+        A table that no longer fits under the cap is taken at the widest width that does, or left out.
+        """
+        name = draw_split(rng)
+        group = split.group(name)
+        count = int(rng.integers(self.min_tables, self.max_tables + 1))
+        chosen: list[Table] = []
+        room = self.max_bytes
+        for table in self._augmented(group, count, rng):
+            fitted = self._fitted(table, room)
+            if fitted is not None:
+                chosen.append(fitted)
+                room -= fitted.size_bytes
+        return ComputeSample(tuple(chosen), batch_size), name
+
+    def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
+        """`count` different (table, width) pairs; a table comes twice only where the group is too small."""
+        widths = halvings(self.max_dim)
+        order = rng.permutation(len(group))
+        turns = [rng.permutation(len(widths)) for _ in order]
+        pairs = [(order[i % len(order)], i // len(order)) for i in range(min(count, len(group) * len(widths)))]
+        return [group[t].with_dim(widths[int(turns[t][turn])]) for t, turn in pairs]
+
+    def _fitted(self, table: Table, room: int) -> Table | None:
+        fitting = (w for w in halvings(self.max_dim) if w <= table.dim and table.with_dim(w).size_bytes <= room)
+        width = next(fitting, None)
+        return None if width is None else table.with_dim(width)

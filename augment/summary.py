@@ -1,0 +1,87 @@
+"""What a collect run prints at its end."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Grid
+
+from neuroshard.noise import pass_repeatability
+from neuroshard.samples import Measurement
+
+
+@dataclass(frozen=True)
+class KindSummary:
+    """One kind of sample.
+
+    Attributes:
+        measured, failed: samples in the directory, first pass.
+        errors: the commonest errors with their counts.
+        wall_s, busy_s: of this run; busy inside timed and warm-up kernel runs.
+        repeatability: relative difference between two passes, one number per sample measured twice.
+    """
+
+    name: str
+    measured: int
+    failed: int
+    errors: tuple[tuple[str, int], ...]
+    wall_s: float
+    busy_s: float
+    repeatability: tuple[float, ...]
+
+    @classmethod
+    def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
+        """The summary of everything in the directory and of this run's times."""
+        first = [m for m in measurements if not m.second_pass]
+        errors = Counter(m.error for m in first if m.error is not None)
+        return cls(
+            name,
+            sum(m.error is None for m in first),
+            sum(errors.values()),
+            tuple(errors.most_common(3)),
+            wall_s,
+            busy_s,
+            tuple(float(difference) for difference in pass_repeatability(measurements)),
+        )
+
+    @property
+    def busy_share(self) -> float:
+        """Share of this run's wall time spent inside timed and warm-up kernel runs."""
+        return self.busy_s / self.wall_s if self.busy_s else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The whole run."""
+
+    directory: Path
+    compute: KindSummary
+    comm: KindSummary
+
+    def show(self, console: Console) -> None:
+        """Print it."""
+        grid = Grid(title=f"Measurements in {self.directory}")
+        for column in ("kind", "measured", "failed", "wall s", "in kernels", "repeatability p50", "p90"):
+            grid.add_column(column, justify="left" if column == "kind" else "right")
+        for kind in (self.compute, self.comm):
+            grid.add_row(
+                kind.name, str(kind.measured), str(kind.failed), f"{kind.wall_s:.1f}",
+                f"{kind.busy_share:.0%}" if kind.busy_s else "-", *_quantiles(kind.repeatability),
+            )  # fmt: skip
+        console.print(grid)
+        for kind in (self.compute, self.comm):
+            for error, count in kind.errors:
+                console.print(f"{kind.name}: {count} failed with {error!r}", markup=False)
+        console.print(
+            "in kernels: share of the wall time inside timed and warm-up runs (this run); "
+            "repeatability: difference between two passes over the same samples"
+        )
+
+
+def _quantiles(values: tuple[float, ...]) -> tuple[str, str]:
+    if not values:
+        return "-", "-"
+    return f"{np.quantile(values, 0.5):.1%}", f"{np.quantile(values, 0.9):.1%}"

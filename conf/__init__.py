@@ -1,0 +1,1 @@
+"""Hydra configs: one file per run, one folder per choice."""

@@ -1,0 +1,96 @@
+"""The `neuroshard` command: each subcommand is one Hydra config, whose `run` node says what to build and run."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from neuroshard.completion import BASH_SCRIPT
+from neuroshard.errors import UserError, unknown_name
+
+COMMANDS = {
+    "collect": "measure table combinations and exchanges on real hardware",
+    "pretrain": "fit the cost models to measurements",
+    "search": "find sharding plans for tasks",
+    "evaluate": "run plans on real hardware and compare with the prediction",
+}
+_EXIT_USER_ERROR = 2
+_SWEEP_FLAGS = ("-m", "--multirun")
+
+_USAGE = """\
+neuroshard shards the embedding tables of recommendation models across devices.
+
+usage: neuroshard COMMAND [key=value ...] [-m] [--help]
+
+commands:
+{commands}
+  completion  print a bash completion script: eval "$(neuroshard completion)"
+
+key=value overrides a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
+-m sweeps: `neuroshard search -m model=models/cpu searcher=random,neuroshard` runs one job for each combination.
+"""
+
+
+class Result(Protocol):
+    """What a command's run gives."""
+
+    def show(self, console: Console) -> None:
+        """Print it for people."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _dispatch(given)
+    except UserError as error:
+        print(f"neuroshard: error: {error}", file=sys.stderr)
+        sys.exit(_EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        print("neuroshard: interrupted; what was finished is kept", file=sys.stderr)
+        sys.exit(130)
+
+
+def usage() -> str:
+    """The text of `neuroshard --help`."""
+    return _USAGE.format(commands="\n".join(f"  {name:<11} {what}" for name, what in COMMANDS.items()))
+
+
+def _dispatch(given: list[str]) -> None:
+    if not given or given[0] in ("-h", "--help"):
+        print(usage(), end="")
+    elif given[0] == "completion":
+        print(BASH_SCRIPT, end="")
+    elif given[0] in COMMANDS:
+        _run_command(given[0], given[1:])
+    else:
+        raise unknown_name("command", given[0], [*COMMANDS, "completion"])
+
+
+def _run_command(command: str, arguments: list[str]) -> None:
+    import hydra  # slow to import: not for --help
+
+    from neuroshard.overrides import check_overrides
+
+    if "COMP_LINE" not in os.environ:
+        check_overrides(command, arguments)
+    # Hydra's parser wants flags before the overrides; people write them anywhere.
+    sweep = [argument for argument in arguments if argument in _SWEEP_FLAGS]
+    sys.argv = ["neuroshard", *sweep, *(argument for argument in arguments if argument not in sweep)]
+    hydra.main(version_base="1.3", config_path="pkg://neuroshard.conf", config_name=command)(_run)()
+
+
+def _run(config: Any) -> None:
+    """Build what the config describes, run it, print its result; Hydra calls it, once for each job."""
+    from neuroshard.registry import instantiate_config
+
+    try:
+        result: Result | None = instantiate_config(config.run).run()
+    except UserError as error:
+        print(f"neuroshard: error: {error}", file=sys.stderr)
+        sys.exit(_EXIT_USER_ERROR)  # inside Hydra's job an exception would become a traceback
+    if result is not None:
+        result.show(Console())

@@ -1,0 +1,37 @@
+"""The cost of a plan, by device and part."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds of each part on each device: `compute`, `forward` and `backward` are (D,).
+
+    A step runs backward communication, then compute (fused backward and forward), then forward communication;
+    a device's cost is their sum, the plan's cost the largest of them ("embedding cost" in NeuroShard, section 2).
+    """
+
+    compute: FloatArray
+    forward: FloatArray
+    backward: FloatArray
+
+    @property
+    def device_ms(self) -> FloatArray:
+        """(D,) sum of the parts."""
+        return self.compute + self.forward + self.backward
+
+    @property
+    def total_ms(self) -> float:
+        """The plan's cost: the slowest device's sum."""
+        return float(np.max(self.device_ms))
+
+    def __str__(self) -> str:
+        rows = [
+            f"device {i}: compute {c:.3f} + forward {f:.3f} + backward {b:.3f} = {c + f + b:.3f} ms"
+            for i, (c, f, b) in enumerate(zip(self.compute, self.forward, self.backward, strict=True))
+        ]
+        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}"])

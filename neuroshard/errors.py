@@ -1,0 +1,20 @@
+"""The one exception a user's mistake raises: its text is the whole message."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """One clear line: the value, the limit it breaks and what to do about it."""
+
+
+class InfeasibleError(UserError):
+    """No plan found that fits in memory: names the cap, what exceeds it and what would help."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
+    """The error for a name that is not in `valid`, with the nearest name that is."""
+    names = sorted(valid)
+    near = get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names)}"
+    return UserError(f"unknown {kind} {name!r}; {hint}")

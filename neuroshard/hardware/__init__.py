@@ -1,0 +1,7 @@
+"""Measuring on real devices: FBGEMM kernels, torch.distributed exchanges, timing, worker processes."""
+
+from neuroshard.hardware.hardware import Hardware, Meter
+from neuroshard.hardware.runs import Outcome
+from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings
+
+__all__ = ["DeviceSpec", "EmbeddingSettings", "Hardware", "Meter", "Outcome"]

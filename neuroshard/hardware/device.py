@@ -1,0 +1,128 @@
+"""The devices that can be measured: the same code runs on each through this small interface."""
+
+import ctypes
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from neuroshard.errors import UserError
+from neuroshard.hardware.settings import DeviceSpec
+
+
+class Device(ABC):
+    """Where kernels run and how long they take. Prepared once, in the process that measures."""
+
+    backend: str  # of torch.distributed
+    kind: str
+
+    @abstractmethod
+    def prepare(self, rank: int, flush_bytes: int) -> None:
+        """Claim the device for this process; `rank` chooses among several."""
+
+    @property
+    @abstractmethod
+    def torch_device(self) -> torch.device:
+        """Where tensors live."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when all work given to the device is done."""
+
+    @abstractmethod
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """Milliseconds of one `run`, starting from a flushed cache."""
+
+
+class CpuDevice(Device):
+    """One CPU core, as one thread."""
+
+    backend = "gloo"
+    kind = "cpu"
+
+    def __init__(self, pin: bool = True) -> None:
+        self.pin = pin
+        self._flush = torch.empty(0)
+
+    def prepare(self, rank: int, flush_bytes: int) -> None:
+        """One thread, on a core of its own if pinned."""
+        torch.set_num_threads(1)
+        _keep_freed_memory()
+        if self.pin:
+            cores = sorted(os.sched_getaffinity(0), reverse=True)  # core 0 is where everything else runs
+            os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        self._flush = torch.zeros(flush_bytes // 4)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """Nothing runs in the background."""
+
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """By the wall clock."""
+        self._flush.add_(1)
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e3
+
+
+class CudaDevice(Device):
+    """One GPU, timed with CUDA events."""
+
+    backend = "nccl"
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        self._index = 0
+        self._flush = torch.empty(0)
+
+    def prepare(self, rank: int, flush_bytes: int) -> None:
+        """GPU `rank` of this host; at least twice its L2 cache is flushed.
+
+        Raises:
+            UserError: there is no GPU.
+        """
+        if not torch.cuda.is_available():
+            raise UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")
+        self._index = rank % torch.cuda.device_count()
+        torch.cuda.set_device(self._index)
+        l2_bytes = torch.cuda.get_device_properties(self._index).L2_cache_size
+        self._flush = torch.zeros(max(flush_bytes, 2 * l2_bytes) // 4, device=self.torch_device)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The GPU."""
+        return torch.device("cuda", self._index)
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        torch.cuda.synchronize(self._index)
+
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """By CUDA events."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._flush.add_(1)
+        start.record()
+        run()
+        end.record()
+        self.synchronize()
+        return float(start.elapsed_time(end))
+
+
+def make_device(spec: DeviceSpec) -> Device:
+    """The device that `spec` describes, not yet prepared."""
+    return CpuDevice(spec.pin) if spec.kind == "cpu" else CudaDevice()
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc to reuse freed memory: outputs of every run would otherwise be mapped and faulted in anew."""
+    mmap_threshold, trim_threshold = -3, -1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not every libc has it
+    if mallopt is not None:
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, ctypes.c_int(2**31 - 1))

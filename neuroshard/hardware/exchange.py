@@ -1,0 +1,138 @@
+"""Timing all-to-all exchanges: runs in every process of a group, one per device."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from neuroshard.arrays import FloatArray
+from neuroshard.hardware.device import Device, make_device
+from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
+from neuroshard.hardware.settings import DeviceSpec
+from neuroshard.samples import CommSample, Repeats
+from neuroshard.timing import TimingProtocol
+
+_SETTLE_S = 0.002  # from agreeing on a start until it, so that nobody is late
+_PINGS = 20
+
+
+class ExchangeBench:
+    """Measures batches of exchanges in this process's group; every process calls the same methods in step.
+
+    All processes start an exchange at a moment agreed beforehand, plus each one's own delay: no barrier runs inside
+    the timed region. A device's time counts from its own start and so includes waiting for the others.
+    """
+
+    def __init__(self, device: Device, protocol: TimingProtocol, timeout_s: float) -> None:
+        self._device = device
+        self._protocol = protocol
+        # Agreeing on starts must not use the network path that is being measured.
+        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._clock_ahead_s = self._find_clock_offset()
+
+    def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
+        """An outcome for each sample; its repeats are (R, 2, D) ms: forward, backward; every device."""
+        builds = [partial(self._build, sample) for sample in samples]
+        local = run_batch(builds, self._protocol, np.random.default_rng(seeds), report)
+        gathered: list[list[Outcome] | None] = [None] * self._size
+        dist.all_gather_object(gathered, local, group=self._control)
+        return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
+
+    def _build(self, sample: CommSample) -> Run:
+        return _Exchange(sample, self._rank, self._device.torch_device).runner(self)
+
+    def run(self, exchange: "_Exchange", start_ms: float) -> Timed:
+        """Forward after this device's delay, then backward with all devices starting together."""
+        agreed = self._agree_on_start()
+        forward = self._timed(exchange.forward, agreed + start_ms / 1e3)
+        backward = self._timed(exchange.backward, self._agree_on_start())
+        return Timed(np.array([forward, backward]), (start_ms + forward + backward) / 1e3)
+
+    def _timed(self, communicate: partial[None], start: float) -> float:
+        wait = start - time.perf_counter()
+        if wait > 0:
+            time.sleep(wait)
+        communicate()
+        self._device.synchronize()
+        return (time.perf_counter() - start) * 1e3
+
+    def _agree_on_start(self) -> float:
+        """A moment shortly ahead, on this process's clock, the same for all."""
+        dist.barrier(group=self._control)
+        moment = torch.tensor([time.perf_counter() + _SETTLE_S], dtype=torch.float64)
+        dist.broadcast(moment, 0, group=self._control)
+        return float(moment) + self._clock_ahead_s
+
+    def _find_clock_offset(self) -> float:
+        """Seconds by which this process's clock is ahead of rank 0's, from the fastest of some round trips."""
+        ahead = 0.0
+        for other in range(1, self._size):
+            if self._rank in (0, other):
+                trips = [self._ping(other) for _ in range(_PINGS)]
+                ahead = min(trips)[1] if self._rank == other else ahead
+        # Processes of one host share the clock: what is left there is the error of the round trip.
+        return ahead if abs(ahead) > 1e-3 else 0.0
+
+    def _ping(self, other: int) -> tuple[float, float]:
+        """(round trip, this clock minus rank 0's), both in seconds; the second is meant for `other`."""
+        clock = torch.zeros(1, dtype=torch.float64)
+        if self._rank == 0:
+            dist.recv(clock, other, group=self._control)
+            dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), other, group=self._control)
+            return 0.0, 0.0
+        sent = time.perf_counter()
+        dist.send(clock, 0, group=self._control)
+        dist.recv(clock, 0, group=self._control)
+        received = time.perf_counter()
+        return received - sent, (sent + received) / 2 - float(clock)
+
+
+class _Exchange:
+    """The buffers of one sample on one device, and its two all-to-alls."""
+
+    def __init__(self, sample: CommSample, rank: int, device: torch.device) -> None:
+        devices = len(sample.dims)
+        local_batch = sample.batch_size // devices
+        self._start_ms = sample.start_ms[rank]
+        self._pooled = torch.zeros(devices * local_batch * sample.dims[rank], device=device)
+        self._received = torch.zeros(local_batch * sum(sample.dims), device=device)
+        self._own_splits = [local_batch * sample.dims[rank]] * devices
+        self._other_splits = [local_batch * dim for dim in sample.dims]
+        self.forward = partial(_all_to_all, self._received, self._pooled, self._other_splits, self._own_splits)
+        self.backward = partial(_all_to_all, self._pooled, self._received, self._own_splits, self._other_splits)
+
+    def runner(self, bench: ExchangeBench) -> Run:
+        """A function that runs both exchanges once."""
+        return partial(bench.run, self, self._start_ms)
+
+
+def _all_to_all(output: torch.Tensor, given: torch.Tensor, out_splits: list[int], in_splits: list[int]) -> None:
+    dist.all_to_all_single(output, given, out_splits, in_splits)
+
+
+def _combine(outcomes: list[Outcome]) -> Outcome:
+    """One sample's outcome from every device's, (R, 2) each, to (R, 2, D)."""
+    busy_s = max(outcome.busy_s for outcome in outcomes)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        return Outcome(None, errors[0], busy_s)
+    repeats = [outcome.repeats for outcome in outcomes if outcome.repeats is not None]
+    times: FloatArray = np.stack([repeat.times_ms for repeat in repeats], axis=-1)
+    return Outcome(Repeats(times, repeats[0].at_s), None, busy_s)
+
+
+def join_group(
+    spec: DeviceSpec, protocol: TimingProtocol, timeout_s: float, rank: int, count: int, meet_at: str
+) -> ExchangeBench:
+    """Prepare this process's device and join the others at `meet_at`, a torch.distributed init method."""
+    device = make_device(spec)
+    device.prepare(rank, protocol.flush_bytes)
+    dist.init_process_group(
+        device.backend, init_method=meet_at, rank=rank, world_size=count, timeout=timedelta(seconds=timeout_s)
+    )
+    return ExchangeBench(device, protocol, timeout_s)

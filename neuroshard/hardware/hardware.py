@@ -1,0 +1,113 @@
+"""Real hardware, ready to measure samples on."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from neuroshard.errors import UserError
+from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
+from neuroshard.hardware.runs import Outcome
+from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings
+from neuroshard.hardware.workers import Bench, WorkerGroup
+from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.timing import TimingProtocol
+
+Warn = Callable[[str], None]
+Sample_contra = TypeVar("Sample_contra", contravariant=True)
+
+
+class Meter(Protocol[Sample_contra]):
+    """Measures batches of samples; used as a context that ends its processes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int]) -> list[Outcome]:
+        """An outcome for each sample; the seeds fix what is drawn for it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of device and how it is timed.
+
+    Attributes:
+        device: what runs the kernels.
+        embedding: what the fused kernel does.
+        compute_timing, comm_timing: the protocols of the two kinds of samples.
+        timeout_s: a worker that is silent for longer is given up, and the sample it was at recorded as failed.
+    """
+
+    device: DeviceSpec
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    compute_timing: TimingProtocol = field(default_factory=TimingProtocol)
+    comm_timing: TimingProtocol = field(default_factory=TimingProtocol)
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise UserError(f"hardware: timeout_s={self.timeout_s} must be positive")
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """This machine, as this kind of hardware."""
+        return fingerprint(self.device.kind)
+
+    def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
+        """Measures compute samples on the first device, in a process of its own."""
+        make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
+        return WorkerGroup(make, 1, self.timeout_s, warn)
+
+    def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
+        """Measures exchanges between `num_devices` processes of this host, or of all hosts under torchrun.
+
+        Raises:
+            UserError: torchrun started another number of processes.
+        """
+        if not under_torchrun():
+            make = partial(_make_exchange_bench, self.device, self.comm_timing, self.timeout_s)
+            return WorkerGroup(make, num_devices, self.timeout_s, warn)
+        started = int(os.environ["WORLD_SIZE"])
+        if started != num_devices:
+            raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
+        from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
+
+        return TorchrunLeader(self)
+
+
+def under_torchrun() -> bool:
+    """Whether this process is one of a group that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_follower() -> bool:
+    """Whether rank 0, in another process, decides what is measured; this one then calls `torchrun.follow`."""
+    return under_torchrun() and os.environ["RANK"] != "0"
+
+
+def _make_compute_bench(
+    spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
+) -> Bench[ComputeSample]:
+    from neuroshard.hardware.compute import ComputeBench  # imports torch and FBGEMM: in the worker only
+    from neuroshard.hardware.device import make_device
+
+    device = make_device(spec)
+    device.prepare(rank, protocol.flush_bytes)
+    return ComputeBench(device, settings, protocol)
+
+
+def _make_exchange_bench(
+    spec: DeviceSpec, protocol: TimingProtocol, timeout_s: float, rank: int, count: int, port: int
+) -> Bench[CommSample]:
+    from neuroshard.hardware.exchange import join_group
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
+    if count > (os.cpu_count() or 1):
+        spec = replace(spec, pin=False)  # processes that share cores do better where the kernel moves them
+    return join_group(spec, protocol, timeout_s, rank, count, f"tcp://127.0.0.1:{port}")

@@ -1,0 +1,31 @@
+"""What to measure on and with: values that cross processes, made without importing torch."""
+
+from dataclasses import dataclass
+
+from neuroshard.errors import unknown_name
+
+DEVICE_KINDS = ("cpu", "cuda")
+OPTIMIZERS = ("sgd", "rowwise_adagrad")
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A kind of device; on CPU, `pin` keeps each worker on one core."""
+
+    kind: str
+    pin: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in DEVICE_KINDS:
+            raise unknown_name("hardware kind", self.kind, DEVICE_KINDS)
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """What the fused kernel does besides looking up: `optimizer` is "sgd" (exact) or "rowwise_adagrad"."""
+
+    optimizer: str = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)

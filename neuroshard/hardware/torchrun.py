@@ -1,0 +1,69 @@
+"""Exchanges between processes that torchrun started, on one host or several: rank 0 leads, the others follow."""
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+
+from neuroshard.hardware.exchange import ExchangeBench, join_group
+from neuroshard.hardware.hardware import Hardware
+from neuroshard.hardware.runs import Outcome
+from neuroshard.samples import CommSample
+
+_IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
+_Batch = tuple[list[CommSample], list[int]]
+
+
+class _Member:
+    """This process's place in the group, and the channel on which rank 0 hands out work."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._bench: ExchangeBench = join_group(
+            hardware.device, hardware.comm_timing, hardware.timeout_s, rank, size, "env://"
+        )
+        self._orders = dist.new_group(backend="gloo", timeout=_IDLE)
+
+    def pass_on(self, batch: _Batch | None) -> _Batch | None:
+        """Rank 0's batch, in every process; None ends the work."""
+        box = [batch]
+        dist.broadcast_object_list(box, 0, group=self._orders)
+        return box[0]
+
+    def measure(self, batch: _Batch) -> list[Outcome]:
+        """Every process's part of measuring the batch."""
+        samples, seeds = batch
+        return self._bench.measure(samples, seeds, lambda _: None)
+
+
+class TorchrunLeader:
+    """Rank 0: measures batches with all the followers. A follower's death is torchrun's to notice."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._member = _Member(hardware)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._member.pass_on(None)
+        dist.destroy_process_group()
+
+    def measure(self, samples: Sequence[CommSample], seeds: Sequence[int]) -> list[Outcome]:
+        """An outcome for each sample."""
+        batch = (list(samples), list(seeds))
+        self._member.pass_on(batch)
+        return self._member.measure(batch)
+
+
+def follow(hardware: Hardware) -> None:
+    """Take part in whatever rank 0 measures until it says that it is done."""
+    member = _Member(hardware)
+    while (batch := member.pass_on(None)) is not None:
+        member.measure(batch)
+    dist.destroy_process_group()

@@ -1,0 +1,7 @@
+"""Cost models: interfaces, the papers' networks at inference, bundles on disk."""
+
+from neuroshard.models.bundle import Card, NeuralModels, load_bundle, save_bundle
+from neuroshard.models.cost_models import CostModels
+from neuroshard.models.interface import CommModel, ComputeModel
+
+__all__ = ["Card", "CommModel", "ComputeModel", "CostModels", "NeuralModels", "load_bundle", "save_bundle"]

@@ -1,0 +1,50 @@
+"""What the simulator and the searchers ask of cost models. Costs are ms; batches are numpy arrays."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.tables import Table
+from neuroshard.tables.columns import TableColumns
+
+
+class ComputeModel(ABC):
+    """Compute cost of sets of tables: each table becomes a vector, a set their sum, and the sum a cost.
+
+    The empty set costs nothing.
+    """
+
+    @abstractmethod
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, H) a vector for each of n tables; a set's vector is the sum of its tables'."""
+
+    @abstractmethod
+    def head(self, sums: Float32Array) -> FloatArray:
+        """(...,) ms of sets given as sums (..., H); not meaningful for empty sets."""
+
+    def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+        """(B,) ms of each of the B sets of tables."""
+        lengths = np.array([len(tables) for tables in sets], dtype=np.int64)
+        cost = np.zeros(len(sets))
+        flat = [table for tables in sets for table in tables]
+        if flat:
+            filled = lengths > 0
+            starts = np.concatenate([[0], lengths[filled].cumsum()[:-1]])
+            vectors = self.embed(TableColumns.of(flat), batch_size)
+            cost[filled] = self.head(np.add.reduceat(vectors, starts, axis=0))
+        return cost
+
+
+class CommModel(ABC):
+    """Cost of one direction of the all-to-all, per device, waiting included."""
+
+    @property
+    @abstractmethod
+    def num_devices(self) -> int:
+        """D, the number of devices it was fitted for."""
+
+    @abstractmethod
+    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, from the columns (B, D) and start delays (B, D) of the devices."""

@@ -1,0 +1,75 @@
+"""The papers' cost models at inference: fitted elsewhere, loaded from a bundle."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.features import FeatureSet
+from neuroshard.models.interface import CommModel, ComputeModel
+from neuroshard.models.mlp import Mlp, Normaliser
+from neuroshard.tables.columns import TableColumns
+
+
+@dataclass(frozen=True)
+class NeuralCompute(ComputeModel):
+    """A table network, a sum, a head network (NeuroShard, section 3.2); the head gives multiples of `scale_ms`.
+
+    A table's vector is its embedding already multiplied with the head's first layer: multiplying distributes over
+    the sum, so the search pays for it once per table instead of once per candidate.
+    """
+
+    features: FeatureSet
+    normaliser: Normaliser
+    table_network: Mlp
+    head_network: Mlp
+    scale_ms: float
+
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, H) with H the width of the head's first layer."""
+        embedded = self.table_network(self.normaliser(self.features(tables)))
+        return embedded @ self.head_network.weights[0]
+
+    def head(self, sums: Float32Array) -> FloatArray:
+        """(...,) ms, not below 0."""
+        cost: FloatArray = np.maximum(self.head_network.after_first(sums)[..., 0], 0).astype(np.float64) * self.scale_ms
+        return cost
+
+
+@dataclass(frozen=True)
+class NeuralComm(CommModel):
+    """A network from every device's columns and start delay to every device's cost.
+
+    Devices are alike, so they are sorted by start delay, then columns, before the network sees them, and put back
+    after: permuting the devices permutes the costs. Only differences of start delays count, and a device's cost is
+    the wait for the last device to start plus what the network gives (in multiples of `scale_ms`).
+    """
+
+    normaliser: Normaliser
+    network: Mlp
+    scale_ms: float
+
+    @property
+    def num_devices(self) -> int:
+        """D of the exchanges that it was fitted to."""
+        return self.network.widths[-1]
+
+    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, not below the wait."""
+        order, features, wait_ms = comm_inputs(dims, start_ms)
+        transfer = np.maximum(self.network(self.normaliser(features)), 0).astype(np.float64) * self.scale_ms
+        cost = np.empty_like(transfer)
+        np.put_along_axis(cost, order, transfer, axis=1)
+        return cost + wait_ms
+
+
+def comm_inputs(dims: FloatArray, start_ms: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
+    """How a comm network sees exchanges with dims (B, D) and starts (B, D).
+
+    Returns the order (B, D) in which devices are sorted, features (B, 2 D) of the sorted devices (columns, then
+    starts after the earliest), and the wait (B, D) of the unsorted devices for the last one to start, in ms.
+    """
+    order = np.lexsort((dims, start_ms), axis=1)
+    starts = np.take_along_axis(start_ms, order, axis=1)
+    features = np.concatenate([np.take_along_axis(dims, order, axis=1), starts - starts[:, :1]], axis=1)
+    return order, features, start_ms.max(axis=1, keepdims=True) - start_ms

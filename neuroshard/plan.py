@@ -1,0 +1,159 @@
+"""A sharding plan: every table's columns, cut into shards, each on a device."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from neuroshard.errors import UserError
+from neuroshard.files import read_json, write_json
+from neuroshard.tables import Table
+from neuroshard.tables.table import DIM_MULTIPLE
+from neuroshard.task import Task
+
+_FORMAT = "neuroshard-plan-1"
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """Columns offset ... offset + dim of a table, all its rows; `table` is its index in the task."""
+
+    table: int
+    offset: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Shards (S,) and the device of each, (S,), for one task; valid by construction.
+
+    Every table's columns are covered exactly once, every dim is a multiple of 4, and a device holds at most one
+    shard of a table. Memory is not checked here: a plan that doesn't fit can still be costed and reported.
+
+    Raises:
+        UserError: the shards don't cover the task's tables that way.
+    """
+
+    task: Task
+    shards: tuple[Shard, ...]
+    devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shards) != len(self.devices):
+            raise UserError(f"plan: {len(self.shards)} shards but {len(self.devices)} devices")
+        self._check_devices()
+        for index, shards in enumerate(self._by_table()):
+            _check_cover(self.task.tables[index], shards)
+
+    def _check_devices(self) -> None:
+        for shard, device in zip(self.shards, self.devices, strict=True):
+            if not isinstance(device, int) or not 0 <= device < self.task.topology.num_devices:
+                last = self.task.topology.num_devices - 1
+                raise UserError(f"plan: device {device!r} of table {shard.table} must lie in 0..{last}")
+        if len({(s.table, d) for s, d in zip(self.shards, self.devices, strict=True)}) < len(self.shards):
+            raise UserError("plan: two shards of one table on one device; merge them into one")
+
+    def _by_table(self) -> list[list[Shard]]:
+        grouped: list[list[Shard]] = [[] for _ in self.task.tables]
+        for shard in self.shards:
+            if not isinstance(shard.table, int) or not 0 <= shard.table < len(grouped):
+                raise UserError(f"plan: no table {shard.table!r} in a task of {len(grouped)} tables")
+            grouped[shard.table].append(shard)
+        return grouped
+
+    @cached_property
+    def device_tables(self) -> tuple[tuple[Table, ...], ...]:
+        """(D,) the tables on each device, each as wide as its shard there."""
+        grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
+        for shard, device in zip(self.shards, self.devices, strict=True):
+            grouped[device].append(self.task.tables[shard.table].with_dim(shard.dim))
+        return tuple(tuple(tables) for tables in grouped)
+
+    @cached_property
+    def device_bytes(self) -> tuple[int, ...]:
+        """(D,) bytes of weights on each device."""
+        return tuple(sum(table.size_bytes for table in tables) for tables in self.device_tables)
+
+    @cached_property
+    def device_dims(self) -> tuple[int, ...]:
+        """(D,) columns on each device: what the all-to-all moves for every sample."""
+        return tuple(sum(table.dim for table in tables) for tables in self.device_tables)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device's weights fit in its memory."""
+        return max(self.device_bytes) <= self.task.topology.memory_bytes
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan with its task as JSON."""
+        write_json(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """The plan in a file that `save` wrote.
+
+        Raises:
+            UserError: the file is missing, malformed, or its shards don't cover its tables exactly once.
+        """
+        content = read_json(Path(path), "plan")
+        try:
+            return cls.from_json(content)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON-ready fields."""
+        pairs = zip(self.shards, self.devices, strict=True)
+        shards = [{"table": s.table, "offset": s.offset, "dim": s.dim, "device": d} for s, d in pairs]
+        return {"format": _FORMAT, "shards": shards, "task": self.task.to_json()}
+
+    @classmethod
+    def from_json(cls, content: object) -> "Plan":
+        """The plan in `content`, as `to_json` gives it."""
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise UserError(f"not a plan: its format must be {_FORMAT!r}")
+        try:
+            shards = tuple(Shard(s["table"], s["offset"], s["dim"]) for s in content["shards"])
+            devices = tuple(s["device"] for s in content["shards"])
+            task = Task.from_json(content["task"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"malformed plan: bad or missing field ({error})") from None
+        return cls(task, shards, devices)
+
+
+def _check_cover(table: Table, shards: list[Shard]) -> None:
+    for shard in shards:
+        if not isinstance(shard.dim, int) or shard.dim < DIM_MULTIPLE or shard.dim % DIM_MULTIPLE:
+            raise UserError(
+                f"plan: a shard of table {table.name!r} has dim {shard.dim!r}, "
+                f"not a positive multiple of {DIM_MULTIPLE}"
+            )
+        if not isinstance(shard.offset, int):
+            raise UserError(f"plan: a shard of table {table.name!r} has offset {shard.offset!r}, not a whole number")
+    end = 0
+    for shard in sorted(shards):
+        if shard.offset != end:
+            kind = "twice" if shard.offset < end else "by no shard"
+            raise UserError(f"plan: column {min(shard.offset, end)} of table {table.name!r} is covered {kind}")
+        end += shard.dim
+    if end != table.dim:
+        raise UserError(f"plan: table {table.name!r} has {table.dim} columns, its shards cover {end}")
+
+
+def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
+    """The plan that puts `dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
+
+    Columns of one table that meet on one device become one shard; offsets are handed out in order of device.
+    """
+    dims: dict[tuple[int, int], int] = {}
+    for table, dim, device in placed:
+        dims[table, device] = dims.get((table, device), 0) + dim
+    shards, devices = [], []
+    offset, previous = 0, -1
+    for (table, device), dim in sorted(dims.items()):
+        offset = 0 if table != previous else offset
+        shards.append(Shard(table, offset, dim))
+        devices.append(device)
+        offset, previous = offset + dim, table
+    return Plan(task, tuple(shards), tuple(devices))

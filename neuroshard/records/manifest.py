@@ -1,0 +1,80 @@
+"""What a data directory holds and how it came about."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from neuroshard.errors import UserError
+from neuroshard.files import read_json, write_json
+from neuroshard.hardware.fingerprint import Fingerprint
+
+_FORMAT = "neuroshard-data-1"
+_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The circumstances of a collect run.
+
+    Attributes:
+        hardware: the machine, as `Fingerprint.to_json` gives it.
+        versions: of Python and the packages that a timing depends on, when the run was begun.
+        config: every setting that decides what is measured; a run goes on only with the same ones.
+        seed: of the run.
+    """
+
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    config: dict[str, Any]
+    seed: int
+
+    def save(self, directory: Path) -> None:
+        """Write it into a data directory."""
+        write_json(directory / _NAME, {"format": _FORMAT} | asdict(self))
+
+    @classmethod
+    def load(cls, directory: Path) -> "Manifest":
+        """The manifest of a data directory.
+
+        Raises:
+            UserError: there is none, or it is malformed.
+        """
+        path = directory / _NAME
+        content = read_json(path, "data manifest")
+        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+            raise UserError(f"{path} is not a manifest of format {_FORMAT!r}")
+        try:
+            return cls(**content)
+        except TypeError as error:
+            raise UserError(f"{path} is malformed: {error}") from None
+
+    @staticmethod
+    def exists(directory: Path) -> bool:
+        """Whether a run was begun in `directory`."""
+        return (directory / _NAME).exists()
+
+    def check_hardware(self, here: Fingerprint, directory: Path) -> None:
+        """Raise UserError unless the directory was measured on hardware like `here`."""
+        if not here.same_hardware(self.hardware):
+            there = f"{self.hardware.get('kind')} ({self.hardware.get('device')})"
+            raise UserError(
+                f"{directory} was measured on {there}, this is {here.kind} ({here.device}); give another out=DIRECTORY"
+            )
+
+    def check_continues(self, other: "Manifest", directory: Path) -> None:
+        """Raise UserError unless `other`, a run about to go on in `directory`, has the same settings."""
+        ours, theirs = (_flat(m.config | {"seed": m.seed}) for m in (self, other))
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key) != theirs.get(key):
+                raise UserError(
+                    f"{directory} was begun with {key}={ours.get(key)}, not {theirs.get(key)}; "
+                    "use the same settings to go on, or another out=DIRECTORY"
+                )
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat

@@ -1,0 +1,114 @@
+"""A data directory: `manifest.json`, `tables.parquet`, and Parquet parts under `compute/` and `comm/`.
+
+A part appears whole or not at all, so a run that was killed goes on with the first part that isn't there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from neuroshard.errors import UserError
+from neuroshard.files import write_atomically
+from neuroshard.records import schema
+from neuroshard.records.manifest import Manifest
+from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.tables import Table
+
+_TABLES = "tables.parquet"
+
+
+@dataclass(frozen=True)
+class Parts(Generic[Sample]):
+    """The numbered parts of one kind of measurement in a data directory."""
+
+    directory: Path
+    to_rows: Callable[[Sequence[Measurement[Sample]]], pa.Table]
+    from_row: Callable[[Mapping[str, Any]], Measurement[Sample]]
+
+    def path(self, number: int) -> Path:
+        """Where part `number` stands."""
+        return self.directory / f"part-{number:05d}.parquet"
+
+    def has(self, number: int) -> bool:
+        """Whether part `number` is complete."""
+        return self.path(number).exists()
+
+    def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
+        """Write part `number`, atomically."""
+        rows = self.to_rows(measurements)
+        write_atomically(self.path(number), lambda temporary: pq.write_table(rows, temporary, compression="zstd"))
+
+    def read_part(self, number: int) -> list[Measurement[Sample]]:
+        """The measurements of one part."""
+        return self._read(self.path(number))
+
+    def read(self) -> list[Measurement[Sample]]:
+        """All measurements, in order of part.
+
+        Raises:
+            UserError: a part is corrupt.
+        """
+        return [
+            measurement for path in sorted(self.directory.glob("part-*.parquet")) for measurement in self._read(path)
+        ]
+
+    def _read(self, path: Path) -> list[Measurement[Sample]]:
+        rows = _read_parquet(path)
+        try:
+            return [self.from_row(row) for row in rows.to_pylist()]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} doesn't hold measurements: {error}") from None
+
+
+@dataclass(frozen=True)
+class DataDirectory:
+    """The records of one collect run."""
+
+    path: Path
+
+    def begin(self, manifest: Manifest, tables: Sequence[Table]) -> None:
+        """Start a run here, or check that the one begun here can go on.
+
+        Raises:
+            UserError: the run here has other settings, tables or hardware.
+        """
+        if Manifest.exists(self.path):
+            begun = Manifest.load(self.path)
+            begun.check_continues(manifest, self.path)
+            if list(self.tables().values()) != list(tables):
+                raise UserError(f"{self.path} was begun with other tables; give another out=DIRECTORY")
+            return
+        rows = schema.tables_rows(tables)
+        write_atomically(self.path / _TABLES, lambda temporary: pq.write_table(rows, temporary))
+        manifest.save(self.path)
+
+    def manifest(self) -> Manifest:
+        """How the records came about."""
+        return Manifest.load(self.path)
+
+    def tables(self) -> dict[str, Table]:
+        """The tables that were measured, by name, at their own width."""
+        return schema.read_tables(_read_parquet(self.path / _TABLES).to_pandas())
+
+    def compute(self) -> Parts[ComputeSample]:
+        """The compute measurements."""
+        tables = self.tables()
+        return Parts(self.path / "compute", schema.compute_rows, lambda row: schema.read_compute(row, tables))
+
+    def comm(self) -> Parts[CommSample]:
+        """The exchange measurements."""
+        return Parts(self.path / "comm", schema.comm_rows, schema.read_comm)
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; is {path.parent} a data directory?") from None
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} is corrupt ({reason}); delete it and run collect again to measure it anew") from None

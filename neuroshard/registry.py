@@ -1,0 +1,67 @@
+"""Building objects from `conf/` by name: where the parts of NeuroShard are joined."""
+
+from importlib.resources import files
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from neuroshard.errors import UserError, unknown_name
+
+
+def choices(group: str) -> list[str]:
+    """Names of the configs in a group, such as "searcher"."""
+    found = files("neuroshard.conf").joinpath(group).iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in found if entry.name.endswith(".yaml"))
+
+
+def build(group: str, name: str, /, **settings: Any) -> Any:
+    """The object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
+
+    Raises:
+        UserError: no such name, no such setting, or a setting out of range.
+    """
+    if name not in choices(group):
+        raise unknown_name(group, name, choices(group))
+    described = OmegaConf.create(files("neuroshard.conf").joinpath(group, f"{name}.yaml").read_text())
+    assert isinstance(described, DictConfig)
+    for setting in settings:
+        if setting not in described.keys():  # noqa: SIM118  # `in` overlooks settings that have no value yet
+            valid = [str(key) for key in described if key != "_target_"]
+            raise (
+                unknown_name(f"setting of {group} {name}", setting, valid)
+                if valid
+                else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
+            )
+    return instantiate_config(OmegaConf.merge(described, settings))
+
+
+def instantiate_config(config: Any) -> Any:
+    """What the config's `_target_`s build.
+
+    Raises:
+        UserError: a setting is missing, of the wrong type or out of range.
+    """
+    try:
+        return instantiate(config, _convert_="all")
+    except InstantiationException as error:
+        raise _user_error(error) from error
+    except OmegaConfBaseException as error:
+        raise UserError(_one_line(error)) from None
+
+
+def _user_error(error: InstantiationException) -> UserError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):
+            return cause
+        if isinstance(cause, (TypeError, OmegaConfBaseException)):
+            return UserError(_one_line(cause))
+        cause = cause.__cause__
+    return UserError(_one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,46 @@
+"""Pictures of plans."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from neuroshard.cost import Cost
+from neuroshard.files import write_atomically
+from neuroshard.plan import Plan
+
+_COLORS = {"backward communication": "#c44e52", "compute": "#4c72b0", "forward communication": "#dd8452"}
+_GIB = 1 << 30
+
+
+def draw_plan(path: Path, plan: Plan, cost: Cost, title: str) -> None:
+    """A PNG: stacked bars of every device's cost by part, and bars of its memory beside the cap."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    times, memory = figure.subplots(1, 2, width_ratios=[3, 2])
+    devices = np.arange(len(cost.compute))
+    bottom = np.zeros(len(devices))
+    parts = zip(_COLORS.items(), (cost.backward, cost.compute, cost.forward), strict=True)
+    for (name, color), values in parts:
+        times.bar(devices, values, bottom=bottom, label=name, color=color, width=0.7)
+        bottom = bottom + values
+    times.axhline(cost.total_ms, color="0.3", linestyle="--", linewidth=1)
+    times.annotate(
+        f"plan cost {cost.total_ms:.1f} ms", (1, cost.total_ms), xycoords=("axes fraction", "data"),
+        xytext=(-4, 3), textcoords="offset points", ha="right", va="bottom", fontsize=9,
+    )  # fmt: skip
+    times.set(xlabel="device", ylabel="ms", title="cost", xticks=devices, ylim=(0, cost.total_ms * 1.3))
+    times.legend(loc="upper left", ncols=3, fontsize=8, frameon=False)
+    cap = plan.task.topology.memory_bytes / _GIB
+    memory.bar(devices, np.array(plan.device_bytes) / _GIB, color="#55a868", width=0.7)
+    memory.axhline(cap, color="0.3", linestyle="--", linewidth=1)
+    memory.annotate(
+        f"cap {cap:.3g} GiB", (1, cap), xycoords=("axes fraction", "data"),
+        xytext=(-4, 3), textcoords="offset points", ha="right", va="bottom", fontsize=9,
+    )  # fmt: skip
+    memory.set(xlabel="device", ylabel="GiB", title="memory for weights", xticks=devices, ylim=(0, cap * 1.15))
+    for axes in (times, memory):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))

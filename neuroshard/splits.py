@@ -1,0 +1,46 @@
+"""Tables for training, validation and testing: the test set holds tables never seen in training."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.errors import UserError
+from neuroshard.tables import Table
+
+TRAIN, VALID, TEST = "train", "valid", "test"
+_SHARES = {TRAIN: 0.8, VALID: 0.1, TEST: 0.1}
+
+
+@dataclass(frozen=True)
+class TableSplit:
+    """Disjoint groups of tables; every sample draws from one group only."""
+
+    train: tuple[Table, ...]
+    valid: tuple[Table, ...]
+    test: tuple[Table, ...]
+
+    def group(self, split: str) -> tuple[Table, ...]:
+        """The tables of `split`."""
+        return {TRAIN: self.train, VALID: self.valid, TEST: self.test}[split]
+
+
+def split_tables(tables: tuple[Table, ...], seed: int) -> TableSplit:
+    """80/10/10 of the tables, at least one in each group, drawn by `seed`.
+
+    Raises:
+        UserError: fewer than three tables.
+    """
+    if len(tables) < len(_SHARES):
+        raise UserError(
+            f"{len(tables)} table(s): at least 3 are needed to hold out unseen ones for validation and test"
+        )
+    order = np.random.default_rng(seed).permutation(len(tables))
+    held_out = max(1, round(_SHARES[TEST] * len(tables)))
+    parts = np.split(order, [held_out, 2 * held_out])
+    test, valid, train = (tuple(tables[i] for i in sorted(part)) for part in parts)
+    return TableSplit(train, valid, test)
+
+
+def draw_split(rng: np.random.Generator) -> str:
+    """A split's name, with the shares' probabilities."""
+    return str(rng.choice(list(_SHARES), p=list(_SHARES.values())))

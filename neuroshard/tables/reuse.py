@@ -1,0 +1,82 @@
+"""Reuse histograms: how often the rows that a batch touches are touched.
+
+A histogram holds the share of the *unique* rows in 17 bins: (0,1], (1,2], (2,4], ..., (16384,32768], >32768.
+"""
+
+import numpy as np
+from scipy.stats import poisson
+
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.errors import UserError
+from neuroshard.tables.table import NUM_REUSE_BINS
+
+BIN_TOPS = 2 ** np.arange(NUM_REUSE_BINS - 1)  # the last bin has no top
+_RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
+
+
+def histogram(counts: IntArray) -> tuple[float, ...]:
+    """The (17,) reuse histogram of rows touched `counts` (U,) times; zeros are ignored."""
+    touched = counts[counts > 0]
+    if not len(touched):
+        raise UserError("a reuse histogram needs at least one lookup")
+    bins = np.searchsorted(BIN_TOPS, touched, side="left")
+    shares = np.bincount(bins, minlength=NUM_REUSE_BINS) / len(touched)
+    return tuple(float(share) for share in shares)
+
+
+def zipf_reuse(rows: int, lookups: float, exponent: float, shift: float = 0.0) -> tuple[float, ...]:
+    """The expected (17,) reuse histogram of `lookups` draws where rank r has weight (r + shift) ** -exponent.
+
+    Each row's count is taken as Poisson with its expected count as the mean.
+    """
+    return _normalised(expected_bins(rows, lookups, exponent, shift), rows, lookups)
+
+
+def expected_bins(rows: int, lookups: float, exponent: float, shift: float = 0.0) -> FloatArray:
+    """Expected number of rows in each of the 17 bins, under the same law as `zipf_reuse`."""
+    edges = np.unique(np.geomspace(1, rows + 1, _RANK_GROUPS + 1).round())
+    width = np.diff(edges)
+    rank = np.sqrt(edges[:-1] * (edges[1:] - 1)) if rows > 1 else np.ones(1)
+    weight = (rank + shift) ** -exponent
+    rate = lookups * weight / (weight * width).sum()
+    below = poisson.cdf(np.concatenate([[0], BIN_TOPS])[:, None], rate)
+    inside = np.diff(np.concatenate([below, np.ones((1, len(rate)))]), axis=0)
+    bins: FloatArray = (inside * width).sum(axis=1)
+    return bins
+
+
+def _normalised(bins: FloatArray, rows: int, lookups: float) -> tuple[float, ...]:
+    total = bins.sum()
+    if not total > 0:
+        raise UserError(f"no reuse histogram for rows={rows} and {lookups:g} lookups in a batch")
+    return tuple(float(share) for share in bins / total)
+
+
+def draw_counts(reuse: tuple[float, ...], rows: int, lookups: int, rng: np.random.Generator) -> IntArray:
+    """Counts (U,) for U unique rows that follow `reuse` and sum to `lookups`, with U <= rows.
+
+    Within a bin, counts are uniform. Where histogram, rows and lookups contradict each other, rows and
+    lookups win: counts are scaled up (too few rows) or the number of unique rows is cut.
+    """
+    bottoms = np.concatenate([[0], BIN_TOPS])
+    tops = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])
+    shares = np.asarray(reuse)
+    mean_count = (shares * (bottoms + 1 + tops) / 2).sum() / shares.sum()
+    unique = int(np.clip(round(lookups / mean_count), 1, min(rows, lookups)))
+    bins = rng.choice(NUM_REUSE_BINS, size=unique, p=shares / shares.sum())
+    counts = rng.integers(bottoms[bins] + 1, tops[bins] + 1)
+    return _scale_to(counts, lookups, rng)
+
+
+def _scale_to(counts: IntArray, total: int, rng: np.random.Generator) -> IntArray:
+    """Counts near `counts`, all at least 1, that sum to `total` >= len(counts)."""
+    spare = total - len(counts)
+    extra = (counts - 1).astype(np.float64)
+    if extra.sum() == 0:
+        extra = np.ones(len(counts))
+    exact = extra * (spare / extra.sum())
+    scaled = np.floor(exact).astype(np.int64)
+    missing = spare - int(scaled.sum())
+    scaled[np.argsort(exact - scaled + rng.random(len(counts)) * 1e-6)[len(counts) - missing :]] += 1
+    counts_out: IntArray = scaled + 1
+    return counts_out

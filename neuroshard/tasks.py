@@ -1,0 +1,82 @@
+"""Where tasks come from: one from all tables, many drawn as in the papers, or a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from neuroshard.errors import UserError
+from neuroshard.files import read_json, write_json
+from neuroshard.tables import Table, halvings
+from neuroshard.task import Task, Topology
+
+_FORMAT = "neuroshard-tasks-1"
+
+
+def whole(tables: tuple[Table, ...], topology: Topology, batch_size: int) -> tuple[Task, ...]:
+    """One task: all tables as they are."""
+    return (Task(tables, topology, batch_size),)
+
+
+@dataclass(frozen=True)
+class TaskDraw:
+    """How tasks are drawn (NeuroShard, section 4.1).
+
+    Attributes:
+        count: number of tasks.
+        min_tables, max_tables: tables of each, drawn without repeats, the number uniform.
+        max_dim: every table's dim is one of max_dim, max_dim / 2, ..., 4, uniform.
+        seed: fixes the tasks.
+    """
+
+    count: int = 100
+    min_tables: int = 10
+    max_tables: int = 59
+    max_dim: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        halvings(self.max_dim)
+        if self.count < 1:
+            raise UserError(f"tasks: count={self.count} must be at least 1")
+        if not 1 <= self.min_tables <= self.max_tables:
+            raise UserError(f"tasks: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
+
+
+def drawn(tables: tuple[Table, ...], topology: Topology, batch_size: int, draw: TaskDraw) -> tuple[Task, ...]:
+    """Random tasks from the tables, with random dims.
+
+    Raises:
+        UserError: fewer tables than a task may hold.
+    """
+    if len(tables) < draw.max_tables:
+        raise UserError(f"tasks: max_tables={draw.max_tables}, but there are only {len(tables)} tables to draw from")
+    rng = np.random.default_rng(draw.seed)
+    return tuple(Task(_draw_tables(tables, draw, rng), topology, batch_size) for _ in range(draw.count))
+
+
+def _draw_tables(tables: tuple[Table, ...], draw: TaskDraw, rng: np.random.Generator) -> tuple[Table, ...]:
+    count = int(rng.integers(draw.min_tables, draw.max_tables + 1))
+    chosen = rng.choice(len(tables), size=count, replace=False)
+    dims = rng.choice(halvings(draw.max_dim), size=count)
+    return tuple(tables[i].with_dim(int(dim)) for i, dim in zip(chosen, dims, strict=True))
+
+
+def from_file(path: str) -> tuple[Task, ...]:
+    """The tasks in a file that `save_tasks` wrote.
+
+    Raises:
+        UserError: the file is missing or malformed, or holds no task.
+    """
+    content = read_json(Path(path), "task file")
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("tasks"), list):
+        raise UserError(f"{path} is not a task file of format {_FORMAT!r}")
+    if not content["tasks"]:
+        raise UserError(f"{path} holds no task")
+    return tuple(Task.from_json(task) for task in content["tasks"])
+
+
+def save_tasks(path: Path, tasks: Sequence[Task]) -> None:
+    """Write tasks as JSON."""
+    write_json(path, {"format": _FORMAT, "tasks": [task.to_json() for task in tasks]})

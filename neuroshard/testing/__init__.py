@@ -1,0 +1,16 @@
+"""The kit that every searcher and cost model must pass, and small models with known answers to test with."""
+
+from neuroshard.testing.conformance import CommModelConformance, ComputeModelConformance, SearcherConformance
+from neuroshard.testing.toys import LinearComm, LinearCompute, linear_models, random_models, toy_tables, toy_task
+
+__all__ = [
+    "CommModelConformance",
+    "ComputeModelConformance",
+    "LinearComm",
+    "LinearCompute",
+    "SearcherConformance",
+    "linear_models",
+    "random_models",
+    "toy_tables",
+    "toy_task",
+]

@@ -1,0 +1,149 @@
+"""What every implementation promises, as classes to derive a test class from (works with any test runner).
+
+class TestMine(SearcherConformance):
+    def make(self) -> Searcher:
+        return Mine()
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models import CommModel, ComputeModel
+from neuroshard.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.tables import Table
+from neuroshard.tables.columns import TableColumns
+from neuroshard.task import Task, Topology
+from neuroshard.testing.toys import linear_models, random_models, toy_tables, toy_task
+
+if TYPE_CHECKING:
+    from neuroshard.search import Searcher
+
+
+class SearcherConformance:
+    """For every search method."""
+
+    def make(self) -> "Searcher":
+        """The searcher under test."""
+        raise NotImplementedError
+
+    def test_covers_every_column_within_memory(self) -> None:
+        """Plans are valid and fit, for many tasks and device counts."""
+        for num_devices in (1, 2, 4):
+            for seed in range(5):
+                task = toy_task(3 + 5 * seed, num_devices, seed=seed)
+                plan = self.make().search(task, Simulator(random_models(num_devices, seed)))
+                assert plan.task == task
+                assert sum(plan.device_dims) == sum(table.dim for table in task.tables)
+                assert plan.fits
+
+    def test_repeats_exactly(self) -> None:
+        """The same call gives the same plan."""
+        task, simulator = toy_task(20), Simulator(random_models())
+        assert self.make().search(task, simulator) == self.make().search(task, simulator)
+
+    def test_respects_a_tight_cap(self) -> None:
+        """With little memory to spare a plan either fits or is refused."""
+        for seed in range(10):
+            loose = toy_task(16, seed=seed)
+            cap = max(int(loose.size_bytes * 0.3), *(table.size_bytes for table in loose.tables))
+            task = Task(loose.tables, Topology(4, cap), loose.batch_size)
+            try:
+                plan = self.make().search(task, Simulator(linear_models()))
+            except InfeasibleError:
+                continue
+            assert plan.fits
+
+    def test_refuses_what_cannot_fit(self) -> None:
+        """More bytes than all devices hold: an error that says how much and how little."""
+        tables = toy_tables(8)
+        task = Task(tables, Topology(2, sum(table.size_bytes for table in tables) // 3), 256)
+        error = _error_of(self.make(), task, Simulator(linear_models(2)))
+        assert isinstance(error, InfeasibleError)
+        assert "\n" not in str(error)
+        assert "iB" in str(error)
+
+    def test_one_table(self) -> None:
+        """Fewer tables than devices leave devices empty."""
+        plan = self.make().search(toy_task(1), Simulator(linear_models()))
+        assert sum(plan.device_dims) == plan.task.tables[0].dim
+
+
+def _error_of(searcher: "Searcher", task: Task, simulator: Simulator) -> UserError | Plan:
+    try:
+        return searcher.search(task, simulator)
+    except UserError as error:
+        return error
+
+
+class ComputeModelConformance:
+    """For every compute model."""
+
+    def make(self) -> ComputeModel:
+        """The model under test."""
+        raise NotImplementedError
+
+    def _tables(self) -> tuple[Table, ...]:
+        return toy_tables(9)
+
+    def test_costs_are_finite_and_not_negative(self) -> None:
+        """For single tables and sets."""
+        tables = self._tables()
+        cost = self.make().predict([*([table] for table in tables), tables], 256)
+        assert cost.shape == (len(tables) + 1,)
+        assert np.isfinite(cost).all()
+        assert (cost >= 0).all()
+
+    def test_order_of_tables_does_not_matter(self) -> None:
+        """A set is a set."""
+        tables = self._tables()
+        forward, backward = self.make().predict([tables, tables[::-1]], 256)
+        assert np.isclose(forward, backward, rtol=1e-4)
+
+    def test_empty_set_costs_nothing(self) -> None:
+        """An empty device, also between full ones."""
+        tables = self._tables()
+        cost = self.make().predict([tables[:2], (), tables[2:]], 256)
+        assert cost[1] == 0
+        assert np.allclose(cost[[0, 2]], self.make().predict([tables[:2], tables[2:]], 256))
+
+    def test_a_set_is_the_sum_of_its_vectors(self) -> None:
+        """What the search builds on."""
+        model, tables = self.make(), self._tables()
+        vectors = model.embed(TableColumns.of(tables), 256)
+        assert np.allclose(model.head(vectors.sum(axis=0)), model.predict([tables], 256)[0], rtol=1e-4)
+
+
+class CommModelConformance:
+    """For every communication model of 4 devices."""
+
+    def make(self) -> CommModel:
+        """The model under test."""
+        raise NotImplementedError
+
+    def _exchanges(self) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(0)
+        return rng.integers(1, 200, size=(16, 4)) * 4.0, rng.uniform(0, 20, size=(16, 4))
+
+    def test_costs_cover_the_wait(self) -> None:
+        """No device is done before the last one has started."""
+        dims, starts = self._exchanges()
+        cost = self.make().predict(dims, starts)
+        assert cost.shape == dims.shape
+        assert np.isfinite(cost).all()
+        assert (cost >= starts.max(axis=1, keepdims=True) - starts - 1e-9).all()
+
+    def test_devices_are_alike(self) -> None:
+        """Permuting the devices permutes the costs."""
+        dims, starts = self._exchanges()
+        order = np.array([2, 0, 3, 1])
+        model = self.make()
+        assert np.allclose(model.predict(dims[:, order], starts[:, order]), model.predict(dims, starts)[:, order])
+
+    def test_only_differences_of_starts_count(self) -> None:
+        """Everybody later by the same time costs the same."""
+        dims, starts = self._exchanges()
+        model = self.make()
+        assert np.allclose(model.predict(dims, starts + 7), model.predict(dims, starts))

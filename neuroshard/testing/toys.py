@@ -1,0 +1,101 @@
+"""Tables, tasks and cost models that need no data."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.features import FeatureSet
+from neuroshard.models import CommModel, ComputeModel, CostModels, NeuralModels
+from neuroshard.models.mlp import Mlp, Normaliser
+from neuroshard.models.neural import NeuralComm, NeuralCompute
+from neuroshard.tables import Table
+from neuroshard.tables.columns import TableColumns
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.task import Task, Topology
+
+_BATCH_SIZE = 256
+
+
+def toy_tables(count: int, seed: int = 0, max_rows: int = 2000) -> tuple[Table, ...]:
+    """Small random tables of dims 4 to 64."""
+    rng = np.random.default_rng(seed)
+    return tuple(_toy_table(f"toy{i}", max_rows, rng) for i in range(count))
+
+
+def _toy_table(name: str, max_rows: int, rng: np.random.Generator) -> Table:
+    rows, pooling = int(rng.integers(2, max_rows)), float(rng.uniform(0.5, 8))
+    reuse = zipf_reuse(rows, _BATCH_SIZE * pooling, 1.0)
+    return Table(name, rows, int(rng.choice([4, 8, 16, 32, 64])), pooling, reuse)
+
+
+def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30, seed: int = 0) -> Task:
+    """A task of toy tables."""
+    return Task(toy_tables(count, seed), Topology(num_devices, memory_bytes), _BATCH_SIZE)
+
+
+@dataclass(frozen=True)
+class LinearCompute(ComputeModel):
+    """A fixed cost for every table plus one for every column read: splitting costs `per_table_ms`."""
+
+    per_table_ms: float = 0.05
+    per_column_ms: float = 0.01
+
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, 1) the table's cost."""
+        cost = self.per_table_ms + self.per_column_ms * tables.dim * tables.pooling_factor
+        return cost[:, None].astype(np.float32)
+
+    def head(self, sums: Float32Array) -> FloatArray:
+        """(...,) the sum itself."""
+        return sums[..., 0].astype(np.float64)
+
+
+@dataclass(frozen=True)
+class LinearComm(CommModel):
+    """Waiting for the last device, then a cost for every column of the widest device."""
+
+    devices: int
+    per_column_ms: float = 0.002
+
+    @property
+    def num_devices(self) -> int:
+        """As given."""
+        return self.devices
+
+    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
+        """(B, D) ms."""
+        wait = start_ms.max(axis=1, keepdims=True) - start_ms
+        cost: FloatArray = wait + self.per_column_ms * dims.max(axis=1, keepdims=True)
+        return cost
+
+
+def linear_models(num_devices: int = 4) -> CostModels:
+    """Cost models whose answers can be worked out by hand."""
+    return CostModels(LinearCompute(), LinearComm(num_devices), LinearComm(num_devices), _BATCH_SIZE)
+
+
+def random_models(num_devices: int = 4, seed: int = 0) -> NeuralModels:
+    """Networks of the papers' shape with random weights."""
+    rng = np.random.default_rng(seed)
+    features = FeatureSet("log")
+    count = len(features.columns)
+    compute = NeuralCompute(
+        features, _random_normaliser(count, rng), _random_mlp((count, 128, 32), rng), _random_mlp((32, 64, 1), rng), 1.0
+    )
+    forward, backward = (
+        NeuralComm(_random_normaliser(2 * num_devices, rng), _random_mlp((2 * num_devices, 32, num_devices), rng), 1.0)
+        for _ in range(2)
+    )
+    return NeuralModels(compute, forward, backward, _BATCH_SIZE)
+
+
+def _random_normaliser(features: int, rng: np.random.Generator) -> Normaliser:
+    return Normaliser(rng.normal(size=features), rng.uniform(1, 5, size=features))
+
+
+def _random_mlp(widths: tuple[int, ...], rng: np.random.Generator) -> Mlp:
+    pairs = list(pairwise(widths))
+    weights = tuple(rng.normal(size=pair, scale=pair[0] ** -0.5).astype(np.float32) for pair in pairs)
+    return Mlp(weights, tuple(rng.uniform(0, 0.5, size=width).astype(np.float32) for _, width in pairs))

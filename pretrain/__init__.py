@@ -1,0 +1,1 @@
+"""Stage 2: records to tensors, networks, the one training loop, a bundle."""

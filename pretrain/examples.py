@@ -1,0 +1,111 @@
+"""Measurements as tensors: whole sets of examples from which a batch is cut without a Python loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from neuroshard.arrays import FloatArray
+from neuroshard.features import FeatureSet
+from neuroshard.models.mlp import Normaliser
+from neuroshard.models.neural import comm_inputs
+from neuroshard.samples import CommSample, ComputeSample, Measurement
+from neuroshard.tables.columns import TableColumns
+from neuroshard.timing import typical_ms
+
+
+class Examples(Protocol):
+    """Inputs of one network with its targets (n, K), as multiples of a scale."""
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """(n, K)."""
+        ...
+
+    def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the network takes for the examples `chosen` (B,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ComputeExamples:
+    """n sets of tables, packed: features (N, F) of all tables, first table of each set and how many, (n,)."""
+
+    features: torch.Tensor
+    first: torch.Tensor
+    count: torch.Tensor
+    targets: torch.Tensor
+
+    def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Features (M, F) of the chosen sets' tables, the set of each (M,), and counts (B,)."""
+        count = self.count[chosen]
+        segments = torch.repeat_interleave(torch.arange(len(chosen)), count)
+        ends = count.cumsum(0)
+        within = torch.arange(int(ends[-1])) - (ends - count)[segments]
+        return self.features[self.first[chosen][segments] + within], segments, count
+
+
+@dataclass(frozen=True)
+class CommExamples:
+    """n exchanges: features (n, 2 D) of the devices in sorted order, targets (n, D) in the same order."""
+
+    features: torch.Tensor
+    targets: torch.Tensor
+
+    def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Features (B, 2 D)."""
+        return (self.features[chosen],)
+
+
+@dataclass(frozen=True)
+class ComputeTable:
+    """Compute measurements as arrays: (N, F) raw features, (n,) counts, (n,) cost in ms."""
+
+    features: FloatArray
+    counts: FloatArray
+    cost_ms: FloatArray
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement[ComputeSample]], features: FeatureSet) -> "ComputeTable":
+        """The measurements, in order; all must have repeats."""
+        tables = [table for m in measurements for table in m.sample.tables]
+        counts = np.array([len(m.sample.tables) for m in measurements])
+        costs = np.array([typical_ms(m.repeats.times_ms) for m in measurements if m.repeats is not None])
+        return cls(features(TableColumns.of(tables)), counts, costs)
+
+    def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
+        """Normalised, as tensors."""
+        counts = torch.from_numpy(self.counts)
+        targets = torch.from_numpy((self.cost_ms / scale_ms)[:, None].astype(np.float32))
+        return ComputeExamples(torch.from_numpy(normaliser(self.features)), counts.cumsum(0) - counts, counts, targets)
+
+
+@dataclass(frozen=True)
+class CommTable:
+    """Exchange measurements of one direction as arrays: (n, 2 D) raw features; transfer, wait and cost (n, D) ms.
+
+    Transfers are in the sorted order that the network sees, waits and costs in the devices' own.
+    """
+
+    features: FloatArray
+    transfer_ms: FloatArray
+    dims: FloatArray
+    start_ms: FloatArray
+    cost_ms: FloatArray
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
+        """Direction 0 is forward, after the start delays; 1 is backward, with no delays."""
+        dims = np.array([m.sample.dims for m in measurements], dtype=np.float64)
+        starts = np.array([m.sample.start_ms for m in measurements])
+        starts = starts if direction == 0 else np.zeros_like(starts)
+        cost = np.array([typical_ms(m.repeats.times_ms)[direction] for m in measurements if m.repeats is not None])
+        order, features, wait = comm_inputs(dims, starts)
+        return cls(features, np.take_along_axis(cost - wait, order, axis=1), dims, starts, cost)
+
+    def examples(self, normaliser: Normaliser, scale_ms: float) -> CommExamples:
+        """Normalised, as tensors."""
+        targets = torch.from_numpy((self.transfer_ms / scale_ms).astype(np.float32))
+        return CommExamples(torch.from_numpy(normaliser(self.features)), targets)

@@ -1,0 +1,124 @@
+"""The one training loop."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.pretrain.examples import Examples
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _mse(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((predicted - target) ** 2).mean()
+
+
+def _relative(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (((predicted - target) / target.abs().clamp(min=1e-3)) ** 2).mean()
+
+
+_LOSSES: dict[str, Loss] = {"mse": _mse, "relative": _relative}
+_SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How networks are fitted.
+
+    Attributes:
+        epochs: at most so many; the best epoch on the validation set is kept.
+        batch_size: samples per step.
+        learning_rate: of Adam, at the start.
+        schedule: "constant", or "cosine" down to 0 over the epochs.
+        loss: "mse" (the paper's), or "relative": squared error over the squared target, so that cheap samples count
+            as much as expensive ones.
+        patience: stop after so many epochs without a better one.
+    """
+
+    epochs: int = 1000
+    batch_size: int = 512
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    loss: str = "mse"
+    patience: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "learning_rate", "patience"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"training: {name}={getattr(self, name)} must be positive")
+        if self.loss not in _LOSSES:
+            raise unknown_name("loss", self.loss, _LOSSES)
+        if self.schedule not in _SCHEDULES:
+            raise unknown_name("schedule", self.schedule, _SCHEDULES)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What came of it: losses per epoch (E,), and the best epoch, whose weights the network now has."""
+
+    train_loss: tuple[float, ...]
+    valid_loss: tuple[float, ...]
+    best_epoch: int
+
+
+def fit(
+    network: nn.Module,
+    train: Examples,
+    valid: Examples,
+    settings: TrainingSettings,
+    seed: int,
+    on_epoch: Callable[[int, float], None],
+) -> Fitted:
+    """Train `network` in place; it ends with the weights of the epoch that is best on `valid`.
+
+    `on_epoch(epoch, validation loss)` is called after every epoch. The order of samples depends on `seed` alone.
+    """
+    loss_of = _LOSSES[settings.loss]
+    optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+    scheduler = _scheduler(optimizer, settings)
+    generator = torch.Generator().manual_seed(seed)
+    everything = torch.arange(len(valid.targets))
+    best = copy.deepcopy(network.state_dict())
+    train_losses: list[float] = []
+    valid_losses: list[float] = []
+    best_epoch = -1
+    for epoch in range(settings.epochs):
+        train_losses.append(_one_epoch(network, train, loss_of, optimizer, settings.batch_size, generator))
+        scheduler.step()
+        with torch.no_grad():
+            valid_losses.append(float(loss_of(network(*valid.inputs(everything)), valid.targets)))
+        on_epoch(epoch, valid_losses[-1])
+        if best_epoch < 0 or valid_losses[-1] < valid_losses[best_epoch]:
+            best, best_epoch = copy.deepcopy(network.state_dict()), epoch
+        elif epoch - best_epoch >= settings.patience:
+            break
+    network.load_state_dict(best)
+    return Fitted(tuple(train_losses), tuple(valid_losses), best_epoch)
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, settings: TrainingSettings) -> torch.optim.lr_scheduler.LRScheduler:
+    if settings.schedule == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+
+
+def _one_epoch(
+    network: nn.Module,
+    train: Examples,
+    loss_of: Loss,
+    optimizer: torch.optim.Optimizer,
+    batch_size: int,
+    generator: torch.Generator,
+) -> float:
+    total = 0.0
+    for chosen in torch.split(torch.randperm(len(train.targets), generator=generator), batch_size):
+        loss = loss_of(network(*train.inputs(chosen)), train.targets[chosen])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        total += float(loss.detach()) * len(chosen)
+    return total / len(train.targets)

@@ -1,0 +1,38 @@
+"""Stage 3: search methods, runs over many tasks, evaluation on hardware.
+
+The package can be called, so that `neuroshard.search(task, simulator)` reads as what it does although
+`neuroshard.search` is also where the methods live.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from neuroshard.plan import Plan
+from neuroshard.registry import build
+from neuroshard.search.base import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task
+
+__all__ = ["Searcher", "search"]
+
+
+def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **settings: Any) -> Plan:
+    """A plan for `task`, by the method that `conf/searcher/<searcher>.yaml` describes.
+
+    `settings` override the config's, such as `beam_width=5`.
+
+    Raises:
+        UserError: no such searcher or setting, or the simulator's models can't serve the task.
+        InfeasibleError: the method finds no plan that fits in memory.
+    """
+    method: Searcher = build("searcher", searcher, **settings)
+    return method.search(task, simulator)
+
+
+class _CallableModule(ModuleType):
+    def __call__(self, *arguments: Any, **settings: Any) -> Plan:
+        return search(*arguments, **settings)
+
+
+sys.modules[__name__].__class__ = _CallableModule

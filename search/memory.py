@@ -1,0 +1,36 @@
+"""Errors for tasks that don't fit, with the numbers a user needs."""
+
+from neuroshard.errors import InfeasibleError
+from neuroshard.tables import Table
+from neuroshard.task import Task
+
+_GIB = 1 << 30
+
+
+def gib(size_bytes: float) -> str:
+    """The size for people."""
+    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB / 100 else f"{size_bytes / (1 << 20):.3g} MiB"
+
+
+def check_total(task: Task) -> None:
+    """Raise InfeasibleError if no plan at all can fit: one table at its narrowest, or the total, is too much."""
+    cap, devices = task.topology.memory_bytes, task.topology.num_devices
+    widest = max(task.tables, key=lambda table: table.with_dim(4).size_bytes)
+    if widest.with_dim(4).size_bytes > cap:
+        raise InfeasibleError(
+            f"table {widest.name!r} takes {gib(widest.with_dim(4).size_bytes)} even at 4 columns, a device holds "
+            f"{gib(cap)}; give each device more memory"
+        )
+    if task.size_bytes > cap * devices:
+        raise InfeasibleError(
+            f"the tables take {gib(task.size_bytes)}, {devices} devices of {gib(cap)} hold {gib(cap * devices)}; "
+            f"give each at least {gib(task.size_bytes / devices)}, or use more devices"
+        )
+
+
+def no_room(task: Task, table: Table, free_bytes: int, method: str) -> InfeasibleError:
+    """The error of a method that places whole tables and finds no device with room for `table`."""
+    return InfeasibleError(
+        f"{method}: table {table.name!r} needs {gib(table.size_bytes)}, the emptiest device has {gib(free_bytes)} of "
+        f"{gib(task.topology.memory_bytes)} left; give the devices more memory, or split columns: searcher=neuroshard"
+    )

@@ -1,0 +1,154 @@
+"""Whole collect runs: on real hardware in small, and killed at random moments."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from neuroshard.augment.collect import Collect
+from neuroshard.augment.comm import CommAugmentation
+from neuroshard.augment.compute import ComputeAugmentation
+from neuroshard.errors import UserError
+from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.records import DataDirectory
+from neuroshard.samples import Repeats
+from neuroshard.testing import toy_tables
+from neuroshard.timing import TimingProtocol
+
+TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_bytes=0)
+
+
+@dataclass(frozen=True)
+class FakeMeter:
+    """Measures nothing, slowly; every third sample fails."""
+
+    shape: tuple
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def measure(self, samples, seeds):
+        time.sleep(0.03)
+        return [self._outcome(seed) for seed in seeds]
+
+    def _outcome(self, seed):
+        if seed % 3 == 0:
+            return Outcome(None, "MemoryError: too much", 0.0)
+        return Outcome(Repeats(np.full(self.shape, seed % 1000 + 1.0), np.zeros(2)), None, 0.01)
+
+
+@dataclass(frozen=True)
+class FakeHardware(Hardware):
+    """The CPU, without running anything."""
+
+    def compute_meter(self, warn):
+        return FakeMeter((2,))
+
+    def comm_meter(self, num_devices, warn):
+        return FakeMeter((2, 2, num_devices))
+
+
+def collect_run(out, kind=FakeHardware, samples=18):
+    hardware = kind(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
+    comm = CommAugmentation(num_devices=2, max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
+    return Collect(
+        toy_tables(10), hardware, ComputeAugmentation(max_dim=16, max_tables=3), comm, samples, 9, 4, 64, 0, str(out)
+    )
+
+
+def _records(path):
+    directory = DataDirectory(path)
+    return [
+        (m.sample_id, m.second_pass, m.error, None if m.repeats is None else m.repeats.times_ms.tolist(), m.sample)
+        for parts in (directory.compute(), directory.comm())
+        for m in parts.read()
+    ]
+
+
+def test_a_real_run_measures_every_sample(tmp_path):
+    summary = collect_run(tmp_path / "data", Hardware).run()
+    compute = DataDirectory(tmp_path / "data").compute().read()
+    assert [m.sample_id for m in compute] == [*range(18), *range(4)]
+    assert [m.second_pass for m in compute] == [False] * 18 + [True] * 4
+    assert all(m.error is None and m.repeats.times_ms.shape == (2,) for m in compute)
+    comm = DataDirectory(tmp_path / "data").comm().read()
+    assert all(m.repeats.times_ms.shape == (2, 2, 2) for m in comm)
+    assert (summary.compute.measured, summary.comm.measured) == (18, 9)
+    assert len(summary.compute.repeatability) == 4
+    assert 0 < summary.compute.busy_share < 1
+
+
+def test_failed_samples_are_recorded_and_summed_up(tmp_path):
+    summary = collect_run(tmp_path / "data").run()
+    failed = [m for m in DataDirectory(tmp_path / "data").compute().read() if not m.second_pass and m.error is not None]
+    assert summary.compute.failed == len(failed) > 0
+    assert summary.compute.measured + summary.compute.failed == 18
+    console = Console(record=True, width=120)
+    summary.show(console)
+    assert "MemoryError: too much" in console.export_text()
+
+
+def test_a_finished_run_measures_nothing_again(tmp_path):
+    collect_run(tmp_path / "data").run()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.parquet")}
+    assert collect_run(tmp_path / "data").run().compute.busy_s == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.parquet")} == before
+
+
+def test_the_same_seed_draws_the_same_samples(tmp_path):
+    collect_run(tmp_path / "a").run()
+    collect_run(tmp_path / "b").run()
+    assert _records(tmp_path / "a") == _records(tmp_path / "b")
+    replace(collect_run(tmp_path / "c"), seed=1).run()
+    assert _records(tmp_path / "a") != _records(tmp_path / "c")
+
+
+def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    collect_run(whole).run()
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_collect as t; "
+        f"t.collect_run({str(killed)!r}).run()"
+    )
+    delays = random.Random(0)
+    kept: dict[Path, int] = {}
+    for _ in range(6):
+        process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        while process.poll() is None and not (killed / "manifest.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(delays.uniform(0, 0.12))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        now = {path: path.stat().st_mtime_ns for path in killed.rglob("part-*.parquet")}
+        assert kept.items() <= now.items()  # what was measured stays as it was
+        kept = now
+    collect_run(killed).run()
+    assert _records(killed) == _records(whole)
+
+
+def test_another_hardware_is_refused(tmp_path):
+    collect_run(tmp_path / "data").run()
+    path = tmp_path / "data" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["hardware"] |= {"kind": "cuda", "device": "NVIDIA H200"}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"measured on cuda \(NVIDIA H200\)"):
+        collect_run(tmp_path / "data").run()
+
+
+def test_other_settings_are_refused(tmp_path):
+    collect_run(tmp_path / "data").run()
+    with pytest.raises(UserError, match="num_compute_samples=18, not 20"):
+        collect_run(tmp_path / "data", samples=20).run()

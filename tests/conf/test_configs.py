@@ -1,0 +1,72 @@
+"""Every config composes and builds what it says."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
+
+from neuroshard.cli import COMMANDS
+from neuroshard.registry import choices, instantiate_config
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+NEEDED = {
+    "tables": {"dlrm": ["tables.path=SET"], "user_file": ["tables.path=TABLES"]},
+    "tasks": {"file": ["tasks.path=TASKS"], "paper": ["tables.num_tables=60"]},
+}
+GROUPS = {
+    "collect": ["tables", "hardware"],
+    "pretrain": ["network", "training"],
+    "search": ["tables", "tasks", "searcher"],
+    "evaluate": ["hardware"],
+}
+MANDATORY = {"evaluate": ["plan=plan.json"]}
+CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
+
+
+def _compose(command, overrides):
+    with initialize_config_module("neuroshard.conf", version_base="1.3"):
+        config = compose(command, overrides=overrides, return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+    return config
+
+
+@pytest.fixture
+def files(tmp_path):
+    import torch
+
+    from neuroshard.tasks import save_tasks
+    from neuroshard.testing import toy_task
+
+    save_tasks(tmp_path / "tasks.json", [toy_task()])
+    (tmp_path / "tables.csv").write_text("name,rows,dim,pooling_factor\na,10,4,1\nb,20,8,2\nc,30,16,3\n")
+    lengths = torch.ones(3, 4, dtype=torch.int64)
+    torch.save((torch.arange(12), torch.arange(13), lengths), tmp_path / "set.pt")
+    return {"SET": tmp_path / "set.pt", "TABLES": tmp_path / "tables.csv", "TASKS": tmp_path / "tasks.json"}
+
+
+@pytest.mark.parametrize(("command", "group", "name"), CASES)
+def test_every_choice_of_every_command_builds(command, group, name, files):
+    needed = NEEDED.get(group, {}).get(name, [])
+    overrides = [f"{group}={name}", *MANDATORY.get(command, [])]
+    for need in needed:
+        key, value = need.split("=")
+        overrides.append(f"{key}={files.get(value, value)}")
+    built = instantiate_config(_compose(command, overrides).run)
+    assert hasattr(built, "run")
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_every_experiment_composes(name):
+    command = name.split("_")[0]
+    assert command in COMMANDS
+    assert hasattr(instantiate_config(_compose(command, [f"experiment={name}"]).run), "run")
+
+
+def test_every_group_is_tested():
+    groups = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert groups == {group for groups in GROUPS.values() for group in groups} | {"experiment"}
+
+
+def test_every_command_has_a_config():
+    assert {path.stem for path in CONF.glob("*.yaml")} == {*COMMANDS, "quiet"}

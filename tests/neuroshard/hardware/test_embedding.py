@@ -1,0 +1,81 @@
+"""The real FBGEMM kernel does what it is timed for."""
+
+import numpy as np
+import pytest
+import torch
+
+from neuroshard.errors import UserError
+from neuroshard.hardware.embedding import Arenas, build_operator, build_run
+from neuroshard.hardware.settings import EmbeddingSettings
+from neuroshard.samples import ComputeSample
+from neuroshard.testing import toy_tables
+
+CPU = torch.device("cpu")
+RATE = 1e-3
+
+
+def test_forward_and_update_agree_with_plain_torch():
+    tables = toy_tables(3)
+    sample = ComputeSample(tables, 16)
+    operator = build_operator(sample, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
+    before = [weight.clone() for weight in operator.split_embedding_weights()]
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 4, size=3 * 16)
+    indices = np.concatenate(
+        [rng.integers(t.rows, size=lengths[16 * i : 16 * i + 16].sum()) for i, t in enumerate(tables)]
+    )
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    output = operator(torch.from_numpy(indices), torch.from_numpy(offsets))
+    gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    output.backward(gradient)
+    column = 0
+    for i, table in enumerate(tables):
+        first, last = offsets[16 * i], offsets[16 * (i + 1)]
+        weight = before[i].requires_grad_()
+        plain = torch.nn.functional.embedding_bag(
+            torch.from_numpy(indices[first:last]),
+            weight,
+            torch.from_numpy(offsets[16 * i : 16 * (i + 1)] - first),
+            mode="sum",
+        )
+        columns = slice(column, column + table.dim)
+        assert torch.allclose(output[:, columns], plain, atol=1e-5)
+        plain.backward(gradient[:, columns])
+        assert torch.allclose(operator.split_embedding_weights()[i], weight - RATE * weight.grad, atol=1e-5)
+        column += table.dim
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("bytes_per_element", [2, 4])
+def test_every_optimizer_and_precision_runs_and_trains(optimizer, bytes_per_element):
+    tables = tuple(type(t)(t.name, t.rows, t.dim, t.pooling_factor, t.reuse, bytes_per_element) for t in toy_tables(2))
+    arenas = Arenas()
+    run = build_run(ComputeSample(tables, 64), EmbeddingSettings(optimizer), CPU, arenas, np.random.default_rng(0))
+    operator = run.args[0]
+    before = [weight.clone() for weight in operator.split_embedding_weights()]
+    assert before[0].element_size() == bytes_per_element
+    run()
+    run()
+    after = operator.split_embedding_weights()
+    assert all(not torch.equal(b, a) and torch.isfinite(a).all() for b, a in zip(before, after, strict=True))
+
+
+def test_mixed_precisions_are_refused():
+    first, second = toy_tables(2)
+    mixed = (first, type(second)(second.name, second.rows, second.dim, 1.0, second.reuse, 2))
+    with pytest.raises(UserError, match="mix"):
+        build_operator(ComputeSample(mixed, 16), EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
+
+
+def test_operators_share_the_arena():
+    arenas = Arenas()
+    sample = ComputeSample(toy_tables(2), 16)
+    arenas[4].reserve(sample.size_bytes // 4)
+    operators = [build_operator(sample, EmbeddingSettings(), CPU, arenas, np.random.default_rng(i)) for i in range(2)]
+    first, second = (operator.weights_host.untyped_storage().data_ptr() for operator in operators)
+    assert first == second
+
+
+def test_more_weights_than_memory_is_an_error_not_a_crash():
+    with pytest.raises(MemoryError, match="GiB available"):
+        Arenas()[4].reserve(1 << 45)

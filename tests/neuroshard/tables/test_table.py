@@ -1,0 +1,48 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.tables import Table, halvings
+from neuroshard.testing import toy_tables
+
+GOOD = toy_tables(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("rows", 0, "rows=0"),
+        ("rows", -5, "rows=-5"),
+        ("rows", 1.5, "rows=1.5"),
+        ("dim", 6, "dim=6.*multiple of 4"),
+        ("dim", 0, "dim=0"),
+        ("dim", -4, "dim=-4"),
+        ("pooling_factor", 0.0, "pooling_factor=0"),
+        ("pooling_factor", float("nan"), "pooling_factor=nan"),
+        ("bytes_per_element", 3, "bytes_per_element=3"),
+        ("reuse", (0.5,) * 2 + (0.1,) + (0.0,) * 14, "sums to 1.1"),
+        ("reuse", (1.0,), "1 bins, not 17"),
+        ("reuse", (1.5, -0.5) + (0.0,) * 15, "0..1"),
+    ],
+)
+def test_impossible_tables_are_refused(field, value, message):
+    with pytest.raises(UserError, match=message):
+        replace(GOOD, **{field: value})
+
+
+def test_json_is_exact():
+    assert Table.from_json(json.loads(json.dumps(GOOD.to_json()))) == GOOD
+
+
+@pytest.mark.parametrize("fields", [{}, {"name": "a"}, [], GOOD.to_json() | {"extra": 1}])
+def test_malformed_fields_are_refused(fields):
+    with pytest.raises(UserError):
+        Table.from_json(fields)
+
+
+def test_halvings():
+    assert halvings(128) == (128, 64, 32, 16, 8, 4)
+    with pytest.raises(UserError, match="max_dim=96"):
+        halvings(96)

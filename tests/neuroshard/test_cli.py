@@ -1,0 +1,213 @@
+"""The command line as a user meets it: one clear line, exit code 2, nothing written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuroshard import cli
+from neuroshard.completion import BASH_SCRIPT
+from neuroshard.models import Card, save_bundle
+from neuroshard.plan import assemble
+from neuroshard.testing import random_models, toy_task
+
+TABLES = "name,rows,dim,pooling_factor\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory with a bundle in `models/` and a table file outside it."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    save_bundle(tmp_path / "models", random_models(), Card({}, {}, {}, {}, {}))
+    (tmp_path / "tables.csv").write_text(TABLES + "a,100,16,2\nb,50,8,1\nc,70,32,3\n")
+    return tmp_path
+
+
+def _run(capsys, *arguments):
+    """(exit code, standard output, standard error) of a command."""
+    code = 0
+    try:
+        cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def _search(here, *more):
+    return (
+        "search",
+        f"model={here}/models",
+        "tables=user_file",
+        f"tables.path={here}/tables.csv",
+        "batch_size=256",
+        *more,
+    )
+
+
+def _refused(capsys, message, *arguments):
+    code, out, err = _run(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("neuroshard: error: ")
+    assert err.count("\n") == 1, err
+    assert message in err
+    assert "Traceback" not in out + err
+    assert list(Path().iterdir()) == []
+
+
+def test_usage_names_every_command(capsys):
+    code, out, _ = _run(capsys)
+    assert code == 0
+    assert all(command in out for command in cli.COMMANDS)
+
+
+def test_search_finds_and_writes_a_plan(here, capsys):
+    code, out, _ = _run(capsys, *_search(here, "out=found"))
+    assert code == 0
+    assert "solved 1 of 1 tasks" in out
+    assert Path("found/plans/task-0000.json").exists()
+    _refused_again = _run(capsys, *_search(here, "out=found"))
+    assert _refused_again[0] == 2
+    assert "holds a run already" in _refused_again[2]
+
+
+def test_sweeps_run_every_combination(here, capsys):
+    code, _, err = _run(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
+    assert code == 0, err
+    assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("x,-1,16,2", "rows=-1"),
+        ("x,0,16,2", "rows=0"),
+        ("x,5,6,2", "dim=6"),
+    ],
+)
+def test_bad_tables(here, capsys, row, message):
+    (here / "tables.csv").write_text(f"{TABLES}{row}\n")
+    _refused(capsys, message, *_search(here))
+
+
+def test_histogram_that_does_not_sum_to_one(here, capsys):
+    names = ",".join(f"reuse_{i}" for i in range(17))
+    (here / "tables.csv").write_text(f"{TABLES.strip()},{names}\na,5,4,1,0.5{',0' * 16}\n")
+    _refused(capsys, "sums to 0.5", *_search(here))
+
+
+def test_missing_column(here, capsys):
+    (here / "tables.csv").write_text("name,rows,dim\na,5,4\n")
+    _refused(capsys, "no column 'pooling_factor'", *_search(here))
+
+
+def test_empty_task(here, capsys):
+    (here / "tables.csv").write_text(TABLES)
+    _refused(capsys, "no table", *_search(here))
+
+
+def test_memory_cap_below_the_smallest_shard(here, capsys):
+    _refused(capsys, "even at 4 columns", *_search(here, "topology.memory_bytes=1500"))
+
+
+def test_unknown_searcher(here, capsys):
+    _refused(capsys, "did you mean 'neuroshard'", *_search(here, "searcher=neurosard"))
+
+
+def test_unknown_key(here, capsys):
+    _refused(capsys, "did you mean 'searcher.beam_width'", *_search(here, "searcher.beam_with=2"))
+    _refused(capsys, "did you mean 'topology.num_devices'", *_search(here, "topology.num_device=2"))
+    _refused(capsys, "malformed", *_search(here, "topology=[1"))
+
+
+def test_setting_that_one_choice_of_a_sweep_lacks(here, capsys):
+    sweep = ("-m", "searcher=neuroshard,random", "searcher.beam_width=1,3")
+    _refused(capsys, "searcher.beam_width is not a setting of searcher=random", *_search(here, *sweep))
+
+
+def test_setting_of_the_wrong_type(here, capsys):
+    _refused(capsys, "beam_width='many'", *_search(here, "searcher.beam_width=many"))
+
+
+def test_unknown_command(here, capsys):
+    _refused(capsys, "did you mean 'search'", "serach")
+
+
+def test_missing_mandatory_setting(here, capsys):
+    _refused(capsys, "tables.path", "search", "tables=user_file")
+
+
+def test_missing_bundle(here, capsys):
+    _refused(capsys, "no model bundle", "search", "model=nowhere", *_search(here)[2:])
+
+
+def test_truncated_bundle(here, capsys):
+    path = here / "models" / "compute.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    _refused(capsys, "truncated or corrupt", *_search(here))
+
+
+def test_bundle_for_other_features(here, capsys):
+    path = here / "models" / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"columns": ["dim"]}))
+    _refused(capsys, "other features", *_search(here))
+
+
+def test_bundle_for_another_number_of_devices(here, capsys):
+    _refused(capsys, "made for 4 devices, the task has 2", *_search(here, "topology.num_devices=2"))
+
+
+def test_malformed_plan(here, capsys):
+    (here / "plan.json").write_text("{")
+    _refused(capsys, "not readable JSON", "evaluate", f"plan={here}/plan.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda shards: shards[1:], "its shards cover 0"), (lambda shards: [*shards, shards[0]], "twice")],
+)
+def test_plan_that_leaves_out_or_doubles_columns(here, capsys, change, message):
+    task = toy_task(3)
+    content = assemble(task, [(i, t.dim, i) for i, t in enumerate(task.tables)]).to_json()
+    shards = change(content["shards"])
+    if len(shards) > 3:
+        shards[-1] = shards[-1] | {"device": 3}
+    (here / "plan.json").write_text(json.dumps(content | {"shards": shards}))
+    _refused(capsys, message, "evaluate", f"plan={here}/plan.json")
+
+
+def test_more_splits_than_columns(here, capsys):
+    task = toy_task(1)
+    content = assemble(task, [(0, task.tables[0].dim, 0)]).to_json()
+    dim = task.tables[0].dim
+    thin = [{"table": 0, "offset": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
+    (here / "plan.json").write_text(json.dumps(content | {"shards": thin[:4]}))
+    _refused(capsys, "dim 2, not a positive multiple of 4", "evaluate", f"plan={here}/plan.json")
+
+
+def test_nothing_collected_yet(here, capsys):
+    _refused(capsys, "no data manifest at nowhere", "pretrain", "data=nowhere")
+
+
+def test_help_lists_choices_and_settings(capsys, here):
+    _, out, _ = _run(capsys, "search", "--help")
+    assert "dim_greedy" in out
+    assert "memory_bytes" in out
+
+
+def test_completion_completes_commands_groups_and_choices(tmp_path):
+    script = BASH_SCRIPT + "\n".join(
+        f'COMP_WORDS=({line}) COMP_LINE="{line}" COMP_CWORD={line.count(" ")}; _neuroshard; echo "${{COMPREPLY[@]}}"'
+        for line in ("neuroshard se", "neuroshard search searcher=siz")
+    )
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    first, second = shown.stdout.strip().splitlines()
+    assert first == "search"
+    assert set(second.split()) == {"searcher=size_greedy", "searcher=size_lookup_greedy"}

@@ -1,0 +1,59 @@
+import json
+
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.task import Task, Topology
+from neuroshard.tasks import TaskDraw, drawn, from_file, save_tasks
+from neuroshard.testing import toy_tables, toy_task
+
+
+def test_json_is_exact():
+    task = toy_task(5)
+    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+
+
+def test_an_empty_task_is_refused():
+    with pytest.raises(UserError, match="at least one table"):
+        Task((), Topology(2, 100), 256)
+
+
+def test_two_tables_of_one_name_are_refused():
+    table = toy_tables(1)[0]
+    with pytest.raises(UserError, match="toy0"):
+        Task((table, table), Topology(2, 100), 256)
+
+
+@pytest.mark.parametrize(("devices", "memory"), [(0, 100), (-1, 100), (2, 0), (2.5, 100), (2, "4 GB")])
+def test_impossible_topologies_are_refused(devices, memory):
+    with pytest.raises(UserError, match="topology"):
+        Topology(devices, memory)
+
+
+def test_drawn_tasks_are_as_asked_and_repeat():
+    tables = toy_tables(30)
+    draw = TaskDraw(count=8, min_tables=5, max_tables=9, max_dim=32, seed=3)
+    tasks = drawn(tables, Topology(4, 1 << 30), 256, draw)
+    assert tasks == drawn(tables, Topology(4, 1 << 30), 256, draw)
+    assert len(tasks) == 8
+    assert all(5 <= len(task.tables) <= 9 for task in tasks)
+    assert {table.dim for task in tasks for table in task.tables} == {4, 8, 16, 32}
+
+
+def test_too_few_tables_to_draw_from():
+    with pytest.raises(UserError, match="only 3 tables"):
+        drawn(toy_tables(3), Topology(4, 1 << 30), 256, TaskDraw())
+
+
+def test_task_files_are_exact(tmp_path):
+    tasks = (toy_task(3), toy_task(7, seed=2))
+    save_tasks(tmp_path / "tasks.json", tasks)
+    assert from_file(str(tmp_path / "tasks.json")) == tasks
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"format": "neuroshard-tasks-1", "tasks": [{}]}'])
+def test_malformed_task_files_are_refused(tmp_path, content):
+    path = tmp_path / "tasks.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match="task"):
+        from_file(str(path))

@@ -1,0 +1,167 @@
+"""Networks, the training loop and whole pretrain runs on made-up measurements."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from neuroshard.errors import UserError
+from neuroshard.features import FeatureSet
+from neuroshard.models import load_bundle
+from neuroshard.models.mlp import Normaliser
+from neuroshard.pretrain.examples import CommTable, ComputeTable
+from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, NetworkWidths, to_mlp
+from neuroshard.pretrain.pretrain import Pretrain
+from neuroshard.pretrain.training import TrainingSettings, fit
+from neuroshard.records import DataDirectory, Manifest
+from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.splits import split_tables
+from neuroshard.testing import LinearComm, LinearCompute, toy_tables
+
+TABLES = toy_tables(200)
+SPLIT = split_tables(TABLES, 0)
+NAMES = ("train", "train", "train", "valid", "test")
+QUICK = TrainingSettings(
+    epochs=150, batch_size=32, learning_rate=3e-3, schedule="cosine", loss="relative", patience=150
+)
+
+
+def _compute(count, seed=0):
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        group = SPLIT.group(NAMES[i % 5])
+        tables = tuple(
+            group[j] for j in rng.choice(len(group), size=rng.integers(1, min(5, len(group)) + 1), replace=False)
+        )
+        cost = LinearCompute().predict([tables], 256)[0]
+        repeats = Repeats(np.full(3, cost), np.zeros(3))
+        made.append(Measurement(ComputeSample(tables, 256), i, NAMES[i % 5], 0, repeats))
+    return made
+
+
+def _comm(count, seed=0):
+    rng = np.random.default_rng(seed)
+    model = LinearComm(3)
+    made = []
+    for i in range(count):
+        dims, starts = rng.integers(10, 300, size=(1, 3)) * 4, rng.uniform(0, 10, size=(1, 3))
+        times = np.stack([model.predict(dims, starts)[0], model.predict(dims, 0 * starts)[0]])
+        sample = CommSample(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
+        made.append(Measurement(sample, i, NAMES[i % 5], 0, Repeats(np.stack([times] * 3), np.zeros(3))))
+    return made
+
+
+@pytest.fixture
+def data(tmp_path):
+    directory = DataDirectory(tmp_path / "data")
+    directory.begin(Manifest({"kind": "cpu", "device": "none"}, {}, {}, 0), TABLES)
+    again = [Measurement(m.sample, m.sample_id, m.split, m.seed, m.repeats, None, True) for m in _compute(10)]
+    failed = Measurement(_compute(1)[0].sample, 999, "train", 0, None, "MemoryError: too much")
+    directory.compute().write(0, [*_compute(400), failed])
+    directory.compute().write(1, again)
+    directory.comm().write(0, _comm(300))
+    return tmp_path
+
+
+def _pretrain(data, out="bundle", **changes):
+    settings = {"features": "log", "network": NetworkWidths(), "training": QUICK, "comm_training": QUICK, "seed": 0}
+    return Pretrain(data=str(data / "data"), out=str(data / out), **(settings | changes))
+
+
+def test_a_run_learns_and_saves_what_it_learned(data):
+    result = _pretrain(data).run()
+    models, card = load_bundle(data / "bundle")
+    for name in ("compute", "forward", "backward"):
+        assert result.metrics[name].test.mape < 0.2
+        assert result.metrics[name].test.kendall_tau > 0.85
+        assert card.metrics[name]["test"]["mape"] == result.metrics[name].test.mape
+    test = [m for m in _compute(400) if m.split == "test"]
+    predicted = models.compute.predict([m.sample.tables for m in test], 256)
+    measured = np.array([m.repeats.times_ms[0] for m in test])
+    assert Metrics.of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
+    assert card.data["compute_samples"] == {"train": 240, "valid": 80, "test": 80}
+    assert card.metrics["compute"]["noise_p50"] == 0
+
+
+def test_the_same_seed_gives_the_same_bundle(data):
+    for out in ("a", "b"):
+        _pretrain(data, out).run()
+    _pretrain(data, "c", seed=1).run()
+    files = [(data / out / "compute.safetensors").read_bytes() for out in "abc"]
+    assert files[0] == files[1] != files[2]
+
+
+def test_a_split_without_samples_is_refused(data):
+    DataDirectory(data / "data").comm().write(0, [m for m in _comm(300) if m.split != "test"])
+    with pytest.raises(UserError, match="no exchanges for the test split"):
+        _pretrain(data).run()
+
+
+def test_the_card_is_json(data):
+    _pretrain(data).run()
+    card = json.loads((data / "bundle" / "card.json").read_text())
+    assert card["hardware"] == {"kind": "cpu", "device": "none"}
+    assert {"kendall_tau", "mape", "mse", "samples"} == card["metrics"]["forward"]["test"].keys()
+
+
+def test_packed_batches_are_the_sets_asked_for():
+    table = ComputeTable.of(_compute(20), FeatureSet("log"))
+    normaliser = Normaliser.fitted(table.features)
+    examples = table.examples(normaliser, 2.0)
+    ends = table.counts.cumsum()
+    chosen = [7, 3, 12]
+    features, segments, count = examples.inputs(torch.tensor(chosen))
+    assert count.tolist() == [table.counts[i] for i in chosen]
+    for position, i in enumerate(chosen):
+        expected = normaliser(table.features[ends[i] - table.counts[i] : ends[i]])
+        assert np.allclose(features[segments == position].numpy(), expected)
+    assert np.allclose(examples.targets[chosen, 0].numpy() * 2.0, table.cost_ms[chosen])
+
+
+def test_exported_networks_predict_what_the_trained_ones_do():
+    torch.manual_seed(0)
+    table = ComputeTable.of(_compute(20), FeatureSet("paper"))
+    examples = table.examples(Normaliser.fitted(table.features), 1.0)
+    network = ComputeNetwork(table.features.shape[1], NetworkWidths())
+    features, segments, count = examples.inputs(torch.arange(20))
+    trained = network(features, segments, count).detach().numpy()
+    sums = np.zeros((20, 32), dtype=np.float32)
+    np.add.at(sums, segments.numpy(), to_mlp(network.table)(features.numpy()))
+    assert np.allclose(to_mlp(network.head)(sums), trained, atol=1e-5)
+
+
+def test_comm_tables_take_the_wait_out():
+    table = CommTable.of(_comm(10), 0)
+    assert np.allclose(table.transfer_ms, 0.002 * table.dims.max(axis=1, keepdims=True))
+    assert (CommTable.of(_comm(10), 1).start_ms == 0).all()
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_the_run():
+    torch.manual_seed(0)
+    table = CommTable.of(_comm(60), 0)
+    examples = table.examples(Normaliser.fitted(table.features), 1.0)
+    network = CommNetwork(3, NetworkWidths(comm=(8,)))
+    seen = []
+    settings = TrainingSettings(epochs=300, batch_size=16, learning_rate=0.1, patience=5)
+    fitted = fit(network, examples, examples, settings, 0, lambda epoch, loss: seen.append(loss))
+    assert len(seen) == len(fitted.valid_loss) < 300
+    assert fitted.best_epoch == int(np.argmin(seen)) == len(seen) - 6
+    with torch.no_grad():
+        loss = ((network(examples.features) - examples.targets) ** 2).mean()
+    assert float(loss) == pytest.approx(min(seen))
+
+
+def test_metrics_by_hand():
+    metrics = Metrics.of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
+    assert metrics.mse == pytest.approx((1 + 4 + 1) / 3)
+    assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)
+    assert 0 < metrics.kendall_tau < 1
+
+
+@pytest.mark.parametrize("setting", [{"loss": "mae"}, {"epochs": 0}, {"schedule": "linear"}, {"learning_rate": -1.0}])
+def test_impossible_training_is_refused(setting):
+    with pytest.raises(UserError, match=str(next(iter(setting)))):
+        TrainingSettings(**setting)

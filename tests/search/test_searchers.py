@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.registry import build, choices
+from neuroshard.search.heuristics import Greedy
+from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.simulator import Simulator
+from neuroshard.tables import Table
+from neuroshard.task import Task, Topology
+from neuroshard.testing import SearcherConformance, linear_models, random_models, toy_task
+
+ONCE = (1.0, *(0.0,) * 16)
+
+
+@pytest.mark.parametrize("name", choices("searcher"))
+class TestEverySearcher(SearcherConformance):
+    @pytest.fixture(autouse=True)
+    def _name(self, name):
+        self.name = name
+
+    def make(self):
+        return build("searcher", self.name)
+
+
+def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):
+    tables = tuple(Table(f"t{i}", rows, dim, 2.0, ONCE) for i, dim in enumerate(dims))
+    return Task(tables, Topology(num_devices, memory_bytes), 256)
+
+
+def test_greedy_balances_its_score():
+    plan = Greedy("dim").search(_task([64, 32, 32, 16, 16]), Simulator(linear_models(2)))
+    assert plan.device_dims == (80, 80)
+
+
+@pytest.mark.parametrize(
+    ("score", "first"),
+    [("size", "rows"), ("dim", "dim"), ("lookup", "pooling_factor"), ("size_lookup", "both")],
+)
+def test_every_score_puts_its_heaviest_table_alone(score, first):
+    base = Table("base", 100, 16, 2.0, ONCE)
+    heavy = {
+        "rows": replace(base, name="heavy", rows=100_000),
+        "dim": replace(base, name="heavy", dim=128, rows=4),
+        "pooling_factor": replace(base, name="heavy", pooling_factor=90.0),
+        "both": replace(base, name="heavy", pooling_factor=20.0, rows=10_000),
+    }[first]
+    tables = (*(replace(base, name=f"light{i}") for i in range(4)), heavy)
+    plan = Greedy(score).search(Task(tables, Topology(2, 1 << 30), 256), Simulator(linear_models(2)))
+    alone = [names for tables in plan.device_tables if (names := [table.name for table in tables]) == ["heavy"]]
+    assert alone == [["heavy"]]
+
+
+def test_neuroshard_never_costs_more_than_without_splits():
+    for seed in range(6):
+        task = toy_task(10, seed=seed)
+        simulator = Simulator(random_models(seed=seed))
+        whole = NeuroShard(max_splits=0).search(task, simulator)
+        split = NeuroShard().search(task, simulator)
+        assert simulator.cost(task, split).total_ms <= simulator.cost(task, whole).total_ms + 1e-4
+
+
+def test_neuroshard_splits_a_table_that_dominates():
+    task = _task([128, 4])
+    simulator = Simulator(linear_models(2))
+    plan = NeuroShard().search(task, simulator)
+    assert sorted(shard.dim for shard in plan.shards if shard.table == 0) in ([64, 64], [60, 68])
+    assert (
+        simulator.cost(task, plan).total_ms
+        < simulator.cost(task, NeuroShard(max_splits=0).search(task, simulator)).total_ms
+    )
+
+
+def test_neuroshard_splits_what_fits_no_device():
+    task = _task([64, 64, 64], memory_bytes=1000 * 100 * 4)
+    with pytest.raises(InfeasibleError, match=r"table 't2' needs 0.244 MiB, the emptiest device has 0.137 MiB"):
+        Greedy("size").search(task, Simulator(linear_models(2)))
+    plan = NeuroShard().search(task, Simulator(linear_models(2)))
+    assert plan.fits
+    assert len(plan.shards) == 4
+
+
+def test_infeasible_errors_name_what_is_in_the_way():
+    simulator = Simulator(linear_models(2))
+    with pytest.raises(InfeasibleError, match=r"give each at least 0.732 MiB"):
+        NeuroShard().search(_task([128] * 3, memory_bytes=600_000), simulator)
+    tall, small = Table("tall", 25_000, 4, 1.0, ONCE), Table("small", 10, 4, 1.0, ONCE)
+    with pytest.raises(InfeasibleError, match=r"table 'tall' takes 0.381 MiB even at 4 columns"):
+        NeuroShard().search(Task((tall, small), Topology(2, 390_000), 256), simulator)
+
+
+def test_the_package_can_be_called():
+    task, simulator = toy_task(6), Simulator(linear_models())
+    assert ns.search(task, simulator) == NeuroShard().search(task, simulator)
+    assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").search(task, simulator)
+    assert ns.search(task, simulator, beam_width=1) == NeuroShard(beam_width=1).search(task, simulator)
+
+
+def test_unknown_searchers_and_settings_name_the_nearest():
+    task, simulator = toy_task(6), Simulator(linear_models())
+    with pytest.raises(UserError, match="unknown searcher 'dim_gredy'; did you mean 'dim_greedy'"):
+        ns.search(task, simulator, searcher="dim_gredy")
+    with pytest.raises(UserError, match="did you mean 'beam_width'"):
+        ns.search(task, simulator, beam_widht=2)
+
+
+@pytest.mark.parametrize("setting", [{"beam_width": 0}, {"num_candidates": 0}, {"max_splits": -1}, {"beam_width": 1.5}])
+def test_impossible_settings_are_refused(setting):
+    with pytest.raises(UserError, match=next(iter(setting))):
+        NeuroShard(**setting)
+
+
+def test_models_for_another_number_of_devices_are_refused():
+    with pytest.raises(UserError, match="made for 4 devices"):
+        NeuroShard().search(toy_task(6, num_devices=2), Simulator(linear_models(4)))
