@@ -52,9 +52,10 @@ class SearchRun:
             raise UserError(f"{path} is not a search run of format {_FORMAT!r}")
         try:
             frame = pd.read_parquet(path / "results.parquet")
-            rows: Any = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            texts = frame[["plan", "error"]].astype(object)
+            rows: Any = frame.assign(**texts.where(texts.notna(), None)).to_dict("records")
             records = tuple(SearchRecord(**row) for row in rows)
-        except (OSError, TypeError, ValueError, pa.ArrowException) as error:
+        except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
             raise UserError(f"{path / 'results.parquet'} can't be read: {str(error).splitlines()[0]}") from None
         return cls(path, str(content["searcher"]), records)
 

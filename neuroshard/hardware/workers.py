@@ -116,10 +116,10 @@ class WorkerGroup(Generic[Sample]):
         if not self._processes:
             self._start()
         try:
-            for rank, pipe in enumerate(self._pipes):
+            for pipe in self._pipes:
                 pipe.send((samples, seeds))
         except OSError:
-            raise self._death(rank, [0] * self._count) from None
+            pass  # the worker has died since; following it finds out how
         return self._follow()
 
     def _start(self) -> None:

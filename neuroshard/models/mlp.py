@@ -6,7 +6,6 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
 
-
 _LEAST_DEVIATION = 0.05
 
 

@@ -31,7 +31,7 @@ def bundle(tmp_path):
 
 def _tasks():
     easy = [toy_task(5, num_devices=2, seed=seed) for seed in range(2)]
-    impossible = Task(easy[0].tables, Topology(2, 100), 256)
+    impossible = Task(easy[0].tables, Topology(2, easy[0].size_bytes // 3), 256)
     return (*easy, impossible)
 
 
@@ -51,6 +51,7 @@ def test_search_runs_come_back_exactly(bundle, tmp_path):
     assert [r.task for r in loaded.records] == [0, 1, 2]
     assert loaded.records[:2] == result.saved.records[:2]
     assert loaded.records[2].plan is None
+    assert np.isnan(loaded.records[2].predicted_ms)
     assert "give each at least" in loaded.records[2].error
     assert list(loaded.plans()) == [0, 1]
     assert "solved 2 of 3 tasks" in _text(result)

@@ -1,0 +1,65 @@
+"""The wheel works outside the checkout, configs included."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("neuroshard", "augment", "pretrain", "search", "conf")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The wheel, built from the source distribution and unpacked."""
+    base = tmp_path_factory.mktemp("wheel")
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, base / "source" / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, base / "source")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", base / "dist", base / "source"]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = (base / "dist").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(base / "site")
+    return base / "site"
+
+
+def _run(unpacked, tmp_path, *command):
+    environment = os.environ | {"PYTHONPATH": str(unpacked)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_module_and_config_is_in_it(unpacked):
+    for name in FOLDERS:
+        inside = unpacked / "neuroshard" if name == "neuroshard" else unpacked / "neuroshard" / name
+        for path in (ROOT / name).rglob("*"):
+            if path.suffix in (".py", ".yaml") and not any(parent.is_symlink() for parent in path.parents):
+                assert (inside / path.relative_to(ROOT / name)).is_file(), path
+
+
+def test_only_the_package_is_at_its_top(unpacked):
+    assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"neuroshard"}
+
+
+def test_it_searches_outside_the_checkout(unpacked, tmp_path):
+    code = (
+        "import neuroshard as ns; print(ns.__file__)\n"
+        "from neuroshard.testing import linear_models, toy_task\n"
+        "task = toy_task()\n"
+        "print(ns.search(task, ns.Simulator(linear_models()), searcher='dim_greedy').fits)\n"
+    )
+    where, fits = _run(unpacked, tmp_path, sys.executable, "-c", code).splitlines()
+    assert Path(where).is_relative_to(unpacked)
+    assert fits == "True"
+
+
+def test_its_command_line_finds_its_configs(unpacked, tmp_path):
+    code = "from neuroshard.cli import main; main(['search', '--help'])"
+    assert "size_lookup_greedy" in _run(unpacked, tmp_path, sys.executable, "-c", code)
