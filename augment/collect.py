@@ -76,7 +76,7 @@ class Collect:
         directory.begin(Manifest(here.to_json(), versions(), self._settings(), self.seed), self.tables)
         with progress_bar() as progress:
             compute = _Kind(
-                "compute samples", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
+                "compute", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
                 self.num_second_pass, _COMPUTE, self.seed,
                 lambda rng: self.compute.draw(split, self.batch_size, rng),
                 lambda: self.hardware.compute_meter(progress.console.print),

@@ -64,7 +64,7 @@ class Summary:
     def show(self, console: Console) -> None:
         """Print it."""
         grid = Grid(title=f"Measurements in {self.directory}")
-        for column in ("kind", "measured", "failed", "wall s", "in kernels", "repeatability p50", "p90"):
+        for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90"):
             grid.add_column(column, justify="left" if column == "kind" else "right")
         for kind in (self.compute, self.comm):
             grid.add_row(
@@ -77,7 +77,7 @@ class Summary:
                 console.print(f"{kind.name}: {count} failed with {error!r}", markup=False)
         console.print(
             "in kernels: share of the wall time inside timed and warm-up runs (this run); "
-            "repeatability: difference between two passes over the same samples"
+            "noise: how far two passes of the measurement differ on the same samples"
         )
 
 

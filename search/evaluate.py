@@ -23,6 +23,7 @@ from neuroshard.search.runs import SearchRun, claim_directory
 from neuroshard.simulator import Simulator
 
 _PICTURE = "plan.png"
+_SHOWN_ERRORS = 3
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,11 @@ class EvaluateResult:
         if len(self.entries) == 1 and self.entries[0].measured is not None:
             _show_devices(console, self.entries[0], self.entries[0].measured)
         console.print(comparison(self.entries))
-        for entry in self.entries:
-            if entry.error is not None:
-                console.print(f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False)
+        failed = [entry for entry in self.entries if entry.error is not None]
+        for entry in failed[:_SHOWN_ERRORS]:
+            console.print(f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False)
+        if len(failed) > _SHOWN_ERRORS:
+            console.print(f"... and {len(failed) - _SHOWN_ERRORS} more failures in results.parquet")
         console.print(f"results: {self.path}")
         if self._shown() is not None:
             console.print(f"picture: {self.path / _PICTURE}")

@@ -1,0 +1,6 @@
+"""`python -m neuroshard`, which is also how torchrun starts it."""
+
+from neuroshard.cli import main
+
+if __name__ == "__main__":
+    main()
