@@ -11,6 +11,7 @@ import torch
 
 _ALIGNMENT_BYTES = 4096
 _TILE_ELEMENTS = 1 << 20
+_LARGEST_SHARE = 0.9  # of the available memory: the rest is for indices, outputs and everybody else
 
 
 class Arena:
@@ -29,7 +30,7 @@ class Arena:
             return
         needed = elements * self._buffer.element_size()
         free = available_bytes()
-        if needed > free:
+        if needed > _LARGEST_SHARE * free:
             raise MemoryError(f"out of memory: {needed / 2**30:.2f} GiB of weights, {free / 2**30:.2f} GiB available")
         self._buffer = _touched(elements, self._buffer.dtype)
 
