@@ -15,6 +15,8 @@ from neuroshard.samples import CommSample, ComputeSample, Measurement
 from neuroshard.tables.columns import TableColumns
 from neuroshard.timing import typical_ms
 
+FORWARD, BACKWARD = 0, 1  # directions of an exchange, as measurements store them
+
 
 class Examples(Protocol):
     """Inputs of one network with its targets (n, K), as multiples of a scale."""
@@ -97,10 +99,10 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Direction 0 is forward, after the start delays; 1 is backward, with no delays."""
+        """FORWARD runs after the start delays, BACKWARD with no delays."""
         dims = np.array([m.sample.dims for m in measurements], dtype=np.float64)
         starts = np.array([m.sample.start_ms for m in measurements])
-        starts = starts if direction == 0 else np.zeros_like(starts)
+        starts = starts if direction == FORWARD else np.zeros_like(starts)
         cost = np.array([typical_ms(m.repeats.times_ms)[direction] for m in measurements if m.repeats is not None])
         order, features, wait = comm_inputs(dims, starts)
         return cls(features, np.take_along_axis(cost - wait, order, axis=1), dims, starts, cost)

@@ -1,0 +1,39 @@
+"""Measurements of a data directory, by split."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neuroshard.errors import UserError
+from neuroshard.samples import Measurement, Sample
+from neuroshard.splits import TEST, TRAIN, VALID
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements by split; `everything` holds the second passes too."""
+
+    train: list[Measurement[Any]]
+    valid: list[Measurement[Any]]
+    test: list[Measurement[Any]]
+    everything: list[Measurement[Any]]
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement[Sample]], what: str, directory: Path) -> "Measured":
+        """The measurements that succeeded.
+
+        Raises:
+            UserError: a split is empty.
+        """
+        good = [m for m in measurements if m.error is None]
+        parts = {name: [m for m in good if m.split == name and not m.second_pass] for name in (TRAIN, VALID, TEST)}
+        for name, part in parts.items():
+            if not part:
+                raise UserError(f"{directory} holds no {what} for the {name} split; collect more (found {len(good)})")
+        return cls(parts[TRAIN], parts[VALID], parts[TEST], good)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of samples in each split."""
+        return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
