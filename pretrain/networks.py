@@ -12,15 +12,17 @@ from neuroshard.models.mlp import Mlp
 
 @dataclass(frozen=True)
 class NetworkWidths:
-    """Widths of the hidden layers and, for `table`, of its output."""
+    """Widths of the hidden layers and, for `table`, of its output.
+
+    The head has one hidden layer, so that the search can compile it into its inner loop.
+    """
 
     table: tuple[int, ...] = (128, 32)
-    head: tuple[int, ...] = (64,)
+    head: int = 64
     comm: tuple[int, ...] = (128, 64, 32, 16)
 
     def __post_init__(self) -> None:
-        for name in ("table", "head", "comm"):
-            widths = getattr(self, name)
+        for name, widths in (("table", self.table), ("head", [self.head]), ("comm", self.comm)):
             if not widths or any(not isinstance(width, int) or width < 1 for width in widths):
                 raise UserError(f"network: {name}={list(widths)} must be a list of positive whole numbers")
 
@@ -31,7 +33,7 @@ class ComputeNetwork(nn.Module):
     def __init__(self, num_features: int, widths: NetworkWidths) -> None:
         super().__init__()
         self.table = _perceptron((num_features, *widths.table))
-        self.head = _perceptron((widths.table[-1], *widths.head, 1))
+        self.head = _perceptron((widths.table[-1], widths.head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""

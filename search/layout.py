@@ -2,37 +2,37 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from neuroshard.arrays import IntArray
 from neuroshard.search.catalog import Catalog
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All shards of a task as (table, width in units of 4 columns), in a fixed order: equal layouts are equal."""
+    """How wide the shards of a task are: `extra` lists only tables that were split.
 
-    shards: tuple[tuple[int, int], ...]
+    Attributes:
+        splits: for every split table, in order, its number and its shards' widths in units of 4 columns, ascending.
+    """
 
-    @classmethod
-    def unsplit(cls, catalog: Catalog) -> "Layout":
-        """Every table whole."""
-        return cls(tuple((table, int(width)) for table, width in enumerate(catalog.full_width)))
+    splits: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
-    def split(self, shard: tuple[int, int]) -> "Layout":
-        """One such shard cut in half; an odd number of units is cut as evenly as it goes."""
-        table, width = shard
-        rest = list(self.shards)
-        rest.remove(shard)
-        return Layout(tuple(sorted([*rest, (table, width // 2), (table, width - width // 2)])))
+    def widths_of(self, table: int, catalog: Catalog) -> tuple[int, ...]:
+        """Widths of the table's shards, ascending."""
+        return dict(self.splits).get(table, (int(catalog.full_width[table]),))
 
-    def candidates(self, catalog: Catalog, count: int) -> list[tuple[int, int]]:
-        """Shards worth splitting: the `count` largest in bytes and the `count` most expensive, without repeats.
+    def split(self, table: int, width: int, catalog: Catalog) -> "Layout":
+        """One shard of that width cut in half; an odd number of units is cut as evenly as it goes."""
+        widths = list(self.widths_of(table, catalog))
+        widths.remove(width)
+        widths += [width // 2, width - width // 2]
+        return Layout(tuple(sorted((dict(self.splits) | {table: tuple(sorted(widths))}).items())))
 
-        NeuroShard, section 3.3: the union of both, each shard of at least 8 columns.
-        """
-        splittable = sorted({shard for shard in self.shards if shard[1] >= 2})
-        by_size = sorted(splittable, key=lambda s: -catalog.bytes_per_unit[s[0]] * s[1])[:count]
-        by_cost = sorted(splittable, key=lambda s: -catalog.cost_ms[s])[:count]
-        return list(dict.fromkeys([*by_size, *by_cost]))
-
-    def largest_bytes(self, catalog: Catalog) -> int:
-        """Bytes of the largest shard."""
-        return max(int(catalog.bytes_per_unit[table]) * width for table, width in self.shards)
+    def shards(self, catalog: Catalog) -> IntArray:
+        """(S, 2) all shards as (table, width): whole tables in order, then the split ones."""
+        split = np.array([table for table, _ in self.splits], dtype=np.int64)
+        whole = np.delete(np.arange(catalog.num_tables), split)
+        kept = np.stack([whole, catalog.full_width[whole]], axis=1)
+        cut = np.array([(table, w) for table, widths in self.splits for w in widths], dtype=np.int64).reshape(-1, 2)
+        return np.concatenate([kept, cut])

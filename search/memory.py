@@ -5,6 +5,7 @@ from neuroshard.tables import Table
 from neuroshard.task import Task
 
 _GIB = 1 << 30
+_NAMED_TABLES = 3
 
 
 def gib(size_bytes: float) -> str:
@@ -33,4 +34,14 @@ def no_room(task: Task, table: Table, free_bytes: int, method: str) -> Infeasibl
     return InfeasibleError(
         f"{method}: table {table.name!r} needs {gib(table.size_bytes)}, the emptiest device has {gib(free_bytes)} of "
         f"{gib(task.topology.memory_bytes)} left; give the devices more memory, or split columns: searcher=neuroshard"
+    )
+
+
+def nothing_fits(task: Task, smallest_cap: int, hint: str) -> InfeasibleError:
+    """The error of a search that splits columns and finds no plan; a plan exists from `smallest_cap` bytes on."""
+    largest = sorted(task.tables, key=lambda table: -table.size_bytes)[:_NAMED_TABLES]
+    named = ", ".join(f"{table.name!r} {gib(table.size_bytes)}" for table in largest)
+    return InfeasibleError(
+        f"no plan found for {gib(task.size_bytes)} of tables on {task.topology.num_devices} devices of "
+        f"{gib(task.topology.memory_bytes)}; {gib(smallest_cap)} on each would do{hint}; the largest tables: {named}"
     )

@@ -1,72 +1,91 @@
-"""NeuroShard: beam search over column-wise splits, greedy grid search over table-wise placement."""
+"""NeuroShard's default strategy: the published beam search, then local search from its best plan."""
 
+import time
 from dataclasses import dataclass, field
 
-from neuroshard.errors import InfeasibleError, UserError
+import numpy as np
+
+from neuroshard.arrays import IntArray
+from neuroshard.errors import UserError
+from neuroshard.models import SumModel
 from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
-from neuroshard.search.grid import GridSearch, GridSettings, Placed
-from neuroshard.search.layout import Layout
-from neuroshard.search.memory import check_total, gib
+from neuroshard.search.beam import BeamSettings, beam_search, to_plan
+from neuroshard.search.grid import GridSearch
+from neuroshard.search.local import LocalSearch, State
+from neuroshard.search.memory import check_total, nothing_fits
+from neuroshard.search.packing import pack, smallest_cap
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 
 
 @dataclass(frozen=True)
 class NeuroShard(Searcher):
-    """The published search (Zha et al. 2023, section 3.3) with its published settings as defaults.
+    """Never worse than the published search, by prediction: starts where that ends.
+
+    Local search takes the best step from the most loaded devices until none helps; then random steps shake the best
+    plan, and it goes on from there. Compute models that are not of the papers' form get the published search alone.
 
     Attributes:
-        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
-        beam_width: layouts kept after every split.
-        max_splits: splits in a layout at most; 0 leaves every table whole.
-        grid: caps of the greedy grid search.
+        beam: of the published search.
+        shakes: how often the best plan is shaken.
+        shake_steps: random steps in a shake.
+        time_limit_s: of the local search; the best plan so far counts. Runs that don't reach it repeat exactly.
+        seed: of the random steps.
     """
 
-    num_candidates: int = 10
-    beam_width: int = 3
-    max_splits: int = 10
-    grid: GridSettings = field(default_factory=GridSettings)
+    beam: BeamSettings = field(default_factory=BeamSettings)
+    shakes: int = 400
+    shake_steps: int = 2
+    time_limit_s: float = 10.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("num_candidates", 1), ("beam_width", 1), ("max_splits", 0)):
+        for name in ("shakes", "shake_steps"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UserError(f"neuroshard: {name}={value!r} must be a whole number of at least {least}")
+            if not isinstance(value, int) or value < 0:
+                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least 0")
+        if not self.time_limit_s >= 0:
+            raise UserError(f"searcher: time_limit_s={self.time_limit_s} must not be negative")
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan seen on the way; the earliest one among equals."""
+        """The cheapest plan found."""
         check_total(task)
-        grid = GridSearch(task, simulator, self.grid)
-        beam = grid.place([Layout.unsplit(grid.catalog)])
-        best = beam[0]
-        for _ in range(self.max_splits):
-            layouts = self._one_more_split(beam, grid)
-            if not layouts:
+        grid = GridSearch(task, simulator, self.beam.grid)
+        start = self._start(task, grid)
+        model = simulator.models.compute
+        if task.topology.num_devices == 1 or not isinstance(model, SumModel):
+            return to_plan(task, start)
+        local = LocalSearch(task, simulator, model, grid.catalog)
+        return to_plan(task, self._improve(local, local.state(start)).held)
+
+    def _start(self, task: Task, grid: GridSearch) -> IntArray:
+        """(T, D) the published search's plan; where it finds none, one that is packed by bytes alone."""
+        found = beam_search(grid, self.beam)
+        if found.cost_ms < float("inf"):
+            return found.held
+        devices = task.topology.num_devices
+        packed = pack(grid.catalog, np.full(devices, task.topology.memory_bytes))
+        if packed is None:
+            raise nothing_fits(task, smallest_cap(grid.catalog, devices), "")
+        return packed
+
+    def _improve(self, local: LocalSearch, state: State) -> State:
+        deadline = time.monotonic() + self.time_limit_s
+        rng = np.random.default_rng(self.seed)
+        best = _descend(local, state, deadline)
+        for _ in range(self.shakes):
+            if time.monotonic() > deadline:
                 break
-            beam = sorted(grid.place(layouts), key=lambda placed: self._rank(placed, grid))[: self.beam_width]
-            best = min(best, beam[0], key=lambda placed: placed.cost_ms)
-        if best.cost_ms == float("inf"):
-            raise self._nothing_fits(task)
-        return best.plan(task)
+            shaken = best
+            for _ in range(self.shake_steps):
+                shaken = local.random_step(shaken, rng)
+            best = min(best, _descend(local, shaken, deadline), key=lambda state: state.cost_ms)
+        return best
 
-    def _one_more_split(self, beam: list[Placed], grid: GridSearch) -> list[Layout]:
-        """Every layout that splits one candidate of one layout of the beam, without repeats."""
-        layouts = [
-            placed.layout.split(shard)
-            for placed in beam
-            for shard in placed.layout.candidates(grid.catalog, self.num_candidates)
-        ]
-        return list(dict.fromkeys(layouts))
 
-    def _rank(self, placed: Placed, grid: GridSearch) -> tuple[float, int]:
-        """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
-        return placed.cost_ms, placed.layout.largest_bytes(grid.catalog) if placed.cost_ms == float("inf") else 0
-
-    def _nothing_fits(self, task: Task) -> InfeasibleError:
-        largest = max(task.tables, key=lambda table: table.size_bytes)
-        return InfeasibleError(
-            f"neuroshard: no plan with at most {self.max_splits} column splits fits {gib(task.size_bytes)} of tables "
-            f"on {task.topology.num_devices} devices of {gib(task.topology.memory_bytes)}; the largest table, "
-            f"{largest.name!r}, takes {gib(largest.size_bytes)}; raise searcher.max_splits or topology.memory_bytes"
-        )
+def _descend(local: LocalSearch, state: State, deadline: float) -> State:
+    """The best step again and again until none helps, or time is up."""
+    while time.monotonic() <= deadline and (cheaper := local.best_step(state)) is not None:
+        state = cheaper
+    return state

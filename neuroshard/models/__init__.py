@@ -2,6 +2,16 @@
 
 from neuroshard.models.bundle import Card, NeuralModels, load_bundle, save_bundle
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.interface import CommModel, ComputeModel
+from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
 
-__all__ = ["Card", "CommModel", "ComputeModel", "CostModels", "NeuralModels", "load_bundle", "save_bundle"]
+__all__ = [
+    "Card",
+    "CommModel",
+    "ComputeModel",
+    "CostModels",
+    "NeuralModels",
+    "ReluHead",
+    "SumModel",
+    "load_bundle",
+    "save_bundle",
+]

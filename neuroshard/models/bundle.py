@@ -45,6 +45,7 @@ class NeuralModels(CostModels):
     compute: NeuralCompute
     forward: NeuralComm
     backward: NeuralComm
+    batch_size: int
 
 
 def save_bundle(path: Path, models: NeuralModels, card: Card) -> None:
@@ -114,7 +115,8 @@ def _features(path: Path, name: str, columns: list[str]) -> FeatureSet:
 def _load_compute(path: Path, features: FeatureSet, scale_ms: float) -> NeuralCompute:
     tensors = _load_tensors(path)
     table, head = _mlp("table", tensors, path), _mlp("head", tensors, path)
-    if table.widths[0] != len(features.columns) or table.widths[-1] != head.widths[0] or head.widths[-1] != 1:
+    fits = table.widths[0] == len(features.columns) and table.widths[-1] == head.widths[0]
+    if not fits or len(head.widths) != 3 or head.widths[-1] != 1:
         raise UserError(f"{path} is malformed: networks {table.widths} and {head.widths} don't fit the features")
     return NeuralCompute(features, _normaliser(tensors, table, path), table, head, scale_ms)
 

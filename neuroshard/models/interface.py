@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,18 +12,49 @@ from neuroshard.tables.columns import TableColumns
 
 
 class ComputeModel(ABC):
-    """Compute cost of sets of tables: each table becomes a vector, a set their sum, and the sum a cost.
+    """Compute cost of sets of tables. The empty set costs nothing."""
 
-    The empty set costs nothing.
+    @abstractmethod
+    def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+        """(B,) ms of each of the B sets of tables."""
+
+
+@dataclass(frozen=True)
+class ReluHead:
+    """From a set's vector v to its cost: max(sum(relu(v + bias) * weight) + offset, 0) * scale_ms.
+
+    `bias` and `weight` are (H,). Simple enough to be compiled into the search's inner loop.
     """
+
+    bias: Float32Array
+    weight: Float32Array
+    offset: float
+    scale_ms: float
+
+    def __call__(self, sums: Float32Array) -> FloatArray:
+        """(...,) ms of sets given as sums (..., H); not meaningful for empty sets."""
+        return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
+
+    def finish(self, score: FloatArray | Float32Array) -> FloatArray:
+        """(...,) ms from the weighted sums (...,)."""
+        cost: FloatArray = np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
+        return cost
+
+
+class SumModel(ComputeModel):
+    """A compute model of the papers' form: each table becomes a vector, a set their sum, and the sum a cost.
+
+    The search is fast for these: adding a table to a device is one addition, a cost is one small dot product.
+    """
+
+    @property
+    @abstractmethod
+    def head(self) -> ReluHead:
+        """From sums to costs."""
 
     @abstractmethod
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
         """(n, H) a vector for each of n tables; a set's vector is the sum of its tables'."""
-
-    @abstractmethod
-    def head(self, sums: Float32Array) -> FloatArray:
-        """(...,) ms of sets given as sums (..., H); not meaningful for empty sets."""
 
     def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
         """(B,) ms of each of the B sets of tables."""
@@ -42,8 +74,8 @@ class CommModel(ABC):
 
     @property
     @abstractmethod
-    def num_devices(self) -> int:
-        """D, the number of devices it was fitted for."""
+    def num_devices(self) -> int | None:
+        """D, the number of devices it was fitted for; None if it serves any."""
 
     @abstractmethod
     def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:

@@ -18,11 +18,7 @@ class Mlp:
 
     def __call__(self, inputs: Float32Array) -> Float32Array:
         """(..., out) of inputs (..., in)."""
-        return self.after_first(inputs @ self.weights[0])
-
-    def after_first(self, products: Float32Array) -> Float32Array:
-        """(..., out) of the inputs' products with the first layer's weights, (..., first width)."""
-        hidden = products + self.biases[0]
+        hidden = inputs @ self.weights[0] + self.biases[0]
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
             hidden = np.maximum(hidden, 0) @ weight + bias
         return hidden

@@ -6,14 +6,16 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.features import FeatureSet
-from neuroshard.models.interface import CommModel, ComputeModel
+from neuroshard.models.interface import CommModel, ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.tables.columns import TableColumns
 
 
 @dataclass(frozen=True)
-class NeuralCompute(ComputeModel):
-    """A table network, a sum, a head network (NeuroShard, section 3.2); the head gives multiples of `scale_ms`.
+class NeuralCompute(SumModel):
+    """A table network, a sum, a head network of one hidden layer (NeuroShard, section 3.2).
+
+    The head network gives multiples of `scale_ms`.
 
     A table's vector is its embedding already multiplied with the head's first layer: multiplying distributes over
     the sum, so the search pays for it once per table instead of once per candidate.
@@ -30,10 +32,11 @@ class NeuralCompute(ComputeModel):
         embedded = self.table_network(self.normaliser(self.features(tables)))
         return embedded @ self.head_network.weights[0]
 
-    def head(self, sums: Float32Array) -> FloatArray:
-        """(...,) ms, not below 0."""
-        cost: FloatArray = np.maximum(self.head_network.after_first(sums)[..., 0], 0).astype(np.float64) * self.scale_ms
-        return cost
+    @property
+    def head(self) -> ReluHead:
+        """The head network after its first multiplication."""
+        weight = np.ascontiguousarray(self.head_network.weights[1][:, 0])
+        return ReluHead(self.head_network.biases[0], weight, float(self.head_network.biases[1][0]), self.scale_ms)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,29 @@
 """The kit that every searcher and cost model must pass, and small models with known answers to test with."""
 
-from neuroshard.testing.conformance import CommModelConformance, ComputeModelConformance, SearcherConformance
-from neuroshard.testing.toys import LinearComm, LinearCompute, linear_models, random_models, toy_tables, toy_task
+from neuroshard.testing.conformance import (
+    CommModelConformance,
+    ComputeModelConformance,
+    SearcherConformance,
+    SumModelConformance,
+)
+from neuroshard.testing.toys import (
+    LinearComm,
+    LinearCompute,
+    OpaqueCompute,
+    linear_models,
+    random_models,
+    toy_tables,
+    toy_task,
+)
 
 __all__ = [
     "CommModelConformance",
     "ComputeModelConformance",
     "LinearComm",
     "LinearCompute",
+    "OpaqueCompute",
     "SearcherConformance",
+    "SumModelConformance",
     "linear_models",
     "random_models",
     "toy_tables",

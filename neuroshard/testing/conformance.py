@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.models import CommModel, ComputeModel
+from neuroshard.models import CommModel, ComputeModel, SumModel
 from neuroshard.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
@@ -108,6 +108,14 @@ class ComputeModelConformance:
         cost = self.make().predict([tables[:2], (), tables[2:]], 256)
         assert cost[1] == 0
         assert np.allclose(cost[[0, 2]], self.make().predict([tables[:2], tables[2:]], 256))
+
+
+class SumModelConformance(ComputeModelConformance):
+    """For every compute model of the papers' form."""
+
+    def make(self) -> SumModel:
+        """The model under test."""
+        raise NotImplementedError
 
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
         """What the search builds on."""

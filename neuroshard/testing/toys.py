@@ -1,5 +1,6 @@
 """Tables, tasks and cost models that need no data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.features import FeatureSet
-from neuroshard.models import CommModel, ComputeModel, CostModels, NeuralModels
+from neuroshard.models import CommModel, ComputeModel, CostModels, NeuralModels, ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.tables import Table
@@ -36,7 +37,7 @@ def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30,
 
 
 @dataclass(frozen=True)
-class LinearCompute(ComputeModel):
+class LinearCompute(SumModel):
     """A fixed cost for every table plus one for every column read: splitting costs `per_table_ms`."""
 
     per_table_ms: float = 0.05
@@ -47,9 +48,25 @@ class LinearCompute(ComputeModel):
         cost = self.per_table_ms + self.per_column_ms * tables.dim * tables.pooling_factor
         return cost[:, None].astype(np.float32)
 
-    def head(self, sums: Float32Array) -> FloatArray:
-        """(...,) the sum itself."""
-        return sums[..., 0].astype(np.float64)
+    @property
+    def head(self) -> ReluHead:
+        """The sum itself."""
+        return ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class OpaqueCompute(ComputeModel):
+    """Not of the sum form: the root of the sum of squares of the linear costs, on top of the largest."""
+
+    def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+        """(B,) ms."""
+        return np.array([self._cost(tables, batch_size) for tables in sets])
+
+    def _cost(self, tables: Sequence[Table], batch_size: int) -> float:
+        if not tables:
+            return 0.0
+        alone = LinearCompute().embed(TableColumns.of(tables), batch_size)
+        return float(alone.max() + np.sqrt((alone**2).sum()))
 
 
 @dataclass(frozen=True)

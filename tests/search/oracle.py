@@ -23,6 +23,11 @@ def oracle_search(task, simulator, num_candidates=10, beam_width=3, max_splits=1
     return best[1], best[2]
 
 
+def _comparable(cost):
+    """To six significant digits: what differs by less is a tie."""
+    return float(f"{cost:.5e}")
+
+
 def _whole(task):
     return [(i, table.dim) for i, table in enumerate(task.tables)]
 
@@ -53,12 +58,12 @@ def _grid_search(task, simulator, layout, points, max_factor):
         factor = 1.0 + (max_factor - 1.0) * i / max(points - 1, 1)
         plan = _greedy(task, simulator, layout, mean * factor)
         if plan is not None:
-            cost = simulator.cost(task, plan).total_ms
+            cost = _comparable(simulator.cost(task, plan).total_ms)
             if cost < best[2]:
                 best = (layout, plan, cost)
     if best[1] is None:
         plan = _greedy(task, simulator, layout, float("inf"))
-        best = best if plan is None else (layout, plan, simulator.cost(task, plan).total_ms)
+        best = best if plan is None else (layout, plan, _comparable(simulator.cost(task, plan).total_ms))
     return best
 
 

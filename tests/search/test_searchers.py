@@ -1,16 +1,25 @@
+import re
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import neuroshard as ns
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.registry import build, choices
+from neuroshard.search.beam import BeamSearch, BeamSettings
 from neuroshard.search.heuristics import Greedy
 from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
-from neuroshard.testing import SearcherConformance, linear_models, random_models, toy_task
+from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from oracle import oracle_search
 
 ONCE = (1.0, *(0.0,) * 16)
 
@@ -53,24 +62,73 @@ def test_every_score_puts_its_heaviest_table_alone(score, first):
     assert alone == [["heavy"]]
 
 
-def test_neuroshard_never_costs_more_than_without_splits():
+def test_splits_never_cost_more_than_none():
     for seed in range(6):
         task = toy_task(10, seed=seed)
         simulator = Simulator(random_models(seed=seed))
-        whole = NeuroShard(max_splits=0).search(task, simulator)
-        split = NeuroShard().search(task, simulator)
+        whole = BeamSearch(BeamSettings(max_splits=0)).search(task, simulator)
+        split = BeamSearch().search(task, simulator)
         assert simulator.cost(task, split).total_ms <= simulator.cost(task, whole).total_ms + 1e-4
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+def test_neuroshard_never_costs_more_than_the_published_search(num_devices):
+    gains = []
+    for seed in range(6):
+        task = toy_task(12, num_devices, seed=seed)
+        simulator = Simulator(random_models(num_devices, seed))
+        published = simulator.cost(task, BeamSearch().search(task, simulator)).total_ms
+        ours = simulator.cost(task, NeuroShard(shakes=30).search(task, simulator)).total_ms
+        assert ours <= published * (1 + 1e-5)
+        gains.append(1 - ours / published)
+    assert max(gains) > 0.001
+
+
+def test_time_limit_stops_the_local_search():
+    task, simulator = toy_task(40), Simulator(random_models())
+    NeuroShard(shakes=1).search(task, simulator)  # compiles
+    start = time.monotonic()
+    plan = NeuroShard(shakes=10**6, time_limit_s=0.3).search(task, simulator)
+    assert time.monotonic() - start < 10
+    assert plan.fits
+
+
+def test_models_of_any_form_are_searched():
+    opaque = replace(linear_models(), compute=OpaqueCompute())
+    task, simulator = toy_task(8), Simulator(opaque)
+    cost = simulator.cost(task, NeuroShard().search(task, simulator)).total_ms
+    assert cost <= simulator.cost(task, Greedy("lookup").search(task, simulator)).total_ms
+    _, expected = oracle_search(task, simulator)
+    assert cost == pytest.approx(expected, rel=1e-4)
 
 
 def test_neuroshard_splits_a_table_that_dominates():
     task = _task([128, 4])
     simulator = Simulator(linear_models(2))
-    plan = NeuroShard().search(task, simulator)
+    plan = BeamSearch().search(task, simulator)
     assert sorted(shard.dim for shard in plan.shards if shard.table == 0) in ([64, 64], [60, 68])
-    assert (
-        simulator.cost(task, plan).total_ms
-        < simulator.cost(task, NeuroShard(max_splits=0).search(task, simulator)).total_ms
-    )
+    whole = BeamSearch(BeamSettings(max_splits=0)).search(task, simulator)
+    assert simulator.cost(task, plan).total_ms < simulator.cost(task, whole).total_ms
+
+
+def test_a_tight_packing_is_found():
+    dims = [128, 128, 128, 64, 64, 4]
+    total = sum(dims) * 1000 * 4
+    task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
+    with pytest.raises(InfeasibleError, match="MiB on each would do"):
+        BeamSearch(BeamSettings(max_splits=1)).search(task, Simulator(linear_models(3)))
+    assert NeuroShard(beam=BeamSettings(max_splits=1)).search(task, Simulator(linear_models(3))).fits
+
+
+def test_the_smallest_cap_named_by_an_error_works():
+    tables = tuple(Table(f"t{i}", 1000 + 317 * i, 16, 1.0, ONCE) for i in range(5))
+    total = sum(table.size_bytes for table in tables)
+    simulator = Simulator(linear_models(3))
+    with pytest.raises(InfeasibleError) as caught:
+        NeuroShard().search(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
+    cap = float(re.search(r"([\d.]+) MiB on each would do", str(caught.value)).group(1)) * 2**20
+    assert "'t4'" in str(caught.value)
+    assert NeuroShard().search(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).fits
 
 
 def test_neuroshard_splits_what_fits_no_device():
@@ -95,21 +153,31 @@ def test_the_package_can_be_called():
     task, simulator = toy_task(6), Simulator(linear_models())
     assert ns.search(task, simulator) == NeuroShard().search(task, simulator)
     assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").search(task, simulator)
-    assert ns.search(task, simulator, beam_width=1) == NeuroShard(beam_width=1).search(task, simulator)
+    assert ns.search(task, simulator, shakes=3) == NeuroShard(shakes=3).search(task, simulator)
 
 
 def test_unknown_searchers_and_settings_name_the_nearest():
     task, simulator = toy_task(6), Simulator(linear_models())
     with pytest.raises(UserError, match="unknown searcher 'dim_gredy'; did you mean 'dim_greedy'"):
         ns.search(task, simulator, searcher="dim_gredy")
-    with pytest.raises(UserError, match="did you mean 'beam_width'"):
-        ns.search(task, simulator, beam_widht=2)
+    with pytest.raises(UserError, match="did you mean 'shakes'"):
+        ns.search(task, simulator, shaks=2)
 
 
-@pytest.mark.parametrize("setting", [{"beam_width": 0}, {"num_candidates": 0}, {"max_splits": -1}, {"beam_width": 1.5}])
-def test_impossible_settings_are_refused(setting):
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        (BeamSettings, {"beam_width": 0}),
+        (BeamSettings, {"beam_width": 1.5}),
+        (BeamSettings, {"num_candidates": 0}),
+        (BeamSettings, {"max_splits": -1}),
+        (NeuroShard, {"shakes": -1}),
+        (NeuroShard, {"time_limit_s": -1}),
+    ],
+)
+def test_impossible_settings_are_refused(kind, setting):
     with pytest.raises(UserError, match=next(iter(setting))):
-        NeuroShard(**setting)
+        kind(**setting)
 
 
 def test_models_for_another_number_of_devices_are_refused():

@@ -3,18 +3,25 @@ from neuroshard.testing import (
     ComputeModelConformance,
     LinearComm,
     LinearCompute,
+    OpaqueCompute,
+    SumModelConformance,
     random_models,
 )
 
 
-class TestNeuralCompute(ComputeModelConformance):
+class TestNeuralCompute(SumModelConformance):
     def make(self):
         return random_models().compute
 
 
-class TestLinearCompute(ComputeModelConformance):
+class TestLinearCompute(SumModelConformance):
     def make(self):
         return LinearCompute()
+
+
+class TestOpaqueCompute(ComputeModelConformance):
+    def make(self):
+        return OpaqueCompute()
 
 
 class TestNeuralComm(CommModelConformance):

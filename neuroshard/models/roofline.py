@@ -1,0 +1,104 @@
+"""Cost models that are arithmetic on published bandwidths, not measurements: for scales that nobody here can measure.
+
+A kernel takes as long as its bytes take at the memory's full bandwidth; an exchange as long as its bytes take at the
+links' full bandwidth. Real ones take longer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.models.cost_models import CostModels
+from neuroshard.models.interface import CommModel, ReluHead, SumModel
+from neuroshard.tables.columns import TableColumns
+from neuroshard.tables.reuse import BIN_TOPS
+
+_INDEX_BYTES = 8
+_OUTPUT_BYTES = 4  # pooled embeddings and their gradients are fp32
+_BYTES_PER_MS = 1e6  # of 1 GB/s
+
+
+@dataclass(frozen=True)
+class RooflineCompute(SumModel):
+    """Bytes moved over memory bandwidth, plus a fixed time for the fused call.
+
+    Bytes of a table in a batch: every lookup's index and row are read going forward, its index and its sample's
+    gradient going backward; every unique row is read and written by the update; outputs are written once.
+    """
+
+    memory_gb_per_s: float
+    launch_ms: float
+
+    @property
+    def head(self) -> ReluHead:
+        """The sum of the times, plus the launch."""
+        return ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), self.launch_ms, 1.0)
+
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, 1) ms of each table's bytes."""
+        lookups = batch_size * tables.pooling_factor
+        unique = np.minimum(lookups / _mean_touches(tables), tables.rows)
+        row_bytes = tables.dim * tables.bytes_per_element
+        gradient_bytes = tables.dim * _OUTPUT_BYTES
+        moved = lookups * (2 * _INDEX_BYTES + row_bytes + gradient_bytes)
+        moved = moved + 2 * unique * row_bytes + batch_size * gradient_bytes
+        return (moved / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(np.float32)
+
+
+def _mean_touches(tables: TableColumns) -> FloatArray:
+    """(n,) how often a touched row is touched, from the histogram: the middle of each bin."""
+    tops = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])
+    bottoms = np.concatenate([[0], BIN_TOPS])
+    mean: FloatArray = tables.reuse @ ((bottoms + 1 + tops) / 2)
+    return mean
+
+
+@dataclass(frozen=True)
+class RooflineComm(CommModel):
+    """Bytes over link bandwidth, after the last device has started; the busiest device holds all others up.
+
+    Up to `devices_per_host` devices talk over the fast links. With more hosts, the share of the bytes that leaves a
+    host goes over the network. Bandwidths are of one device, in one direction.
+
+    Attributes:
+        batch_size: global; how many samples every column stands for.
+    """
+
+    link_gb_per_s: float
+    network_gb_per_s: float
+    devices_per_host: int
+    latency_ms: float
+    batch_size: int
+
+    @property
+    def num_devices(self) -> None:
+        """Any number."""
+        return
+
+    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
+        """(B, D) ms."""
+        devices = dims.shape[1]
+        busiest = np.maximum(dims, dims.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
+        sent = busiest * self.batch_size * _OUTPUT_BYTES / devices  # to each device
+        local = min(devices, self.devices_per_host)
+        inside = sent * (local - 1) / (self.link_gb_per_s * _BYTES_PER_MS)
+        outside = sent * (devices - local) / (self.network_gb_per_s * _BYTES_PER_MS)
+        wait = start_ms.max(axis=1, keepdims=True) - start_ms
+        cost: FloatArray = wait + np.maximum(inside, outside) + self.latency_ms
+        return cost
+
+
+def roofline(
+    memory_gb_per_s: float,
+    link_gb_per_s: float,
+    network_gb_per_s: float,
+    devices_per_host: int,
+    launch_ms: float,
+    latency_ms: float,
+    batch_size: int,
+    source: str,  # noqa: ARG001  # where the figures stand; for readers of the config
+) -> CostModels:
+    """The three models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction."""
+    comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms, batch_size)
+    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms), comm, comm, batch_size)

@@ -1,0 +1,105 @@
+"""The published search: beam search over column-wise splits, greedy grid search over table-wise placement."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.errors import UserError
+from neuroshard.plan import Plan, assemble
+from neuroshard.search.base import Searcher
+from neuroshard.search.catalog import Catalog
+from neuroshard.search.grid import GridSearch, GridSettings, Placed
+from neuroshard.search.layout import Layout
+from neuroshard.search.memory import check_total, nothing_fits
+from neuroshard.search.packing import smallest_cap
+from neuroshard.simulator import Simulator
+from neuroshard.tables.table import DIM_MULTIPLE
+from neuroshard.task import Task
+
+
+@dataclass(frozen=True)
+class BeamSettings:
+    """NeuroShard's published hyper-parameters (Zha et al. 2023, section 3.3 and 4.1).
+
+    Attributes:
+        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
+        beam_width: layouts kept after every split.
+        max_splits: splits in a layout at most; 0 leaves every table whole.
+        grid: caps of the greedy grid search.
+    """
+
+    num_candidates: int = 10
+    beam_width: int = 3
+    max_splits: int = 10
+    grid: GridSettings = field(default_factory=GridSettings)
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_candidates", 1), ("beam_width", 1), ("max_splits", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least {least}")
+
+
+@dataclass(frozen=True)
+class BeamSearch(Searcher):
+    """The published search as it is; `neuroshard` goes on from where it ends."""
+
+    settings: BeamSettings = field(default_factory=BeamSettings)
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan seen on the way; the earliest one among equals."""
+        check_total(task)
+        grid = GridSearch(task, simulator, self.settings.grid)
+        best = beam_search(grid, self.settings)
+        if best.cost_ms == float("inf"):
+            cap = smallest_cap(grid.catalog, task.topology.num_devices)
+            raise nothing_fits(task, cap, ", or more splits, or searcher=neuroshard")
+        return to_plan(task, best.held)
+
+
+def beam_search(grid: GridSearch, settings: BeamSettings) -> Placed:
+    """The cheapest placement seen on the way; its cost is infinite if none fits."""
+    beam = grid.place([Layout()])
+    best = beam[0]
+    for _ in range(settings.max_splits):
+        layouts = _one_more_split(beam, grid.catalog, settings.num_candidates)
+        if not layouts:
+            break
+        beam = sorted(grid.place(layouts), key=lambda placed: _rank(placed, grid.catalog))[: settings.beam_width]
+        best = min(best, beam[0], key=lambda placed: placed.cost_ms)
+    return best
+
+
+def to_plan(task: Task, held: IntArray) -> Plan:
+    """The plan of `held` (T, D), units of 4 columns of each table on each device."""
+    places = zip(*(index.tolist() for index in held.nonzero()), strict=True)
+    return assemble(task, [(table, int(held[table, device]) * DIM_MULTIPLE, device) for table, device in places])
+
+
+def _one_more_split(beam: list[Placed], catalog: Catalog, num_candidates: int) -> list[Layout]:
+    """Every layout that splits one candidate of one layout of the beam, without repeats."""
+    layouts = [
+        placed.layout.split(table, width, catalog)
+        for placed in beam
+        for table, width in _candidates(placed.layout, catalog, num_candidates)
+    ]
+    return list(dict.fromkeys(layouts))
+
+
+def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int, int]]:
+    """Shards (table, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
+    shards = np.unique(layout.shards(catalog), axis=0)
+    shards = shards[shards[:, 1] >= 2]  # of at least 8 columns
+    entries = catalog.first[shards[:, 0]] + shards[:, 1]
+    values: list[FloatArray] = [catalog.size_bytes[entries].astype(np.float64), catalog.cost_ms[entries]]
+    chosen = [shards[i] for value in values for i in np.argsort(-value, kind="stable")[:count]]
+    return list(dict.fromkeys((int(table), int(width)) for table, width in chosen))
+
+
+def _rank(placed: Placed, catalog: Catalog) -> tuple[float, int]:
+    """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
+    if placed.cost_ms < float("inf"):
+        return placed.cost_ms, 0
+    shards = placed.layout.shards(catalog)
+    return placed.cost_ms, int(catalog.size_bytes[catalog.first[shards[:, 0]] + shards[:, 1]].max())

@@ -1,0 +1,158 @@
+"""Local search: a plan is a matrix of widths; a step moves columns of a table to another device, or swaps two shards.
+
+Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one kind of
+step covers them all. Steps start at the devices that make the plan expensive.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.models import SumModel
+from neuroshard.search.catalog import Catalog
+from neuroshard.search.steps import (
+    SOURCE,
+    TABLE_BACK,
+    TABLE_OUT,
+    TARGET,
+    UNITS_OUT,
+    count_steps,
+    estimate_steps,
+)
+from neuroshard.simulator import Simulator
+from neuroshard.tables.table import DIM_MULTIPLE
+from neuroshard.task import Task
+
+_COSTED_STEPS = 128  # of all steps, so many that look best are costed with the communication models
+_LEAST_GAIN = 1e-6  # relative
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A plan in the making, with what the cost models see of it.
+
+    Attributes:
+        held: (T, D) units of 4 columns of each table on each device.
+        sums: (D, H) of the shards' vectors, the head's bias included.
+        size_bytes, units: (D,).
+        score: (D,) the head's weighted sum; 0 for an empty device.
+        compute_ms, total_ms: (D,) predicted.
+    """
+
+    held: IntArray
+    sums: Float32Array
+    size_bytes: IntArray
+    units: IntArray
+    score: FloatArray
+    compute_ms: FloatArray
+    total_ms: FloatArray
+
+    @property
+    def cost_ms(self) -> float:
+        """The plan's predicted cost."""
+        return float(self.total_ms.max())
+
+
+class LocalSearch:
+    """Improves plans of one task, under models of the papers' form."""
+
+    def __init__(self, task: Task, simulator: Simulator, model: SumModel, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._head = model.head
+        self._simulator = simulator
+        self._memory_bytes = np.full(task.topology.num_devices, task.topology.memory_bytes, dtype=np.int64)
+        self._unit_score = self._ms_per_unit() / self._head.scale_ms
+
+    def state(self, held: IntArray) -> State:
+        """The plan `held` (T, D), costed."""
+        entries = self._catalog.first[:, None] + held
+        sums = self._catalog.vectors[entries].sum(axis=0) + self._head.bias
+        units = held.sum(axis=0)
+        score, compute_ms = self._compute(sums, units)
+        total_ms = self._total_ms(compute_ms[None], units[None])[0]
+        return State(held, sums, self._catalog.size_bytes[entries].sum(axis=0), units, score, compute_ms, total_ms)
+
+    def best_step(self, state: State) -> State | None:
+        """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
+        sources = {int(np.argmax(values)) for values in (state.compute_ms, state.total_ms, state.units)}
+        found = [self._steps_from(state, source) for source in sorted(sources)]
+        steps = np.concatenate([steps for steps, _ in found])
+        estimate = np.concatenate([estimate for _, estimate in found])
+        if not len(steps):
+            return None
+        kept = min(_COSTED_STEPS, len(steps))
+        steps = steps[np.sort(np.argpartition(estimate, kept - 1)[:kept])]
+        total_ms = self._totals(state, steps)
+        best = int(np.argmin(total_ms))
+        if total_ms[best] >= state.cost_ms * (1 - _LEAST_GAIN):
+            return None
+        return self.state(_applied(state.held, steps[best]))
+
+    def random_step(self, state: State, rng: np.random.Generator) -> State:
+        """A random step that fits, from a random device; the same state if there is none."""
+        steps, _ = self._steps_from(state, int(rng.integers(len(state.units))))
+        return state if not len(steps) else self.state(_applied(state.held, steps[rng.integers(len(steps))]))
+
+    def _steps_from(self, state: State, source: int) -> tuple[IntArray, FloatArray]:
+        """(K, 5) every step from `source` that fits, and (K,) what each leads to, estimated."""
+        most = count_steps(state.held, source)
+        steps, estimate = np.empty((most, 5), dtype=np.int64), np.empty(most)
+        found = estimate_steps(
+            state.held, source, state.sums, state.size_bytes, state.units, state.score, self._memory_bytes,
+            self._catalog.first, self._catalog.size_bytes, self._catalog.vectors, self._head.weight,
+            self._unit_score, steps, estimate,
+        )  # fmt: skip
+        return steps[:found], estimate[:found]
+
+    def _totals(self, state: State, steps: IntArray) -> FloatArray:
+        """(K,) costs of the plans after the steps (K, 5)."""
+        row = np.arange(len(steps))
+        compute_ms = np.tile(state.compute_ms, (len(steps), 1))
+        units = np.tile(state.units, (len(steps), 1))
+        for device, sign in ((steps[:, SOURCE], -1), (steps[:, TARGET], 1)):
+            sums, after = self._after(state, steps, device, sign)
+            units[row, device] = after
+            compute_ms[row, device] = self._compute(sums, after)[1]
+        total: FloatArray = self._total_ms(compute_ms, units).max(axis=1)
+        return total
+
+    def _after(self, state: State, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, IntArray]:
+        """(K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved table arrives."""
+        first, held, vectors = self._catalog.first, state.held, self._catalog.vectors
+        table, back = steps[:, TABLE_OUT], np.maximum(steps[:, TABLE_BACK], 0)
+        moved = sign * steps[:, UNITS_OUT]
+        returned = -sign * np.where(steps[:, TABLE_BACK] >= 0, held[back, steps[:, TARGET]], 0)
+        entry, entry_back = first[table] + held[table, device], first[back] + held[back, device]
+        change = vectors[entry + moved] - vectors[entry] + vectors[entry_back + returned] - vectors[entry_back]
+        return state.sums[device] + change, state.units[device] + moved + returned
+
+    def _compute(self, sums: Float32Array, units: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(...,) scores and ms of devices with sums (..., H), bias included."""
+        score = (np.maximum(sums, 0) @ self._head.weight).astype(np.float64)
+        return score * (units > 0), self._head.finish(score) * (units > 0)
+
+    def _total_ms(self, compute_ms: FloatArray, units: IntArray) -> FloatArray:
+        forward, backward = self._simulator.communication((units * DIM_MULTIPLE).astype(np.float64), compute_ms)
+        return compute_ms + forward + backward
+
+    def _ms_per_unit(self) -> float:
+        """Roughly how much communication one more unit on the widest device costs; not below 0."""
+        devices = len(self._memory_bytes)
+        mean = max(int(self._catalog.full_width.sum()) // devices, 4)
+        uneven = np.full((2, devices), mean)
+        uneven[1, 0] += mean // 4
+        costs = self._total_ms(np.zeros(uneven.shape), uneven).max(axis=1)
+        return max(0.0, float(costs[1] - costs[0]) / (mean // 4))
+
+
+def _applied(held: IntArray, step: IntArray) -> IntArray:
+    """`held` (T, D) after one step (5,)."""
+    source, target, out, units, back = step.tolist()
+    after = held.copy()
+    after[out, source] -= units
+    after[out, target] += units
+    if back >= 0:
+        after[back, source] += held[back, target]
+        after[back, target] = 0
+    return after
