@@ -49,6 +49,7 @@ format: $(INSTALLED)  ## rewrite the code in the project's style
 bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else run
 	$(BIN)/python benchmarks/search_speed.py
 	$(BIN)/python benchmarks/training_speed.py
+	$(BIN)/python benchmarks/plan_quality.py roofline:h100 4
 
 clean:  ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -37,11 +37,11 @@ def no_room(task: Task, table: Table, free_bytes: int, method: str) -> Infeasibl
     )
 
 
-def nothing_fits(task: Task, smallest_cap: int, hint: str) -> InfeasibleError:
+def nothing_fits(task: Task, smallest_cap: int) -> InfeasibleError:
     """The error of a search that splits columns and finds no plan; a plan exists from `smallest_cap` bytes on."""
     largest = sorted(task.tables, key=lambda table: -table.size_bytes)[:_NAMED_TABLES]
     named = ", ".join(f"{table.name!r} {gib(table.size_bytes)}" for table in largest)
     return InfeasibleError(
         f"no plan found for {gib(task.size_bytes)} of tables on {task.topology.num_devices} devices of "
-        f"{gib(task.topology.memory_bytes)}; {gib(smallest_cap)} on each would do{hint}; the largest tables: {named}"
+        f"{gib(task.topology.memory_bytes)}; {gib(smallest_cap)} on each would do; the largest tables: {named}"
     )

@@ -1,91 +1,106 @@
-"""NeuroShard's default strategy: the published beam search, then local search from its best plan."""
+"""The published search: beam search over column-wise splits, greedy grid search over table-wise placement."""
 
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
+from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.errors import UserError
-from neuroshard.models import SumModel
-from neuroshard.plan import Plan
+from neuroshard.plan import Plan, assemble
 from neuroshard.search.base import Searcher
-from neuroshard.search.beam import BeamSettings, beam_search, to_plan
-from neuroshard.search.grid import GridSearch
-from neuroshard.search.local import LocalSearch, State
+from neuroshard.search.catalog import Catalog
+from neuroshard.search.grid import GridSearch, GridSettings, Placed
+from neuroshard.search.layout import Layout
 from neuroshard.search.memory import check_total, nothing_fits
 from neuroshard.search.packing import pack, smallest_cap
 from neuroshard.simulator import Simulator
+from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
 
 
 @dataclass(frozen=True)
 class NeuroShard(Searcher):
-    """Never worse than the published search, by prediction: starts where that ends.
-
-    Local search takes the best step from the most loaded devices until none helps; then random steps shake the best
-    plan, and it goes on from there. Compute models that are not of the papers' form get the published search alone.
+    """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
     Attributes:
-        beam: of the published search.
-        shakes: how often the best plan is shaken.
-        shake_steps: random steps in a shake.
-        time_limit_s: of the local search; the best plan so far counts. Runs that don't reach it repeat exactly.
-        seed: of the random steps.
+        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
+        beam_width: layouts kept after every split.
+        max_splits: splits in a layout at most; 0 leaves every table whole.
+        grid: caps of the greedy grid search.
     """
 
-    beam: BeamSettings = field(default_factory=BeamSettings)
-    shakes: int = 400
-    shake_steps: int = 2
-    time_limit_s: float = 10.0
-    seed: int = 0
+    num_candidates: int = 10
+    beam_width: int = 3
+    max_splits: int = 10
+    grid: GridSettings = field(default_factory=GridSettings)
 
     def __post_init__(self) -> None:
-        for name in ("shakes", "shake_steps"):
+        for name, least in (("num_candidates", 1), ("beam_width", 1), ("max_splits", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least 0")
-        if not self.time_limit_s >= 0:
-            raise UserError(f"searcher: time_limit_s={self.time_limit_s} must not be negative")
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least {least}")
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found."""
+        """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
         check_total(task)
-        grid = GridSearch(task, simulator, self.beam.grid)
-        start = self._start(task, grid)
-        model = simulator.models.compute
-        if task.topology.num_devices == 1 or not isinstance(model, SumModel):
-            return to_plan(task, start)
-        local = LocalSearch(task, simulator, model, grid.catalog)
-        return to_plan(task, self._improve(local, local.state(start)).held)
+        return to_plan(task, self.best_held(task, GridSearch(task, simulator, self.grid)))
 
-    def _start(self, task: Task, grid: GridSearch) -> IntArray:
-        """(T, D) the published search's plan; where it finds none, one that is packed by bytes alone."""
-        found = beam_search(grid, self.beam)
+    def best_held(self, task: Task, grid: GridSearch) -> IntArray:
+        """The plan as (T, D) units of 4 columns of each table on each device.
+
+        Raises:
+            InfeasibleError: nothing fits, not even packed by bytes alone.
+        """
+        found = self._beam_search(grid)
         if found.cost_ms < float("inf"):
             return found.held
         devices = task.topology.num_devices
         packed = pack(grid.catalog, np.full(devices, task.topology.memory_bytes))
         if packed is None:
-            raise nothing_fits(task, smallest_cap(grid.catalog, devices), "")
+            raise nothing_fits(task, smallest_cap(grid.catalog, devices))
         return packed
 
-    def _improve(self, local: LocalSearch, state: State) -> State:
-        deadline = time.monotonic() + self.time_limit_s
-        rng = np.random.default_rng(self.seed)
-        best = _descend(local, state, deadline)
-        for _ in range(self.shakes):
-            if time.monotonic() > deadline:
+    def _beam_search(self, grid: GridSearch) -> Placed:
+        beam = grid.place([Layout()])
+        best = beam[0]
+        for _ in range(self.max_splits):
+            layouts = _one_more_split(beam, grid.catalog, self.num_candidates)
+            if not layouts:
                 break
-            shaken = best
-            for _ in range(self.shake_steps):
-                shaken = local.random_step(shaken, rng)
-            best = min(best, _descend(local, shaken, deadline), key=lambda state: state.cost_ms)
+            beam = sorted(grid.place(layouts), key=lambda placed: _rank(placed, grid.catalog))[: self.beam_width]
+            best = min(best, beam[0], key=lambda placed: placed.cost_ms)
         return best
 
 
-def _descend(local: LocalSearch, state: State, deadline: float) -> State:
-    """The best step again and again until none helps, or time is up."""
-    while time.monotonic() <= deadline and (cheaper := local.best_step(state)) is not None:
-        state = cheaper
-    return state
+def to_plan(task: Task, held: IntArray) -> Plan:
+    """The plan of `held` (T, D), units of 4 columns of each table on each device."""
+    places = zip(*(index.tolist() for index in held.nonzero()), strict=True)
+    return assemble(task, [(table, int(held[table, device]) * DIM_MULTIPLE, device) for table, device in places])
+
+
+def _one_more_split(beam: list[Placed], catalog: Catalog, num_candidates: int) -> list[Layout]:
+    """Every layout that splits one candidate of one layout of the beam, without repeats."""
+    layouts = [
+        placed.layout.split(table, width, catalog)
+        for placed in beam
+        for table, width in _candidates(placed.layout, catalog, num_candidates)
+    ]
+    return list(dict.fromkeys(layouts))
+
+
+def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int, int]]:
+    """Shards (table, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
+    shards = np.unique(layout.shards(catalog), axis=0)
+    shards = shards[shards[:, 1] >= 2]  # of at least 8 columns
+    entries = catalog.first[shards[:, 0]] + shards[:, 1]
+    values: list[FloatArray] = [catalog.size_bytes[entries].astype(np.float64), catalog.cost_ms[entries]]
+    chosen = [shards[i] for value in values for i in np.argsort(-value, kind="stable")[:count]]
+    return list(dict.fromkeys((int(table), int(width)) for table, width in chosen))
+
+
+def _rank(placed: Placed, catalog: Catalog) -> tuple[float, int]:
+    """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
+    if placed.cost_ms < float("inf"):
+        return placed.cost_ms, 0
+    shards = placed.layout.shards(catalog)
+    return placed.cost_ms, int(catalog.size_bytes[catalog.first[shards[:, 0]] + shards[:, 1]].max())

@@ -119,18 +119,18 @@ def test_unknown_searcher(here, capsys):
 
 
 def test_unknown_key(here, capsys):
-    _refused(capsys, "did you mean 'searcher.beam.beam_width'", *_search(here, "searcher.beam.beam_with=2"))
+    _refused(capsys, "did you mean 'searcher.beam_width'", *_search(here, "searcher.beam_with=2"))
     _refused(capsys, "did you mean 'topology.num_devices'", *_search(here, "topology.num_device=2"))
     _refused(capsys, "malformed", *_search(here, "topology=[1"))
 
 
 def test_setting_that_one_choice_of_a_sweep_lacks(here, capsys):
-    sweep = ("-m", "searcher=neuroshard,random", "searcher.shakes=1,3")
-    _refused(capsys, "searcher.shakes is not a setting of searcher=random", *_search(here, *sweep))
+    sweep = ("-m", "searcher=neuroshard,random", "searcher.beam_width=1,3")
+    _refused(capsys, "searcher.beam_width is not a setting of searcher=random", *_search(here, *sweep))
 
 
 def test_setting_of_the_wrong_type(here, capsys):
-    _refused(capsys, "beam_width='many'", *_search(here, "searcher.beam.beam_width=many"))
+    _refused(capsys, "beam_width='many'", *_search(here, "searcher.beam_width=many"))
 
 
 def test_unknown_command(here, capsys):

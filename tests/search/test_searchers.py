@@ -9,9 +9,9 @@ import pytest
 import neuroshard as ns
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.registry import build, choices
-from neuroshard.search.beam import BeamSearch, BeamSettings
 from neuroshard.search.heuristics import Greedy
 from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.search.neuroshard_local import NeuroShardLocal
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
@@ -66,19 +66,19 @@ def test_splits_never_cost_more_than_none():
     for seed in range(6):
         task = toy_task(10, seed=seed)
         simulator = Simulator(random_models(seed=seed))
-        whole = BeamSearch(BeamSettings(max_splits=0)).search(task, simulator)
-        split = BeamSearch().search(task, simulator)
+        whole = NeuroShard(max_splits=0).search(task, simulator)
+        split = NeuroShard().search(task, simulator)
         assert simulator.cost(task, split).total_ms <= simulator.cost(task, whole).total_ms + 1e-4
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-def test_neuroshard_never_costs_more_than_the_published_search(num_devices):
+def test_local_search_never_costs_more_than_the_published_one(num_devices):
     gains = []
     for seed in range(6):
         task = toy_task(12, num_devices, seed=seed)
         simulator = Simulator(random_models(num_devices, seed))
-        published = simulator.cost(task, BeamSearch().search(task, simulator)).total_ms
-        ours = simulator.cost(task, NeuroShard(shakes=30).search(task, simulator)).total_ms
+        published = simulator.cost(task, NeuroShard().search(task, simulator)).total_ms
+        ours = simulator.cost(task, NeuroShardLocal(shakes=30).search(task, simulator)).total_ms
         assert ours <= published * (1 + 1e-5)
         gains.append(1 - ours / published)
     assert max(gains) > 0.001
@@ -86,9 +86,9 @@ def test_neuroshard_never_costs_more_than_the_published_search(num_devices):
 
 def test_time_limit_stops_the_local_search():
     task, simulator = toy_task(40), Simulator(random_models())
-    NeuroShard(shakes=1).search(task, simulator)  # compiles
+    NeuroShardLocal(shakes=1).search(task, simulator)  # compiles
     start = time.monotonic()
-    plan = NeuroShard(shakes=10**6, time_limit_s=0.3).search(task, simulator)
+    plan = NeuroShardLocal(shakes=10**6, time_limit_s=0.3).search(task, simulator)
     assert time.monotonic() - start < 10
     assert plan.fits
 
@@ -96,7 +96,7 @@ def test_time_limit_stops_the_local_search():
 def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(8), Simulator(opaque)
-    cost = simulator.cost(task, NeuroShard().search(task, simulator)).total_ms
+    cost = simulator.cost(task, NeuroShardLocal().search(task, simulator)).total_ms
     assert cost <= simulator.cost(task, Greedy("lookup").search(task, simulator)).total_ms
     _, expected = oracle_search(task, simulator)
     assert cost == pytest.approx(expected, rel=1e-4)
@@ -105,9 +105,9 @@ def test_models_of_any_form_are_searched():
 def test_neuroshard_splits_a_table_that_dominates():
     task = _task([128, 4])
     simulator = Simulator(linear_models(2))
-    plan = BeamSearch().search(task, simulator)
+    plan = NeuroShard().search(task, simulator)
     assert sorted(shard.dim for shard in plan.shards if shard.table == 0) in ([64, 64], [60, 68])
-    whole = BeamSearch(BeamSettings(max_splits=0)).search(task, simulator)
+    whole = NeuroShard(max_splits=0).search(task, simulator)
     assert simulator.cost(task, plan).total_ms < simulator.cost(task, whole).total_ms
 
 
@@ -115,9 +115,9 @@ def test_a_tight_packing_is_found():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
     task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
-    with pytest.raises(InfeasibleError, match="MiB on each would do"):
-        BeamSearch(BeamSettings(max_splits=1)).search(task, Simulator(linear_models(3)))
-    assert NeuroShard(beam=BeamSettings(max_splits=1)).search(task, Simulator(linear_models(3))).fits
+    with pytest.raises(InfeasibleError, match="the emptiest device has"):
+        Greedy("size").search(task, Simulator(linear_models(3)))
+    assert NeuroShard(max_splits=1).search(task, Simulator(linear_models(3))).fits
 
 
 def test_the_smallest_cap_named_by_an_error_works():
@@ -153,26 +153,26 @@ def test_the_package_can_be_called():
     task, simulator = toy_task(6), Simulator(linear_models())
     assert ns.search(task, simulator) == NeuroShard().search(task, simulator)
     assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").search(task, simulator)
-    assert ns.search(task, simulator, shakes=3) == NeuroShard(shakes=3).search(task, simulator)
+    assert ns.search(task, simulator, beam_width=1) == NeuroShard(beam_width=1).search(task, simulator)
 
 
 def test_unknown_searchers_and_settings_name_the_nearest():
     task, simulator = toy_task(6), Simulator(linear_models())
     with pytest.raises(UserError, match="unknown searcher 'dim_gredy'; did you mean 'dim_greedy'"):
         ns.search(task, simulator, searcher="dim_gredy")
-    with pytest.raises(UserError, match="did you mean 'shakes'"):
-        ns.search(task, simulator, shaks=2)
+    with pytest.raises(UserError, match="did you mean 'beam_width'"):
+        ns.search(task, simulator, beam_widht=2)
 
 
 @pytest.mark.parametrize(
     ("kind", "setting"),
     [
-        (BeamSettings, {"beam_width": 0}),
-        (BeamSettings, {"beam_width": 1.5}),
-        (BeamSettings, {"num_candidates": 0}),
-        (BeamSettings, {"max_splits": -1}),
-        (NeuroShard, {"shakes": -1}),
-        (NeuroShard, {"time_limit_s": -1}),
+        (NeuroShard, {"beam_width": 0}),
+        (NeuroShard, {"beam_width": 1.5}),
+        (NeuroShard, {"num_candidates": 0}),
+        (NeuroShard, {"max_splits": -1}),
+        (NeuroShardLocal, {"shakes": -1}),
+        (NeuroShardLocal, {"time_limit_s": -1}),
     ],
 )
 def test_impossible_settings_are_refused(kind, setting):
