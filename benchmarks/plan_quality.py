@@ -25,11 +25,6 @@ SEARCHERS: tuple[Searcher, ...] = (
     NeuroShardLocal(shakes=100),
     NeuroShardLocal(),
 )
-    NeuroShard(),
-    NeuroShardLocal(shakes=0),
-    NeuroShardLocal(shakes=100),
-    NeuroShardLocal(),
-)
 NAMES = ("published", "local search, no shakes", "100 shakes", "400 shakes")
 
 
