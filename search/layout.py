@@ -10,7 +10,7 @@ from neuroshard.search.catalog import Catalog
 
 @dataclass(frozen=True)
 class Layout:
-    """How wide the shards of a task are: `extra` lists only tables that were split.
+    """How wide the shards of a task are; tables that are whole are not listed.
 
     Attributes:
         splits: for every split table, in order, its number and its shards' widths in units of 4 columns, ascending.

@@ -2,6 +2,7 @@
 
 from neuroshard.errors import InfeasibleError
 from neuroshard.tables import Table
+from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
 
 _GIB = 1 << 30
@@ -16,11 +17,11 @@ def gib(size_bytes: float) -> str:
 def check_total(task: Task) -> None:
     """Raise InfeasibleError if no plan at all can fit: one table at its narrowest, or the total, is too much."""
     cap, devices = task.topology.memory_bytes, task.topology.num_devices
-    widest = max(task.tables, key=lambda table: table.with_dim(4).size_bytes)
-    if widest.with_dim(4).size_bytes > cap:
+    narrowest = max((table.with_dim(DIM_MULTIPLE) for table in task.tables), key=lambda table: table.size_bytes)
+    if narrowest.size_bytes > cap:
         raise InfeasibleError(
-            f"table {widest.name!r} takes {gib(widest.with_dim(4).size_bytes)} even at 4 columns, a device holds "
-            f"{gib(cap)}; give each device more memory"
+            f"table {narrowest.name!r} takes {gib(narrowest.size_bytes)} even at {DIM_MULTIPLE} columns, "
+            f"a device holds {gib(cap)}; give each device more memory"
         )
     if task.size_bytes > cap * devices:
         raise InfeasibleError(
