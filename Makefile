@@ -50,6 +50,7 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	$(BIN)/python benchmarks/search_speed.py
 	$(BIN)/python benchmarks/training_speed.py
 	$(BIN)/python benchmarks/plan_quality.py roofline:h100 4
+	$(BIN)/python benchmarks/exhaustive.py roofline:h100 2
 
 clean:  ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

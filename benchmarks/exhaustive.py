@@ -1,0 +1,71 @@
+"""How far plans of tiny tasks are from the best there is, by prediction.
+
+usage: exhaustive.py MODEL NUM_DEVICES [COUNT]    (MODEL: a bundle's path, or roofline:h100; 2 or 3 devices)
+
+Tasks hold few narrow tables (8 for 2 devices, 6 for 3; dims 4 to 16), so that every plan can be costed: every way to
+give each table's slices of 4 columns to the devices. Memory is ample.
+"""
+
+import sys
+from itertools import product
+
+import numpy as np
+
+from neuroshard.models import CostModels
+from neuroshard.search.base import Searcher
+from neuroshard.search.catalog import Catalog
+from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.search.neuroshard_local import NeuroShardLocal
+from neuroshard.simulator import Simulator
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.task import Task, Topology
+from neuroshard.tasks import TaskDraw, drawn
+
+SEARCHERS: tuple[tuple[str, Searcher], ...] = (("neuroshard", NeuroShard()), ("neuroshard_local", NeuroShardLocal()))
+_BATCH = 1 << 16
+
+
+def main() -> None:
+    model, num_devices = sys.argv[1], int(sys.argv[2])
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 20
+    simulator = Simulator(CostModels.load(model))
+    batch_size = simulator.models.batch_size or 65536
+    size = {2: 8, 3: 6}[num_devices]
+    draw = TaskDraw(count=count, min_tables=size, max_tables=size, max_dim=16)
+    topology = Topology(num_devices, 1 << 40)
+    gaps = []
+    for task in drawn(dlrm_like(batch_size=batch_size, seed=1), topology, batch_size, draw):
+        best = _best(task, simulator)
+        costs = [simulator.cost(task, searcher.search(task, simulator)).total_ms for _, searcher in SEARCHERS]
+        gaps.append(np.array(costs) / best - 1)
+    print(f"{model}, {count} tasks of {size} tables, {num_devices} devices: cost above the best of all plans")
+    for (name, _), gap in zip(SEARCHERS, np.array(gaps).T, strict=True):
+        print(f"| {name} | mean {gap.mean():+.2%} | worst {gap.max():+.2%} |")
+
+
+def _best(task: Task, simulator: Simulator) -> float:
+    """The lowest predicted cost of all plans, ms."""
+    catalog = Catalog.of(task, simulator.models.compute)
+    head, devices = simulator.models.compute.head, task.topology.num_devices
+    options = [_options(int(width), devices) for width in catalog.full_width]
+    radix = np.array([len(option) for option in options])
+    lowest = np.inf
+    for start in range(0, int(radix.prod()), _BATCH):
+        number = np.arange(start, min(start + _BATCH, int(radix.prod())))
+        chosen = np.unravel_index(number, radix)
+        held = np.stack([option[index] for option, index in zip(options, chosen, strict=True)], axis=1)  # (B, T, D)
+        sums = sum(catalog.vectors[catalog.first[t] + held[:, t]] for t in range(len(options)))
+        units = held.sum(axis=1)
+        compute = head(sums) * (units > 0)
+        forward, backward = simulator.communication(units * 4.0, compute)
+        lowest = min(lowest, float((compute + forward + backward).max(axis=1).min()))
+    return lowest
+
+
+def _options(width: int, devices: int) -> np.ndarray:
+    """(K, D) every way to give `width` units to the devices."""
+    return np.array([split for split in product(range(width + 1), repeat=devices) if sum(split) == width])
+
+
+if __name__ == "__main__":
+    main()
