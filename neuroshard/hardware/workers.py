@@ -214,10 +214,10 @@ def _serve(
     except (UserError, ImportError, RuntimeError, OSError) as error:
         pipe.send(Failed(f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)))
         return
-    pipe.send(Ready())
-    while True:
-        try:
+    try:
+        pipe.send(Ready())
+        while True:
             samples, seeds = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(bench.measure(samples, seeds, lambda index: pipe.send(Started(index))))
+            pipe.send(bench.measure(samples, seeds, lambda index: pipe.send(Started(index))))
+    except (EOFError, BrokenPipeError):
+        return  # the parent has gone, and nobody is left to tell
