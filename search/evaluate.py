@@ -83,7 +83,7 @@ class Evaluate:
                 run.searcher,
                 record.task,
                 None if record.plan is None else str(path / record.plan),
-                None if record.plan is None else Plan.load(path / record.plan),
+                run.plan_of(record),
                 record.predicted_ms,
                 record.seconds,
                 record.error,

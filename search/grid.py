@@ -31,13 +31,14 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A layout with its best placement: `held` (T, D) units of 4 columns of each table on each device.
+    """A layout with its best placement: (S, 2) shards as (table, width) and the device of each, (S,).
 
-    `cost_ms` is the plan's predicted cost, infinite where nothing fits; `held` is then incomplete.
+    `cost_ms` is the plan's predicted cost, infinite where nothing fits; some shards then have no device.
     """
 
     layout: Layout
-    held: IntArray
+    shards: IntArray
+    devices: IntArray
     cost_ms: float
 
 
@@ -73,9 +74,15 @@ class GridSearch:
         capped = total[:, :-1]
         best = np.where(np.isfinite(capped).any(axis=1), np.argmin(capped, axis=1), capped.shape[1])
         return [
-            Placed(layout, self._held(placements, p, int(best[p])), float(total[p, best[p]]))
+            Placed(layout, placements.shards[p], placements.devices[p, best[p]], float(total[p, best[p]]))
             for p, layout in enumerate(layouts)
         ]
+
+    def held(self, placed: Placed) -> IntArray:
+        """(T, D) units of 4 columns of each table on each device, of a placement that fits."""
+        held = np.zeros((self.catalog.num_tables, self._num_devices), dtype=np.int64)
+        np.add.at(held, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
+        return held
 
     def _total_ms(self, placements: Placements) -> FloatArray:
         """(P, M) the plans' costs; infinite where a shard has no place, or the previous cap's placement is repeated."""
@@ -86,10 +93,3 @@ class GridSearch:
         total = np.full(placements.alive.shape, np.inf)
         total[fresh] = comparable((compute + forward + backward).max(axis=1))
         return total
-
-    def _held(self, placements: Placements, p: int, m: int) -> IntArray:
-        held = np.zeros((self.catalog.num_tables, self._num_devices), dtype=np.int64)
-        placed = placements.devices[p, m] >= 0
-        shards = placements.shards[p, placed]
-        np.add.at(held, (shards[:, 0], placements.devices[p, m, placed]), shards[:, 1])
-        return held

@@ -11,6 +11,7 @@ import numpy as np
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.models import SumModel
 from neuroshard.search.catalog import Catalog
+from neuroshard.search.memory import device_memory
 from neuroshard.search.steps import (
     SOURCE,
     TABLE_BACK,
@@ -61,7 +62,7 @@ class LocalSearch:
         self._catalog = catalog
         self._head = model.head
         self._simulator = simulator
-        self._memory_bytes = np.full(task.topology.num_devices, task.topology.memory_bytes, dtype=np.int64)
+        self._memory_bytes = device_memory(task)
         self._unit_score = self._ms_per_unit() / self._head.scale_ms
 
     def state(self, held: IntArray) -> State:

@@ -1,5 +1,8 @@
 """Errors for tasks that don't fit, with the numbers a user needs."""
 
+import numpy as np
+
+from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.tables import Table
 from neuroshard.tables.table import DIM_MULTIPLE
@@ -12,6 +15,11 @@ _NAMED_TABLES = 3
 def gib(size_bytes: float) -> str:
     """The size for people."""
     return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB / 100 else f"{size_bytes / (1 << 20):.3g} MiB"
+
+
+def device_memory(task: Task) -> IntArray:
+    """(D,) bytes for embedding weights on each device."""
+    return np.full(task.topology.num_devices, task.topology.memory_bytes, dtype=np.int64)
 
 
 def check_total(task: Task) -> None:

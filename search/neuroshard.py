@@ -11,7 +11,7 @@ from neuroshard.search.base import Searcher
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.grid import GridSearch, GridSettings, Placed
 from neuroshard.search.layout import Layout
-from neuroshard.search.memory import check_total, nothing_fits
+from neuroshard.search.memory import check_total, device_memory, nothing_fits
 from neuroshard.search.packing import pack, smallest_cap
 from neuroshard.simulator import Simulator
 from neuroshard.tables.table import DIM_MULTIPLE
@@ -53,11 +53,10 @@ class NeuroShard(Searcher):
         """
         found = self._beam_search(grid)
         if found.cost_ms < float("inf"):
-            return found.held
-        devices = task.topology.num_devices
-        packed = pack(grid.catalog, np.full(devices, task.topology.memory_bytes))
+            return grid.held(found)
+        packed = pack(grid.catalog, device_memory(task))
         if packed is None:
-            raise nothing_fits(task, smallest_cap(grid.catalog, devices))
+            raise nothing_fits(task, smallest_cap(grid.catalog, task.topology.num_devices))
         return packed
 
     def _beam_search(self, grid: GridSearch) -> Placed:

@@ -11,6 +11,7 @@ from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.layout import Layout
+from neuroshard.search.memory import device_memory
 from neuroshard.search.placement import place_greedily
 from neuroshard.tables import Table
 from neuroshard.tables.table import DIM_MULTIPLE
@@ -68,9 +69,10 @@ class _CompiledPlacer:
     def __init__(self, task: Task, model: SumModel, catalog: Catalog) -> None:
         self._catalog = catalog
         self._head = model.head
-        self._memory_bytes = np.full(task.topology.num_devices, task.topology.memory_bytes, dtype=np.int64)
+        self._memory_bytes = device_memory(task)
 
     def place(self, layouts: Sequence[Layout], caps: IntArray) -> Placements:
+        """In threads where that is worth it; the result doesn't depend on it."""
         shards = _in_order(layouts, self._catalog)
         work = shards.shape[0] * shards.shape[1] * len(caps) * len(self._memory_bytes)
         pieces = min(_THREADS, len(layouts)) if work > _WORTH_A_THREAD else 1
@@ -111,6 +113,7 @@ class _PlainPlacer:
         self._catalog = catalog
 
     def place(self, layouts: Sequence[Layout], caps: IntArray) -> Placements:
+        """One layout and cap after the other."""
         shards = _in_order(layouts, self._catalog)
         return _joined([_joined([self._place(one, int(cap)) for cap in caps], axis=1) for one in shards])
 

@@ -61,7 +61,12 @@ class SearchRun:
 
     def plans(self) -> dict[int, Plan]:
         """The plans found, by number of the task."""
-        return {record.task: Plan.load(self.path / record.plan) for record in self.records if record.plan is not None}
+        found = ((record.task, self.plan_of(record)) for record in self.records)
+        return {task: plan for task, plan in found if plan is not None}
+
+    def plan_of(self, record: SearchRecord) -> Plan | None:
+        """The plan that was found for one task, if any."""
+        return None if record.plan is None else Plan.load(self.path / record.plan)
 
 
 def claim_directory(out: str | None, kind: str, searcher: str) -> Path:

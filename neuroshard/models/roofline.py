@@ -12,7 +12,7 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.interface import CommModel, ReluHead, SumModel
 from neuroshard.tables.columns import TableColumns
-from neuroshard.tables.reuse import BIN_TOPS
+from neuroshard.tables.reuse import MEAN_COUNTS
 
 _INDEX_BYTES = 8
 _OUTPUT_BYTES = 4  # pooled embeddings and their gradients are fp32
@@ -38,20 +38,13 @@ class RooflineCompute(SumModel):
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
         """(n, 1) ms of each table's bytes."""
         lookups = batch_size * tables.pooling_factor
-        unique = np.minimum(lookups / _mean_touches(tables), tables.rows)
+        unique = np.minimum(lookups / (tables.reuse @ MEAN_COUNTS), tables.rows)
         row_bytes = tables.dim * tables.bytes_per_element
         gradient_bytes = tables.dim * _OUTPUT_BYTES
         moved = lookups * (2 * _INDEX_BYTES + row_bytes + gradient_bytes)
         moved = moved + 2 * unique * row_bytes + batch_size * gradient_bytes
-        return (moved / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(np.float32)
-
-
-def _mean_touches(tables: TableColumns) -> FloatArray:
-    """(n,) how often a touched row is touched, from the histogram: the middle of each bin."""
-    tops = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])
-    bottoms = np.concatenate([[0], BIN_TOPS])
-    mean: FloatArray = tables.reuse @ ((bottoms + 1 + tops) / 2)
-    return mean
+        cost_ms: Float32Array = (moved / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(np.float32)
+        return cost_ms
 
 
 @dataclass(frozen=True)
