@@ -1,7 +1,8 @@
 """The collect run: draw samples, measure them, write parts; go on where an earlier run stopped."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
@@ -15,11 +16,11 @@ from neuroshard.augment.summary import KindSummary, Summary
 from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.fingerprint import versions
-from neuroshard.hardware.hardware import is_follower
+from neuroshard.hardware.hardware import Warn, is_follower
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest, Parts
-from neuroshard.samples import Measurement, Sample
-from neuroshard.splits import split_tables
+from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.splits import TableSplit, split_tables
 from neuroshard.tables import Table, check_unique_names
 
 _COMPUTE, _COMM = 0, 1  # streams of random numbers
@@ -36,7 +37,7 @@ class Collect:
         compute, comm: how samples are drawn.
         num_compute_samples, num_comm_samples: how many.
         num_second_pass: how many of the first samples of each kind are measured again at the end.
-        batch_size: global, of every sample.
+        batch_sizes: global; every sample has one of them.
         seed: fixes every sample and its lookups.
         out: the data directory.
     """
@@ -48,7 +49,7 @@ class Collect:
     num_compute_samples: int
     num_comm_samples: int
     num_second_pass: int
-    batch_size: int
+    batch_sizes: Sequence[int]
     seed: int
     out: str
 
@@ -57,8 +58,13 @@ class Collect:
         for name in ("num_compute_samples", "num_comm_samples", "num_second_pass"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}={getattr(self, name)} must not be negative")
-        if self.batch_size < self.comm.num_devices:
-            raise UserError(f"batch_size={self.batch_size} must be at least num_devices={self.comm.num_devices}")
+        if not self.batch_sizes:
+            raise UserError("batch_sizes=[] must name at least one batch size")
+        if min(self.batch_sizes) < max(self.comm.num_devices):
+            raise UserError(
+                f"batch size {min(self.batch_sizes)} must be at least the largest of "
+                f"comm.num_devices={list(self.comm.num_devices)}"
+            )
         self.compute.check(self.tables)
 
     def run(self) -> Summary | None:
@@ -77,17 +83,29 @@ class Collect:
         with progress_bar() as progress:
             compute = _Kind(
                 "compute", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
-                self.num_second_pass, _COMPUTE, self.seed,
-                lambda rng: self.compute.draw(split, self.batch_size, rng),
-                lambda: self.hardware.compute_meter(progress.console.print),
+                self.num_second_pass, _COMPUTE, self.seed, (self._compute_variant(split, progress.console.print),),
             ).collect(progress)  # fmt: skip
             comm = _Kind(
                 "exchanges", directory.comm(), self.hardware.comm_timing.live, self.num_comm_samples,
                 self.num_second_pass, _COMM, self.seed,
-                lambda rng: self.comm.draw(self.batch_size, rng),
-                lambda: self.hardware.comm_meter(self.comm.num_devices, progress.console.print),
+                tuple(self._comm_variant(count, progress.console.print) for count in self.comm.num_devices),
             ).collect(progress)  # fmt: skip
         return Summary(directory.path, compute, comm)
+
+    def _compute_variant(self, split: TableSplit, warn: Warn) -> "_Variant[ComputeSample]":
+        return _Variant(
+            lambda rng: self.compute.draw(split, self._batch_size(rng), rng),
+            lambda: self.hardware.compute_meter(warn),
+        )
+
+    def _comm_variant(self, num_devices: int, warn: Warn) -> "_Variant[CommSample]":
+        return _Variant(
+            lambda rng: self.comm.draw(num_devices, self._batch_size(rng), rng),
+            lambda: self.hardware.comm_meter(num_devices, warn),
+        )
+
+    def _batch_size(self, rng: np.random.Generator) -> int:
+        return int(rng.choice(self.batch_sizes))
 
     def _settings(self) -> dict[str, Any]:
         settings = asdict(replace(self, tables=()))
@@ -95,8 +113,19 @@ class Collect:
 
 
 @dataclass(frozen=True)
+class _Variant(Generic[Sample]):
+    """Samples that one meter measures: such as exchanges between the same number of processes."""
+
+    draw: Callable[[np.random.Generator], tuple[Sample, str]]
+    open_meter: Callable[[], Meter[Sample]]
+
+
+@dataclass(frozen=True)
 class _Kind(Generic[Sample]):
-    """One kind of sample in a run, split into parts of `part_size`; the last part is the second pass."""
+    """One kind of sample in a run, split into parts of `part_size`; the last parts are the second pass.
+
+    Parts take turns among the variants, so that no variant has a spell of the machine to itself.
+    """
 
     name: str
     parts: Parts[Sample]
@@ -105,8 +134,7 @@ class _Kind(Generic[Sample]):
     num_second_pass: int
     stream: int
     seed: int
-    draw: Callable[[np.random.Generator], tuple[Sample, str]]
-    open_meter: Callable[[], Meter[Sample]]
+    variants: tuple[_Variant[Sample], ...]
 
     def collect(self, progress: Progress) -> KindSummary:
         """Measure and write every part that is missing."""
@@ -115,23 +143,31 @@ class _Kind(Generic[Sample]):
         bar = progress.add_task(self.name, total=sum(map(len, batches)))
         progress.advance(bar, sum(len(ids) for n, ids in enumerate(batches) if n not in missing))
         busy_s, start = 0.0, time.perf_counter()
-        if missing:
-            with self.open_meter() as meter:
-                for number in missing:
-                    busy_s += self._measure_part(meter, number, batches[number])
-                    progress.advance(bar, len(batches[number]))
+        with ExitStack() as meters:
+            opened: dict[int, Meter[Sample]] = {}
+            for number in missing:
+                variant = self._variant(batches[number])
+                if variant not in opened:
+                    opened[variant] = meters.enter_context(self.variants[variant].open_meter())
+                busy_s += self._measure_part(opened[variant], number, batches[number])
+                progress.advance(bar, len(batches[number]))
         return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, busy_s)
 
     def _batches(self) -> list[range]:
         """Sample ids of every part."""
-        starts = range(0, self.num_samples, self.part_size)
-        first_pass: list[range] = [range(start, min(start + self.part_size, self.num_samples)) for start in starts]
-        again = range(min(self.num_second_pass, self.num_samples, self.part_size))
-        return [*first_pass, again] if again else first_pass
+        return [*self._first_pass(self.num_samples), *self._first_pass(min(self.num_second_pass, self.num_samples))]
+
+    def _first_pass(self, count: int) -> list[range]:
+        return [range(start, min(start + self.part_size, count)) for start in range(0, count, self.part_size)]
+
+    def _variant(self, ids: range) -> int:
+        """Index of the variant that the samples of a part belong to; the same in both passes."""
+        return ids.start // self.part_size % len(self.variants)
 
     def _measure_part(self, meter: Meter[Sample], number: int, ids: range) -> float:
-        second_pass = number * self.part_size >= self.num_samples
-        drawn = [self.draw(self._rng(sample_id)) for sample_id in ids]
+        second_pass = number >= len(self._first_pass(self.num_samples))
+        draw = self.variants[self._variant(ids)].draw
+        drawn = [draw(self._rng(sample_id)) for sample_id in ids]
         outcomes = meter.measure([sample for sample, _ in drawn], [self._lookup_seed(i) for i in ids])
         self.parts.write(
             number,

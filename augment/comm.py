@@ -1,5 +1,6 @@
 """Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,13 +22,13 @@ class CommAugmentation:
     after a random delay, up to a limit that is itself drawn anew.
 
     Attributes:
-        num_devices: processes that exchange.
+        num_devices: processes that exchange: every count here gets an equal share of the samples.
         max_dim: tables have widths max_dim, max_dim / 2, ..., 4.
         min_tables, max_tables: over all devices.
         max_start_ms: the longest start delay.
     """
 
-    num_devices: int = 4
+    num_devices: Sequence[int] = (4,)
     max_dim: int = 128
     min_tables: int = 10
     max_tables: int = 59
@@ -35,23 +36,24 @@ class CommAugmentation:
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        if self.num_devices < 1:
-            raise UserError(f"exchanges: num_devices={self.num_devices} must be at least 1")
+        counts = self.num_devices
+        if not isinstance(counts, Sequence) or not counts or not all(isinstance(n, int) and n >= 1 for n in counts):
+            raise UserError(f"exchanges: num_devices={counts} must be a list of whole numbers of at least 1, as in [4]")
         if not 1 <= self.min_tables <= self.max_tables:
             raise UserError(f"exchanges: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
         if not self.max_start_ms >= 0:
             raise UserError(f"exchanges: max_start_ms={self.max_start_ms} must not be negative")
 
-    def draw(self, batch_size: int, rng: np.random.Generator) -> tuple[CommSample, str]:
-        """One exchange with the name of the split it belongs to."""
+    def draw(self, num_devices: int, batch_size: int, rng: np.random.Generator) -> tuple[CommSample, str]:
+        """One exchange between `num_devices` processes with the name of the split it belongs to."""
         tables = int(rng.integers(self.min_tables, self.max_tables + 1))
         dims = np.sort(rng.choice(halvings(self.max_dim), size=tables))[::-1]
         random_share = rng.random()
-        columns = np.zeros(self.num_devices, dtype=np.int64)
+        columns = np.zeros(num_devices, dtype=np.int64)
         for dim in dims:
             at_random = rng.random() < random_share
-            device = rng.integers(self.num_devices) if at_random else columns.argmin()
+            device = rng.integers(num_devices) if at_random else columns.argmin()
             columns[device] += dim
-        starts = rng.random(self.num_devices) * self.max_start_ms * rng.random()
+        starts = rng.random(num_devices) * self.max_start_ms * rng.random()
         sample = CommSample(tuple(columns.tolist()), tuple(starts.tolist()), batch_size)
         return sample, str(rng.choice(_SPLITS))

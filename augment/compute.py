@@ -1,4 +1,4 @@
-"""Random combinations of augmented tables (NeuroShard, section 3.1): every table at every width."""
+"""Random combinations of augmented tables (NeuroShard, section 3.1): every table at many widths."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from neuroshard.errors import UserError
 from neuroshard.samples import ComputeSample
 from neuroshard.splits import TableSplit, draw_split
 from neuroshard.tables import Table, halvings
+from neuroshard.tables.table import DIM_MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class ComputeAugmentation:
 
     Attributes:
         max_dim: tables are drawn at widths max_dim, max_dim / 2, ..., 4.
+        any_width_share: share of the tables drawn at any multiple of 4 up to max_dim instead, narrow ones more often:
+            halving a table of 100 columns, or moving a few, gives widths that halving 128 never does.
         min_tables, max_tables: how many a combination holds.
         max_bytes: of a combination's weights.
     """
@@ -24,6 +27,7 @@ class ComputeAugmentation:
     min_tables: int = 1
     max_tables: int = 15
     max_bytes: int = 4 << 30
+    any_width_share: float = 0.0
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
@@ -31,6 +35,8 @@ class ComputeAugmentation:
             raise UserError(
                 f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
             )
+        if not 0 <= self.any_width_share <= 1:
+            raise UserError(f"compute samples: any_width_share={self.any_width_share} must lie in 0..1")
 
     def check(self, tables: tuple[Table, ...]) -> None:
         """Raise UserError unless every table fits under the cap at its narrowest."""
@@ -66,9 +72,17 @@ class ComputeAugmentation:
         order = rng.permutation(len(group))
         turns = [rng.permutation(len(widths)) for _ in order]
         pairs = [(order[i % len(order)], i // len(order)) for i in range(min(count, len(group) * len(widths)))]
-        return [group[t].with_dim(widths[int(turns[t][turn])]) for t, turn in pairs]
+        return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
+
+    def _width(self, halving: int, rng: np.random.Generator) -> int:
+        """`halving`, or any width, its logarithm uniform."""
+        if rng.random() >= self.any_width_share:
+            return halving
+        units = self.max_dim // DIM_MULTIPLE
+        return DIM_MULTIPLE * min(int((units + 1) ** rng.random()), units)
 
     def _fitted(self, table: Table, room: int) -> Table | None:
-        fitting = (w for w in halvings(self.max_dim) if w <= table.dim and table.with_dim(w).size_bytes <= room)
+        narrower = (w for w in halvings(self.max_dim) if w < table.dim)
+        fitting = (w for w in (table.dim, *narrower) if table.with_dim(w).size_bytes <= room)
         width = next(fitting, None)
         return None if width is None else table.with_dim(width)

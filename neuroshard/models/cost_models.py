@@ -32,7 +32,7 @@ class CostModels:
         if self.num_devices not in (None, task.topology.num_devices):
             raise UserError(
                 f"the cost models were made for {self.num_devices} devices, the task has "
-                f"{task.topology.num_devices}; collect and pretrain with comm.num_devices={task.topology.num_devices}"
+                f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
             )
         if self.batch_size not in (None, task.batch_size):
             raise UserError(

@@ -76,5 +76,6 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+        plain = list(value) if isinstance(value, tuple) else value  # as JSON gives it back
+        flat |= _flat(plain, f"{name}.") if isinstance(plain, dict) else {name: plain}
     return flat

@@ -61,9 +61,9 @@ class FakeHardware(Hardware):
 
 def collect_run(out, kind=FakeHardware, samples=18):
     hardware = kind(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
-    comm = CommAugmentation(num_devices=2, max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
+    comm = CommAugmentation(num_devices=(2,), max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
     return Collect(
-        toy_tables(10), hardware, ComputeAugmentation(max_dim=16, max_tables=3), comm, samples, 9, 4, 64, 0, str(out)
+        toy_tables(10), hardware, ComputeAugmentation(max_dim=16, max_tables=3), comm, samples, 9, 4, (64,), 0, str(out)
     )
 
 
@@ -146,6 +146,24 @@ def test_another_hardware_is_refused(tmp_path):
     path.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"measured on cuda \(NVIDIA H200\)"):
         collect_run(tmp_path / "data").run()
+
+
+def test_exchanges_take_turns_among_device_counts(tmp_path):
+    run = collect_run(tmp_path / "data")
+    run = replace(run, comm=replace(run.comm, num_devices=(2, 3)), batch_sizes=(16, 64), num_second_pass=6)
+    run.run()
+    comm = DataDirectory(tmp_path / "data").comm().read()
+    assert [len(m.sample.dims) for m in comm] == [2] * 4 + [3] * 4 + [2] + [2] * 4 + [3] * 2
+    first = {m.sample_id: m.sample for m in comm if not m.second_pass}
+    assert all(first[m.sample_id] == m.sample for m in comm if m.second_pass)
+    assert {m.sample.batch_size for m in comm} == {16, 64}
+
+
+def test_impossible_batch_sizes_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"batch size 1 must be at least"):
+        replace(collect_run(tmp_path), batch_sizes=(1, 64))
+    with pytest.raises(UserError, match=r"batch_sizes=\[\]"):
+        replace(collect_run(tmp_path), batch_sizes=())
 
 
 def test_other_settings_are_refused(tmp_path):

@@ -33,6 +33,16 @@ def test_combinations_cover_every_width_and_count():
     assert {table.dim for sample in samples for table in sample.tables} == {4, 8, 16, 32}
 
 
+def test_a_share_of_the_tables_has_any_width():
+    rng = np.random.default_rng(0)
+    augmentation = ComputeAugmentation(max_dim=32, max_tables=5, any_width_share=0.5)
+    samples = [augmentation.draw(split_tables(TABLES, 0), 256, rng)[0] for _ in range(300)]
+    dims = [table.dim for sample in samples for table in sample.tables]
+    assert set(dims) == set(range(4, 36, 4))
+    odd = sum((dim & (dim - 1)) != 0 for dim in dims) / len(dims)
+    assert 0.1 < odd < 0.3
+
+
 def test_a_small_group_repeats_tables_at_other_widths_only():
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -47,7 +57,7 @@ def test_a_table_that_fits_at_no_width_is_refused():
 
 def test_exchanges_range_from_balanced_to_lopsided():
     rng = np.random.default_rng(0)
-    samples = [CommAugmentation(num_devices=4, max_start_ms=20).draw(256, rng)[0] for _ in range(300)]
+    samples = [CommAugmentation(max_start_ms=20).draw(4, 256, rng)[0] for _ in range(300)]
     imbalance = [max(s.dims) / (sum(s.dims) / 4) for s in samples]
     assert min(imbalance) < 1.1
     assert max(imbalance) > 1.6
@@ -72,3 +82,11 @@ def test_impossible_augmentations_are_refused(settings):
     for kind in (ComputeAugmentation, CommAugmentation):
         with pytest.raises(UserError, match=next(iter(settings))):
             kind(**settings)
+
+
+def test_impossible_shares_and_device_counts_are_refused():
+    with pytest.raises(UserError, match="any_width_share=2"):
+        ComputeAugmentation(any_width_share=2)
+    for counts in ((), (0,), 4):
+        with pytest.raises(UserError, match="must be a list of whole numbers"):
+            CommAugmentation(num_devices=counts)
