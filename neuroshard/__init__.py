@@ -11,8 +11,10 @@ plan = ns.search(task, sim)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from neuroshard.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.cost import Cost
 from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.memory import MemoryUse
 from neuroshard.models import CostModels
 from neuroshard.plan import Plan, Shard
 from neuroshard.simulator import Simulator
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
     from neuroshard.search import search
 
 __all__ = [
+    "Constraints",
     "Cost",
     "CostModels",
     "InfeasibleError",
+    "MemoryUse",
+    "PinnedShard",
     "Plan",
     "Shard",
     "Simulator",
     "Table",
+    "TableRule",
     "Task",
     "Topology",
     "UserError",

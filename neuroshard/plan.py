@@ -1,14 +1,19 @@
 """A sharding plan: every table's columns, cut into shards, each on a device."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from neuroshard.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
+from neuroshard.memory import readable_bytes
 from neuroshard.tables import Table
+from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
 
@@ -29,7 +34,8 @@ class Plan:
     """Shards (S,) and the device of each, (S,), for one task; valid by construction.
 
     Every table's columns are covered exactly once, every dim is a multiple of 4, and a device holds at most one
-    shard of a table. Memory is not checked here: a plan that doesn't fit can still be costed and reported.
+    shard of a table. Memory and the task's constraints are not checked here: a plan that breaks them can still be
+    costed and reported; `violations` says what it breaks.
 
     Raises:
         UserError: the shards don't cover the task's tables that way.
@@ -72,8 +78,13 @@ class Plan:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """(D,) bytes of weights on each device."""
-        return tuple(sum(table.size_bytes for table in tables) for tables in self.device_tables)
+        """(D,) bytes of the shards on each device, with what the task counts besides weights."""
+        shards = TableColumns.of([table for tables in self.device_tables for table in tables])
+        size = self.task.memory.shard_bytes(shards, self.task.batch_size)
+        device = np.repeat(np.arange(len(self.device_tables)), [len(tables) for tables in self.device_tables])
+        total = np.zeros(len(self.device_tables), dtype=np.int64)
+        np.add.at(total, device, size)
+        return tuple(total.tolist())
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
@@ -82,8 +93,14 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every device's weights fit in its memory."""
-        return max(self.device_bytes) <= self.task.topology.memory_bytes
+        """Whether every device's shards fit in its memory."""
+        pairs = zip(self.device_bytes, self.task.shard_memory, strict=True)
+        return all(used <= free for used, free in pairs)
+
+    @cached_property
+    def violations(self) -> tuple[str, ...]:
+        """What the plan breaks of the task's memory and constraints, one line each; empty if nothing."""
+        return tuple(_violations(self))
 
     def save(self, path: str | Path) -> None:
         """Write the plan with its task as JSON."""
@@ -120,6 +137,51 @@ class Plan:
         except (KeyError, TypeError) as error:
             raise UserError(f"malformed plan: bad or missing field ({error})") from None
         return cls(task, shards, devices)
+
+
+def _violations(plan: Plan) -> Iterator[str]:
+    for device, (used, free) in enumerate(zip(plan.device_bytes, plan.task.shard_memory, strict=True)):
+        if used > free:
+            yield f"device {device} needs {readable_bytes(used)}, it has {readable_bytes(free)}"
+    held = {table.name: dict[int, int]() for table in plan.task.tables}
+    for shard, device in zip(plan.shards, plan.devices, strict=True):
+        held[plan.task.tables[shard.table].name][device] = shard.dim
+    for table in plan.task.tables:
+        limits = plan.task.constraints.limits(table, plan.task.topology.num_devices)
+        yield from _broken_limits(table.name, limits, held[table.name])
+    yield from _broken_groups(plan.task.constraints, held)
+
+
+def _broken_limits(name: str, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
+    """Of one table; `held`: columns by device."""
+    if wrong := set(held).difference(limits.devices):
+        yield f"table {name!r} must not lie on device {min(wrong)}"
+    if not limits.min_shards <= len(held) <= limits.max_shards:
+        yield f"table {name!r} is on {len(held)} devices, not on {limits.min_shards} to {limits.max_shards}"
+
+
+def _broken_groups(constraints: Constraints, held: Mapping[str, Mapping[int, int]]) -> Iterator[str]:
+    """`held`: columns by table and device."""
+    for name in dict.fromkeys(shard.table for shard in constraints.pinned):
+        if not _pins_met([shard for shard in constraints.pinned if shard.table == name], held[name]):
+            yield f"the pinned shards of table {name!r} are not where they belong"
+    for group in constraints.together:
+        if len({tuple(held[name]) for name in group}) > 1:
+            yield f"tables {', '.join(group)} are not together"
+    for group in constraints.apart:
+        devices = [device for name in dict.fromkeys(group) for device in held[name]]
+        if crowded := [device for device in devices if devices.count(device) > 1]:
+            both = [name for name in dict.fromkeys(group) if crowded[0] in held[name]]
+            yield f"tables {', '.join(both)} are both on device {crowded[0]}"
+
+
+def _pins_met(pinned: Sequence[PinnedShard], held: Mapping[int, int]) -> bool:
+    """Whether every pinned shard has a device of its own that holds just as many columns; `held`: columns by device."""
+    if not pinned:
+        return True
+    first, rest = pinned[0], pinned[1:]
+    places = [device for device in first.devices if held.get(device) == first.dim]
+    return any(_pins_met(rest, {d: dim for d, dim in held.items() if d != place}) for place in places)
 
 
 def _check_cover(table: Table, shards: list[Shard]) -> None:

@@ -32,14 +32,15 @@ def draw_plan(path: Path, plan: Plan, cost: Cost, title: str) -> None:
     )  # fmt: skip
     times.set(xlabel="device", ylabel="ms", title="cost", xticks=devices, ylim=(0, cost.total_ms * 1.3))
     times.legend(loc="upper left", ncols=3, fontsize=8, frameon=False)
-    cap = plan.task.topology.memory_bytes / _GIB
+    caps = np.array(plan.task.shard_memory) / _GIB
+    cap = caps.max()
     memory.bar(devices, np.array(plan.device_bytes) / _GIB, color="#55a868", width=0.7)
-    memory.axhline(cap, color="0.3", linestyle="--", linewidth=1)
+    memory.hlines(caps, devices - 0.45, devices + 0.45, color="0.3", linestyle="--", linewidth=1)
     memory.annotate(
         f"cap {cap:.3g} GiB", (1, cap), xycoords=("axes fraction", "data"),
         xytext=(-4, 3), textcoords="offset points", ha="right", va="bottom", fontsize=9,
     )  # fmt: skip
-    memory.set(xlabel="device", ylabel="GiB", title="memory for weights", xticks=devices, ylim=(0, cap * 1.15))
+    memory.set(xlabel="device", ylabel="GiB", title="memory for shards", xticks=devices, ylim=(0, cap * 1.15))
     for axes in (times, memory):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)

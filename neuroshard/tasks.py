@@ -6,17 +6,25 @@ from pathlib import Path
 
 import numpy as np
 
+from neuroshard.constraints import Constraints
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
+from neuroshard.memory import MemoryUse
 from neuroshard.tables import Table, halvings
 from neuroshard.task import Task, Topology
 
 _FORMAT = "neuroshard-tasks-1"
 
 
-def whole(tables: tuple[Table, ...], topology: Topology, batch_size: int) -> tuple[Task, ...]:
+def whole(
+    tables: tuple[Table, ...],
+    topology: Topology,
+    batch_size: int,
+    memory: MemoryUse,
+    constraints: Constraints,
+) -> tuple[Task, ...]:
     """One task: all tables as they are."""
-    return (Task(tables, topology, batch_size),)
+    return (Task(tables, topology, batch_size, memory, constraints),)
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,15 @@ class TaskDraw:
             raise UserError(f"tasks: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
 
 
-def drawn(tables: tuple[Table, ...], topology: Topology, batch_size: int, draw: TaskDraw) -> tuple[Task, ...]:
-    """Random tasks from the tables, with random dims.
+def drawn(
+    tables: tuple[Table, ...],
+    topology: Topology,
+    batch_size: int,
+    draw: TaskDraw,
+    memory: MemoryUse | None = None,
+    constraints: Constraints | None = None,
+) -> tuple[Task, ...]:
+    """Random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
 
     Raises:
         UserError: fewer tables than a task may hold.
@@ -53,7 +68,9 @@ def drawn(tables: tuple[Table, ...], topology: Topology, batch_size: int, draw: 
     if len(tables) < draw.max_tables:
         raise UserError(f"tasks: max_tables={draw.max_tables}, but there are only {len(tables)} tables to draw from")
     rng = np.random.default_rng(draw.seed)
-    return tuple(Task(_draw_tables(tables, draw, rng), topology, batch_size) for _ in range(draw.count))
+    memory, rules = memory or MemoryUse(), constraints or Constraints()
+    chosen = (_draw_tables(tables, draw, rng) for _ in range(draw.count))
+    return tuple(Task(some, topology, batch_size, memory, rules.of(some)) for some in chosen)
 
 
 def _draw_tables(tables: tuple[Table, ...], draw: TaskDraw, rng: np.random.Generator) -> tuple[Table, ...]:

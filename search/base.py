@@ -12,9 +12,13 @@ class Searcher(ABC):
 
     @abstractmethod
     def search(self, task: Task, simulator: Simulator) -> Plan:
-        """A plan whose devices' weights fit in memory.
+        """A plan that fits in memory and keeps the task's constraints.
 
         Raises:
             InfeasibleError: this method finds none.
             UserError: the simulator's models can't serve the task.
         """
+
+    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
+        """A line for people about a plan that `search` gave for `task`; None if there is nothing to say."""
+        return None

@@ -4,66 +4,61 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.models import ComputeModel, SumModel
-from neuroshard.tables.columns import TableColumns
-from neuroshard.tables.table import DIM_MULTIPLE
+from neuroshard.search.items import Items
+from neuroshard.search.memory import check_total
+from neuroshard.search.sizes import Sizes, entry_tables
+from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 
 
-@dataclass(frozen=True)
-class Catalog:
-    """Shards of T tables, their widths counted in units of 4 columns; N = sum over tables of (width + 1) entries.
-
-    The shard of table t that is w units wide is entry `first[t] + w`; entry `first[t]` is the empty shard.
+@dataclass(frozen=True, eq=False)
+class Catalog(Sizes):
+    """The sizes of a task's shards, and what a compute model makes of them.
 
     Attributes:
-        first: (T,) first entry of each table.
-        full_width: (T,) units of the whole tables.
-        vectors: (N, H) the compute model's vectors; zeros for empty shards; H = 0 if it has none.
+        vectors: (N, H) the model's vectors; zeros for empty shards; H = 0 if it has none.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
-        size_bytes: (N,) bytes of weights.
     """
 
-    first: IntArray
-    full_width: IntArray
     vectors: Float32Array
     cost_ms: FloatArray
-    size_bytes: IntArray
 
     @classmethod
-    def of(cls, task: Task, model: ComputeModel) -> "Catalog":
-        """Everything about the task's shards, in one call of the model."""
-        columns = TableColumns.of(task.tables)
-        full_width = (columns.dim / DIM_MULTIPLE).astype(np.int64)
-        first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
-        table = np.repeat(np.arange(len(task.tables)), full_width + 1)
-        width = np.arange(len(table)) - first[table]
-        bytes_per_unit = (columns.rows * columns.bytes_per_element * DIM_MULTIPLE).astype(np.int64)
-        vectors, cost_ms = _vectors_and_costs(task, model, columns, table, width)
-        return cls(first, full_width, vectors, cost_ms, bytes_per_unit[table] * width)
+    def checked(cls, task: Task, simulator: Simulator) -> "Catalog":
+        """Everything about the task's shards.
 
-    @property
-    def num_tables(self) -> int:
-        """T."""
-        return len(self.first)
+        Raises:
+            UserError: the models can't serve the task.
+            InfeasibleError: some item, or all of them together, take more memory than there is.
+        """
+        simulator.models.check(task)
+        sizes = Sizes.of(Items.of(task))
+        check_total(sizes)
+        return cls.costed(sizes, simulator.models.compute)
+
+    @classmethod
+    def costed(cls, sizes: Sizes, model: ComputeModel) -> "Catalog":
+        """With costs, in one call of the model."""
+        vectors, cost_ms = _vectors_and_costs(sizes, model)
+        return cls(
+            sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, vectors, cost_ms
+        )  # fmt: skip
 
 
-def _vectors_and_costs(
-    task: Task, model: ComputeModel, columns: TableColumns, table: IntArray, width: IntArray
-) -> tuple[Float32Array, FloatArray]:
+def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array, FloatArray]:
     """(N, H) vectors, with H = 0 for models that have none, and (N,) ms."""
-    filled = width > 0
-    table, width = table[filled], width[filled]
-    cost_ms = np.zeros(len(filled))
+    items, first = sizes.items, sizes.first
+    entry, shards = entry_tables(items, first)
+    cost_ms, filled = np.zeros(len(sizes.size_bytes)), np.unique(entry)
     if not isinstance(model, SumModel):
-        shards = [
-            [task.tables[t].with_dim(w * DIM_MULTIPLE)] for t, w in zip(table.tolist(), width.tolist(), strict=True)
-        ]
-        cost_ms[filled] = model.predict(shards, task.batch_size)
-        return np.zeros((len(filled), 0), dtype=np.float32), cost_ms
-    embedded = model.embed(columns.take(table).with_dim((width * DIM_MULTIPLE).astype(np.float64)), task.batch_size)
-    cost_ms[filled] = model.head(embedded)
-    vectors = np.zeros((len(filled), embedded.shape[1]), dtype=np.float32)
-    vectors[filled] = embedded
+        item = np.searchsorted(first, filled, side="right") - 1
+        sets = [items.tables(i, w) for i, w in zip(item.tolist(), (filled - first[item]).tolist(), strict=True)]
+        cost_ms[filled] = model.predict(sets, items.task.batch_size)
+        return np.zeros((len(cost_ms), 0), dtype=np.float32), cost_ms
+    embedded = model.embed(shards, items.task.batch_size)
+    vectors = np.zeros((len(cost_ms), embedded.shape[1]), dtype=np.float32)
+    np.add.at(vectors, entry, embedded)
+    cost_ms[filled] = model.head(vectors[filled])
     return vectors, cost_ms

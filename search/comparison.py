@@ -9,7 +9,6 @@ from rich.table import Table as Grid
 
 from neuroshard.cost import Cost
 from neuroshard.plan import Plan
-from neuroshard.search.memory import gib
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,10 @@ class Evaluated:
     measured: Cost | None = None
 
     def checked(self) -> "Evaluated":
-        """With an error if the plan doesn't fit in memory."""
-        if self.plan is None or self.plan.fits:
+        """With an error if the plan doesn't fit in memory, or breaks its task's constraints."""
+        if self.plan is None or not self.plan.violations:
             return self
-        cap, largest = self.plan.task.topology.memory_bytes, max(self.plan.device_bytes)
-        return replace(self, error=f"doesn't fit: a device needs {gib(largest)}, it has {gib(cap)}")
+        return replace(self, error=f"doesn't fit its task: {self.plan.violations[0]}")
 
     def measured_as(self, result: Cost | str) -> "Evaluated":
         """With its measured cost, or the error that stopped the measurement."""

@@ -12,7 +12,6 @@ from neuroshard.search.layout import Layout
 from neuroshard.search.placer import Placements, make_placer
 from neuroshard.simulator import Simulator
 from neuroshard.tables.table import DIM_MULTIPLE
-from neuroshard.task import Task
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A layout with its best placement: (S, 2) shards as (table, width) and the device of each, (S,).
+    """A layout with its best placement: (S, 2) shards as (item, width) and the device of each, (S,).
 
     `cost_ms` is the plan's predicted cost, infinite where nothing fits; some shards then have no device.
     """
@@ -55,12 +54,11 @@ class GridSearch:
     Where no cap leaves room for every shard, a placement without a cap counts.
     """
 
-    def __init__(self, task: Task, simulator: Simulator, settings: GridSettings) -> None:
-        simulator.models.check(task)
-        self.catalog = Catalog.of(task, simulator.models.compute)
-        self._placer = make_placer(task, simulator.models.compute, self.catalog)
+    def __init__(self, catalog: Catalog, simulator: Simulator, settings: GridSettings) -> None:
+        self.catalog = catalog
+        self._placer = make_placer(simulator.models.compute, catalog)
         self._simulator = simulator
-        self._num_devices = task.topology.num_devices
+        self._num_devices = catalog.items.task.topology.num_devices
         mean_units = self.catalog.full_width.sum() / self._num_devices
         factors = np.linspace(1.0, settings.max_factor, settings.points)
         # Caps between which no sum of widths lies are the same cap. The last one, everything, is a last resort.
@@ -79,8 +77,8 @@ class GridSearch:
         ]
 
     def held(self, placed: Placed) -> IntArray:
-        """(T, D) units of 4 columns of each table on each device, of a placement that fits."""
-        held = np.zeros((self.catalog.num_tables, self._num_devices), dtype=np.int64)
+        """(I, D) units of 4 columns of each item on each device, of a placement that fits."""
+        held = np.zeros((self.catalog.num_items, self._num_devices), dtype=np.int64)
         np.add.at(held, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return held
 

@@ -6,10 +6,12 @@ from math import log10
 
 import numpy as np
 
-from neuroshard.errors import unknown_name
-from neuroshard.plan import Plan, assemble
+from neuroshard.errors import InfeasibleError, unknown_name
+from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
-from neuroshard.search.memory import check_total, no_room
+from neuroshard.search.items import Items
+from neuroshard.search.memory import check_total, device_memory, no_room
+from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task
@@ -43,16 +45,17 @@ class Greedy(Searcher):
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The greedy plan; the simulator isn't asked."""
-        check_total(task)
-        scores = np.array([_SCORES[self.score](table) for table in task.tables])
-        load = np.zeros(task.topology.num_devices)
         room = _Room(task, f"{self.score} greedy")
-        placed = []
-        for index in np.argsort(-scores, kind="stable"):
-            device = min(room.devices_for(int(index)), key=lambda d: load[d])
+        scores = np.array([self._score(room.items, index) for index in range(len(room.items))])
+        load = np.zeros(task.topology.num_devices)
+        for index in np.lexsort((-scores, ~room.items.confined)).tolist():
+            device = min(room.devices_for(index), key=lambda d: load[d])
             load[device] += scores[index]
-            placed.append(room.take(int(index), device))
-        return assemble(task, placed)
+            room.take(index, device)
+        return room.plan()
+
+    def _score(self, items: Items, index: int) -> float:
+        return sum(_SCORES[self.score](table) for table in items.tables(index, items.items[index].width))
 
 
 @dataclass(frozen=True)
@@ -63,35 +66,50 @@ class Random(Searcher):
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The random plan; the simulator isn't asked."""
-        check_total(task)
         rng = np.random.default_rng(self.seed)
         room = _Room(task, "random")
-        order = rng.permutation(len(task.tables))
-        return assemble(task, [room.take(int(i), int(rng.choice(room.devices_for(int(i))))) for i in order])
+        order = rng.permutation(len(room.items))
+        for index in order[np.argsort(~room.items.confined[order], kind="stable")].tolist():
+            room.take(index, int(rng.choice(room.devices_for(index))))
+        return room.plan()
 
 
 class _Room:
-    """Memory left on each device while whole tables are placed."""
+    """What is left of each device while whole items are placed, by bytes and by the items' limits."""
 
     def __init__(self, task: Task, method: str) -> None:
-        self._task = task
+        self.items = Items.of(task)
         self._method = method
-        self._free = [task.topology.memory_bytes] * task.topology.num_devices
+        sizes = Sizes.of(self.items)
+        check_total(sizes)
+        if (split := np.flatnonzero(self.items.limits.min_shards > 1)).size:
+            raise InfeasibleError(
+                f"{method} never splits a table, but {self.items.name(int(split[0]))} needs "
+                f"{self.items.limits.min_shards[split[0]]} shards; use searcher=neuroshard"
+            )
+        self._size_bytes = sizes.size_bytes[sizes.whole]
+        self._free = device_memory(task)
+        self._held = np.zeros(self.items.limits.allowed.shape, dtype=np.int64)
 
     def devices_for(self, index: int) -> list[int]:
-        """Devices with room for table `index`, at least one.
+        """Devices that may hold item `index` and have room for it, at least one.
 
         Raises:
             InfeasibleError: there is none.
         """
-        table = self._task.tables[index]
-        devices = [device for device, free in enumerate(self._free) if table.size_bytes <= free]
-        if not devices:
-            raise no_room(self._task, table, max(self._free), self._method)
-        return devices
+        free_of_rivals = ~self._held[self.items.rivals_of(index)].any(axis=0)
+        open_to = self.items.limits.allowed[index] & free_of_rivals
+        devices = np.flatnonzero(open_to & (self._size_bytes[index] <= self._free))
+        if not devices.size:
+            most_free = int(self._free[open_to].max(initial=0))
+            raise no_room(self.items, index, int(self._size_bytes[index]), most_free, self._method)
+        return devices.tolist()
 
-    def take(self, index: int, device: int) -> tuple[int, int, int]:
-        """Put table `index` on `device`; returns what `assemble` wants."""
-        table = self._task.tables[index]
-        self._free[device] -= table.size_bytes
-        return index, table.dim, device
+    def take(self, index: int, device: int) -> None:
+        """Put item `index` on `device`."""
+        self._free[device] -= self._size_bytes[index]
+        self._held[index, device] = self.items.items[index].width
+
+    def plan(self) -> Plan:
+        """All that was placed."""
+        return self.items.plan(self._held)

@@ -1,4 +1,4 @@
-"""Column-wise splits: how wide the shards of every table are, before they are placed."""
+"""Column-wise splits: how wide the shards of every item are, before they are placed."""
 
 from dataclasses import dataclass
 
@@ -10,29 +10,53 @@ from neuroshard.search.catalog import Catalog
 
 @dataclass(frozen=True)
 class Layout:
-    """How wide the shards of a task are; tables that are whole are not listed.
+    """How wide the shards of a task are; items that are whole are not listed.
 
     Attributes:
-        splits: for every split table, in order, its number and its shards' widths in units of 4 columns, ascending.
+        splits: for every split item, in order, its number and its shards' widths in units of 4 columns, ascending.
     """
 
     splits: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
-    def widths_of(self, table: int, catalog: Catalog) -> tuple[int, ...]:
-        """Widths of the table's shards, ascending."""
-        return dict(self.splits).get(table, (int(catalog.full_width[table]),))
+    @classmethod
+    def least(cls, catalog: Catalog) -> "Layout":
+        """Every item in as few shards as its limits allow, as even as it goes."""
+        needed = [
+            (i, int(catalog.items.limits.min_shards[i]))
+            for i in np.flatnonzero(catalog.items.limits.min_shards > 1).tolist()
+        ]
+        return cls(tuple((item, _even(int(catalog.full_width[item]), count)) for item, count in needed))
 
-    def split(self, table: int, width: int, catalog: Catalog) -> "Layout":
+    def widths_of(self, item: int, catalog: Catalog) -> tuple[int, ...]:
+        """Widths of the item's shards, ascending."""
+        return dict(self.splits).get(item, (int(catalog.full_width[item]),))
+
+    def split(self, item: int, width: int, catalog: Catalog) -> "Layout":
         """One shard of that width cut in half; an odd number of units is cut as evenly as it goes."""
-        widths = list(self.widths_of(table, catalog))
+        widths = list(self.widths_of(item, catalog))
         widths.remove(width)
         widths += [width // 2, width - width // 2]
-        return Layout(tuple(sorted((dict(self.splits) | {table: tuple(sorted(widths))}).items())))
+        return Layout(tuple(sorted((dict(self.splits) | {item: tuple(sorted(widths))}).items())))
 
     def shards(self, catalog: Catalog) -> IntArray:
-        """(S, 2) all shards as (table, width): whole tables in order, then the split ones."""
-        split = np.array([table for table, _ in self.splits], dtype=np.int64)
-        whole = np.delete(np.arange(catalog.num_tables), split)
+        """(S, 2) all shards as (item, width): whole items in order, then the split ones."""
+        split = np.array([item for item, _ in self.splits], dtype=np.int64)
+        whole = np.delete(np.arange(catalog.num_items), split)
         kept = np.stack([whole, catalog.full_width[whole]], axis=1)
-        cut = np.array([(table, w) for table, widths in self.splits for w in widths], dtype=np.int64).reshape(-1, 2)
+        cut = np.array([(item, w) for item, widths in self.splits for w in widths], dtype=np.int64).reshape(-1, 2)
         return np.concatenate([kept, cut])
+
+    def splittable(self, catalog: Catalog) -> IntArray:
+        """(n, 2) its different shards that can be cut further."""
+        shards = np.unique(self.shards(catalog), axis=0)
+        count = np.ones(catalog.num_items, dtype=np.int64)
+        for item, widths in self.splits:
+            count[item] = len(widths)
+        wide = shards[:, 1] >= 2  # at least 8 columns
+        cut: IntArray = shards[wide & (count < catalog.items.limits.max_shards)[shards[:, 0]]]
+        return cut
+
+
+def _even(width: int, count: int) -> tuple[int, ...]:
+    """`count` widths that sum to `width` and differ by 1 at most, ascending."""
+    return (width // count,) * (count - width % count) + (width // count + 1,) * (width % count)

@@ -1,4 +1,4 @@
-"""Local search: a plan is a matrix of widths; a step moves columns of a table to another device, or swaps two shards.
+"""Local search: a plan is a matrix of widths; a step moves columns of an item to another device, or swaps two shards.
 
 Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one kind of
 step covers them all. Steps start at the devices that make the plan expensive.
@@ -12,10 +12,11 @@ from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.models import SumModel
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.memory import device_memory
+from neuroshard.search.sizes import Sizes
 from neuroshard.search.steps import (
+    ITEM_BACK,
+    ITEM_OUT,
     SOURCE,
-    TABLE_BACK,
-    TABLE_OUT,
     TARGET,
     UNITS_OUT,
     count_steps,
@@ -23,7 +24,6 @@ from neuroshard.search.steps import (
 )
 from neuroshard.simulator import Simulator
 from neuroshard.tables.table import DIM_MULTIPLE
-from neuroshard.task import Task
 
 _COSTED_STEPS = 128  # of all steps, so many that look best are costed with the communication models
 _LEAST_GAIN = 1e-6  # relative
@@ -34,11 +34,12 @@ class State:
     """A plan in the making, with what the cost models see of it.
 
     Attributes:
-        held: (T, D) units of 4 columns of each table on each device.
+        held: (I, D) units of 4 columns of each item on each device.
         sums: (D, H) of the shards' vectors, the head's bias included.
         size_bytes, units: (D,).
         score: (D,) the head's weighted sum; 0 for an empty device.
         compute_ms, total_ms: (D,) predicted.
+        moved_bytes: that have to be moved to get there.
     """
 
     held: IntArray
@@ -48,6 +49,7 @@ class State:
     score: FloatArray
     compute_ms: FloatArray
     total_ms: FloatArray
+    moved_bytes: int
 
     @property
     def cost_ms(self) -> float:
@@ -55,24 +57,40 @@ class State:
         return float(self.total_ms.max())
 
 
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """What may be moved: from `before` (I, D), units that are there already, `most_bytes` in all."""
+
+    before: IntArray
+    most_bytes: int
+
+    @classmethod
+    def unlimited(cls, catalog: Catalog) -> "Moves":
+        """Nothing is there yet, everything may be moved."""
+        return cls(np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64), np.iinfo(np.int64).max // 2)
+
+
 class LocalSearch:
     """Improves plans of one task, under models of the papers' form."""
 
-    def __init__(self, task: Task, simulator: Simulator, model: SumModel, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, simulator: Simulator, model: SumModel, moves: Moves | None = None) -> None:
         self._catalog = catalog
         self._head = model.head
         self._simulator = simulator
-        self._memory_bytes = device_memory(task)
+        self._memory_bytes = device_memory(catalog.items.task)
+        self._moves = moves or Moves.unlimited(catalog)
         self._unit_score = self._ms_per_unit() / self._head.scale_ms
 
     def state(self, held: IntArray) -> State:
-        """The plan `held` (T, D), costed."""
+        """The plan `held` (I, D), costed."""
         entries = self._catalog.first[:, None] + held
         sums = self._catalog.vectors[entries].sum(axis=0) + self._head.bias
         units = held.sum(axis=0)
         score, compute_ms = self._compute(sums, units)
         total_ms = self._total_ms(compute_ms[None], units[None])[0]
-        return State(held, sums, self._catalog.size_bytes[entries].sum(axis=0), units, score, compute_ms, total_ms)
+        size = self._catalog.size_bytes[entries].sum(axis=0)
+        moved_bytes = moved(self._catalog, self._moves.before, held)
+        return State(held, sums, size, units, score, compute_ms, total_ms, moved_bytes)
 
     def best_step(self, state: State) -> State | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
@@ -91,18 +109,19 @@ class LocalSearch:
         return self.state(_applied(state.held, steps[best]))
 
     def random_step(self, state: State, rng: np.random.Generator) -> State:
-        """A random step that fits, from a random device; the same state if there is none."""
+        """A random step that is allowed, from a random device; the same state if there is none."""
         steps, _ = self._steps_from(state, int(rng.integers(len(state.units))))
         return state if not len(steps) else self.state(_applied(state.held, steps[rng.integers(len(steps))]))
 
     def _steps_from(self, state: State, source: int) -> tuple[IntArray, FloatArray]:
-        """(K, 5) every step from `source` that fits, and (K,) what each leads to, estimated."""
+        """(K, 5) every step from `source` that is allowed, and (K,) what each leads to, estimated."""
         most = count_steps(state.held, source)
         steps, estimate = np.empty((most, 5), dtype=np.int64), np.empty(most)
         found = estimate_steps(
             state.held, source, state.sums, state.size_bytes, state.units, state.score, self._memory_bytes,
-            self._catalog.first, self._catalog.size_bytes, self._catalog.vectors, self._head.weight,
-            self._unit_score, steps, estimate,
+            self._catalog.items.limits, self._moves.before, self._moves.most_bytes - state.moved_bytes,
+            self._catalog.first, self._catalog.size_bytes, self._catalog.state_bytes, self._catalog.vectors,
+            self._head.weight, self._unit_score, steps, estimate,
         )  # fmt: skip
         return steps[:found], estimate[:found]
 
@@ -119,12 +138,12 @@ class LocalSearch:
         return total
 
     def _after(self, state: State, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, IntArray]:
-        """(K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved table arrives."""
+        """(K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
         first, held, vectors = self._catalog.first, state.held, self._catalog.vectors
-        table, back = steps[:, TABLE_OUT], np.maximum(steps[:, TABLE_BACK], 0)
+        item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
         moved = sign * steps[:, UNITS_OUT]
-        returned = -sign * np.where(steps[:, TABLE_BACK] >= 0, held[back, steps[:, TARGET]], 0)
-        entry, entry_back = first[table] + held[table, device], first[back] + held[back, device]
+        returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, held[back, steps[:, TARGET]], 0)
+        entry, entry_back = first[item] + held[item, device], first[back] + held[back, device]
         change = vectors[entry + moved] - vectors[entry] + vectors[entry_back + returned] - vectors[entry_back]
         return state.sums[device] + change, state.units[device] + moved + returned
 
@@ -147,8 +166,15 @@ class LocalSearch:
         return max(0.0, float(costs[1] - costs[0]) / (mean // 4))
 
 
+def moved(sizes: Sizes, before: IntArray, held: IntArray) -> int:
+    """Bytes of weights and optimizer state of columns that a device holds in `held` (I, D) but not in `before`."""
+    first = sizes.first[:, None]
+    more = sizes.state_bytes[first + held] - sizes.state_bytes[first + before]
+    return int(np.maximum(more, 0).sum())
+
+
 def _applied(held: IntArray, step: IntArray) -> IntArray:
-    """`held` (T, D) after one step (5,)."""
+    """`held` (I, D) after one step (5,)."""
     source, target, out, units, back = step.tolist()
     after = held.copy()
     after[out, source] -= units

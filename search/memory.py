@@ -4,53 +4,73 @@ import numpy as np
 
 from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError
-from neuroshard.tables import Table
+from neuroshard.memory import readable_bytes
+from neuroshard.search.items import Items
+from neuroshard.search.sizes import Sizes
 from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
 
-_GIB = 1 << 30
-_NAMED_TABLES = 3
-
-
-def gib(size_bytes: float) -> str:
-    """The size for people."""
-    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB / 100 else f"{size_bytes / (1 << 20):.3g} MiB"
+_NAMED_ITEMS = 3
 
 
 def device_memory(task: Task) -> IntArray:
-    """(D,) bytes for embedding weights on each device."""
-    return np.full(task.topology.num_devices, task.topology.memory_bytes, dtype=np.int64)
+    """(D,) bytes for shards on each device."""
+    return np.array(task.shard_memory, dtype=np.int64)
 
 
-def check_total(task: Task) -> None:
-    """Raise InfeasibleError if no plan at all can fit: one table at its narrowest, or the total, is too much."""
-    cap, devices = task.topology.memory_bytes, task.topology.num_devices
-    narrowest = max((table.with_dim(DIM_MULTIPLE) for table in task.tables), key=lambda table: table.size_bytes)
-    if narrowest.size_bytes > cap:
+def check_total(sizes: Sizes) -> None:
+    """Raise InfeasibleError if no plan at all can fit: one item at its narrowest, or the total, is too much."""
+    items, memory = sizes.items, device_memory(sizes.items.task)
+    if memory.min() < 0:
         raise InfeasibleError(
-            f"table {narrowest.name!r} takes {gib(narrowest.size_bytes)} even at {DIM_MULTIPLE} columns, "
-            f"a device holds {gib(cap)}; give each device more memory"
+            f"the buffers of every device's own samples leave {readable_bytes(-int(memory.min()))} too little memory; "
+            "give each device more, or count fewer batches in flight"
         )
-    if task.size_bytes > cap * devices:
+    narrowest = np.where(items.limits.max_shards > 1, -(-sizes.full_width // items.limits.max_shards), sizes.full_width)
+    least = sizes.size_bytes[sizes.first + narrowest]
+    room = np.where(items.limits.allowed, memory, 0).max(axis=1)
+    if (tight := np.flatnonzero(least > room)).size:
+        item = int(tight[np.argmax(least[tight])])
+        whole = narrowest[item] == sizes.full_width[item] > 1
+        how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
         raise InfeasibleError(
-            f"the tables take {gib(task.size_bytes)}, {devices} devices of {gib(cap)} hold {gib(cap * devices)}; "
-            f"give each at least {gib(task.size_bytes / devices)}, or use more devices"
+            f"table {items.name(item)} takes {readable_bytes(least[item])} {how}, "
+            f"a device that may hold it has {readable_bytes(room[item])}; give each device more memory"
+        )
+    total, devices = int(sizes.size_bytes[sizes.whole].sum()), len(memory)
+    if total > memory.sum():
+        raise InfeasibleError(
+            f"the tables take {readable_bytes(total)}, {_described(memory)} hold {readable_bytes(memory.sum())}; "
+            f"give each at least {readable_bytes(total / devices)}, or use more devices"
         )
 
 
-def no_room(task: Task, table: Table, free_bytes: int, method: str) -> InfeasibleError:
-    """The error of a method that places whole tables and finds no device with room for `table`."""
+def no_room(items: Items, index: int, size_bytes: int, most_free: int, method: str) -> InfeasibleError:
+    """The error of a method that places whole items and finds no device with room for one that may hold it."""
     return InfeasibleError(
-        f"{method}: table {table.name!r} needs {gib(table.size_bytes)}, the emptiest device has {gib(free_bytes)} of "
-        f"{gib(task.topology.memory_bytes)} left; give the devices more memory, or split columns: searcher=neuroshard"
+        f"{method}: table {items.name(index)} needs {readable_bytes(size_bytes)}, the emptiest device that may hold it "
+        f"has {readable_bytes(most_free)} left; give the devices more memory, or split columns: searcher=neuroshard"
     )
 
 
-def nothing_fits(task: Task, smallest_cap: int) -> InfeasibleError:
-    """The error of a search that splits columns and finds no plan; a plan exists from `smallest_cap` bytes on."""
-    largest = sorted(task.tables, key=lambda table: -table.size_bytes)[:_NAMED_TABLES]
-    named = ", ".join(f"{table.name!r} {gib(table.size_bytes)}" for table in largest)
+def nothing_fits(sizes: Sizes, factor: float | None) -> InfeasibleError:
+    """The error of a search that splits columns and finds no plan.
+
+    `factor` is how many times the memory would do, None if no amount does.
+    """
+    items, memory = sizes.items, device_memory(sizes.items.task)
+    size = sizes.size_bytes[sizes.whole]
+    if factor is None:
+        return InfeasibleError("no plan found that keeps the constraints, whatever the memory; loosen some of them")
+    enough = f"{readable_bytes(memory[0] * factor)}" if len(set(memory)) == 1 else f"{factor:.3g} times as much"
+    largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
+    named = ", ".join(f"{items.name(index)} {readable_bytes(size[index])}" for index in largest)
     return InfeasibleError(
-        f"no plan found for {gib(task.size_bytes)} of tables on {task.topology.num_devices} devices of "
-        f"{gib(task.topology.memory_bytes)}; {gib(smallest_cap)} on each would do; the largest tables: {named}"
+        f"no plan found for {readable_bytes(size.sum())} of tables on {_described(memory)}; "
+        f"{enough} on each would do; the largest tables: {named}"
     )
+
+
+def _described(memory: IntArray) -> str:
+    smallest, largest = readable_bytes(memory.min()), readable_bytes(memory.max())
+    return f"{len(memory)} devices of " + (smallest if smallest == largest else f"{smallest} to {largest}")

@@ -6,15 +6,14 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.errors import UserError
-from neuroshard.plan import Plan, assemble
+from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.grid import GridSearch, GridSettings, Placed
 from neuroshard.search.layout import Layout
-from neuroshard.search.memory import check_total, device_memory, nothing_fits
-from neuroshard.search.packing import pack, smallest_cap
+from neuroshard.search.memory import device_memory, nothing_fits
+from neuroshard.search.packing import pack, smallest_factor
 from neuroshard.simulator import Simulator
-from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
 
 
@@ -42,25 +41,27 @@ class NeuroShard(Searcher):
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
-        check_total(task)
-        return to_plan(task, self.best_held(task, GridSearch(task, simulator, self.grid)))
+        catalog = Catalog.checked(task, simulator)
+        return catalog.items.plan(self.best_held(catalog, simulator))
 
-    def best_held(self, task: Task, grid: GridSearch) -> IntArray:
-        """The plan as (T, D) units of 4 columns of each table on each device.
+    def best_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
+        """The plan as (I, D) units of 4 columns of each item on each device.
 
         Raises:
             InfeasibleError: nothing fits, not even packed by bytes alone.
         """
+        grid = GridSearch(catalog, simulator, self.grid)
         found = self._beam_search(grid)
         if found.cost_ms < float("inf"):
             return grid.held(found)
-        packed = pack(grid.catalog, device_memory(task))
+        memory = device_memory(catalog.items.task)
+        packed = pack(catalog, memory)
         if packed is None:
-            raise nothing_fits(task, smallest_cap(grid.catalog, task.topology.num_devices))
+            raise nothing_fits(catalog, smallest_factor(catalog, memory))
         return packed
 
     def _beam_search(self, grid: GridSearch) -> Placed:
-        beam = grid.place([Layout()])
+        beam = grid.place([Layout.least(grid.catalog)])
         best = beam[0]
         for _ in range(self.max_splits):
             layouts = _one_more_split(beam, grid.catalog, self.num_candidates)
@@ -71,30 +72,23 @@ class NeuroShard(Searcher):
         return best
 
 
-def to_plan(task: Task, held: IntArray) -> Plan:
-    """The plan of `held` (T, D), units of 4 columns of each table on each device."""
-    places = zip(*(index.tolist() for index in held.nonzero()), strict=True)
-    return assemble(task, [(table, int(held[table, device]) * DIM_MULTIPLE, device) for table, device in places])
-
-
 def _one_more_split(beam: list[Placed], catalog: Catalog, num_candidates: int) -> list[Layout]:
     """Every layout that splits one candidate of one layout of the beam, without repeats."""
     layouts = [
-        placed.layout.split(table, width, catalog)
+        placed.layout.split(item, width, catalog)
         for placed in beam
-        for table, width in _candidates(placed.layout, catalog, num_candidates)
+        for item, width in _candidates(placed.layout, catalog, num_candidates)
     ]
     return list(dict.fromkeys(layouts))
 
 
 def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int, int]]:
-    """Shards (table, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
-    shards = np.unique(layout.shards(catalog), axis=0)
-    shards = shards[shards[:, 1] >= 2]  # of at least 8 columns
+    """Shards (item, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
+    shards = layout.splittable(catalog)
     entries = catalog.first[shards[:, 0]] + shards[:, 1]
     values: list[FloatArray] = [catalog.size_bytes[entries].astype(np.float64), catalog.cost_ms[entries]]
     chosen = [shards[i] for value in values for i in np.argsort(-value, kind="stable")[:count]]
-    return list(dict.fromkeys((int(table), int(width)) for table, width in chosen))
+    return list(dict.fromkeys((int(item), int(width)) for item, width in chosen))
 
 
 def _rank(placed: Placed, catalog: Catalog) -> tuple[float, int]:

@@ -1,50 +1,70 @@
 """Packing by bytes alone: whether anything fits, and what to give the devices when nothing does.
 
-Tables can be cut at every 4 columns, so what is packed are slices of 4 columns, all of a table's of equal size.
-Slices go in descending size to the device with the most room left; only when less than one slice is free everywhere
-does a packing fail, so it fails only close to the limit.
+Items can be cut at every 4 columns, so what is packed are slices of 4 columns, all of an item's of about equal size.
+Items go in descending size of a slice, as much of each as fits to the device with the most room left; only when less
+than one slice is free everywhere does a packing fail, so without constraints it fails only close to the limit.
 """
-
-import heapq
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.search.catalog import Catalog
+from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.search.sizes import Sizes
 
-_PRECISION = 1.002  # of the smallest cap that is reported
+_PRECISION = 1.002  # of the smallest factor that is reported
 
 
-def pack(catalog: Catalog, memory_bytes: IntArray) -> IntArray | None:
-    """`held` (T, D) that keeps within memory_bytes (D,), with few cuts; None if none is found."""
-    slice_bytes = catalog.size_bytes[catalog.first + 1]
-    held = np.zeros((catalog.num_tables, len(memory_bytes)), dtype=np.int64)
-    room = [(-int(free), device) for device, free in enumerate(memory_bytes)]
-    heapq.heapify(room)
-    for table in np.argsort(-slice_bytes, kind="stable"):
-        left, size = int(catalog.full_width[table]), int(slice_bytes[table])
-        while left:
-            free, device = heapq.heappop(room)
-            fitting = min(left, -free // size)
-            if not fitting:
-                return None
-            held[table, device] += fitting
-            left -= fitting
-            heapq.heappush(room, (free + fitting * size, device))
+def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
+    """`held` (I, D) that keeps within memory_bytes (D,) and the items' limits, with few cuts; None if none is found."""
+    held = np.zeros((sizes.num_items, len(memory_bytes)), dtype=np.int64)
+    free = memory_bytes.astype(np.int64)
+    slice_bytes = sizes.size_bytes[sizes.first + np.where(_cut(sizes), 1, sizes.full_width)]
+    for item in np.lexsort((-slice_bytes, ~sizes.items.confined)).tolist():
+        rivals = held[sizes.items.rivals_of(item)].any(axis=0)
+        if not _pack_item(sizes, item, free, sizes.items.limits.allowed[item] & ~rivals, held[item]):
+            return None
     return held
 
 
-def smallest_cap(catalog: Catalog, num_devices: int) -> int:
-    """Bytes on each device, within 0.2%, for which `pack` finds a plan."""
-    slices = catalog.size_bytes[catalog.first + 1]
-    low = max(-(-int(catalog.size_bytes[catalog.first + catalog.full_width].sum()) // num_devices), int(slices.max()))
-    high = low
-    while pack(catalog, np.full(num_devices, high)) is None:
-        low, high = high, 2 * high
-    while high > low * _PRECISION + 1:
-        middle = (low + high) // 2
-        if pack(catalog, np.full(num_devices, middle)) is None:
+def _cut(sizes: Sizes) -> BoolArray:
+    """(I,) whether an item may be cut."""
+    cut: BoolArray = sizes.items.limits.max_shards > 1
+    return cut
+
+
+def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held: IntArray) -> bool:
+    """Put all of an item on devices `open_to` (D,) it, changing `free` and `held`, both (D,); False if it can't be."""
+    left, shards = int(sizes.full_width[item]), 0
+    least, most = int(sizes.items.limits.min_shards[item]), int(sizes.items.limits.max_shards[item])
+    size = sizes.size_bytes[sizes.first[item] : sizes.first[item] + left + 1]
+    for device in sorted(np.flatnonzero(open_to).tolist(), key=lambda device: (-free[device], device)):
+        fitting = int(np.searchsorted(size, free[device], side="right")) - 1
+        width = min(left - max(least - shards - 1, 0), fitting)
+        if shards == most - 1 and width < left:
+            return False
+        if width < 1:
+            return False
+        held[device], left, shards = width, left - width, shards + 1
+        free[device] -= size[width]
+        if not left:
+            return True
+    return False
+
+
+def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
+    """How many times memory_bytes (D,) are enough for `pack`, within 0.2%; None if no amount is."""
+    total = int(sizes.size_bytes[sizes.whole].sum()) + int(sizes.size_bytes[sizes.first + 1].sum())
+    low, high = 0.0, max(2.0 * total / max(int(memory_bytes.min()), 1), 1.0) * 2
+    if pack(sizes, _scaled(memory_bytes, high)) is None:
+        return None
+    while high > max(low, 1e-9) * _PRECISION:
+        middle = (low + high) / 2
+        if pack(sizes, _scaled(memory_bytes, middle)) is None:
             low = middle
         else:
             high = middle
     return high
+
+
+def _scaled(memory_bytes: IntArray, factor: float) -> IntArray:
+    scaled: IntArray = np.ceil(memory_bytes * factor).astype(np.int64)
+    return scaled

@@ -13,9 +13,6 @@ from neuroshard.search.catalog import Catalog
 from neuroshard.search.layout import Layout
 from neuroshard.search.memory import device_memory
 from neuroshard.search.placement import place_greedily
-from neuroshard.tables import Table
-from neuroshard.tables.table import DIM_MULTIPLE
-from neuroshard.task import Task
 
 _THREADS = 2
 _WORTH_A_THREAD = 1 << 24  # shards x caps x devices: tens of milliseconds
@@ -26,7 +23,7 @@ class Placements:
     """P layouts of S shards, each placed under M caps on D devices.
 
     Attributes:
-        shards: (P, S, 2) table and width, in the order in which they were placed.
+        shards: (P, S, 2) item and width, in the order in which they were placed.
         devices: (P, M, S) the device of each shard.
         compute_ms: (P, M, D) compute cost.
         units: (P, M, D) units of 4 columns.
@@ -50,26 +47,25 @@ class Placer(Protocol):
         ...
 
 
-def make_placer(task: Task, model: ComputeModel, catalog: Catalog) -> Placer:
+def make_placer(model: ComputeModel, catalog: Catalog) -> Placer:
     """The compiled placer for models of the papers' form, the plain one for others."""
-    if isinstance(model, SumModel):
-        return _CompiledPlacer(task, model, catalog)
-    return _PlainPlacer(task, model, catalog)
+    return _CompiledPlacer(model, catalog) if isinstance(model, SumModel) else _PlainPlacer(model, catalog)
 
 
 def _in_order(layouts: Sequence[Layout], catalog: Catalog) -> IntArray:
-    """(P, S, 2) every layout's shards in descending cost of the shard alone."""
+    """(P, S, 2) every layout's shards in descending cost of the shard alone; those that may not go anywhere first."""
     shards = np.stack([layout.shards(catalog) for layout in layouts])
     cost = catalog.cost_ms[catalog.first[shards[..., 0]] + shards[..., 1]]
-    order = np.lexsort((shards[..., 1], shards[..., 0], -cost), axis=1)
+    anywhere = ~catalog.items.confined[shards[..., 0]]
+    order = np.lexsort((shards[..., 1], shards[..., 0], -cost, anywhere), axis=1)
     return np.take_along_axis(shards, order[..., None], axis=1)
 
 
 class _CompiledPlacer:
-    def __init__(self, task: Task, model: SumModel, catalog: Catalog) -> None:
+    def __init__(self, model: SumModel, catalog: Catalog) -> None:
         self._catalog = catalog
         self._head = model.head
-        self._memory_bytes = device_memory(task)
+        self._memory_bytes = device_memory(catalog.items.task)
 
     def place(self, layouts: Sequence[Layout], caps: IntArray) -> Placements:
         """In threads where that is worth it; the result doesn't depend on it."""
@@ -82,11 +78,11 @@ class _CompiledPlacer:
             return _joined(list(pool.map(lambda part: self._place(part[0], part[1], caps), parts)))
 
     def _slots(self, layouts: Sequence[Layout], shards: IntArray) -> IntArray:
-        """(P, S) for shards of a split table its number among the layout's split tables, else -1."""
+        """(P, S) for shards of a split item its number among the layout's split items, else -1."""
         slots = np.full(shards.shape[:2], -1, dtype=np.int64)
         for p, layout in enumerate(layouts):
-            for slot, (table, _) in enumerate(layout.splits):
-                slots[p, shards[p, :, 0] == table] = slot
+            for slot, (item, _) in enumerate(layout.splits):
+                slots[p, shards[p, :, 0] == item] = slot
         return slots
 
     def _place(self, shards: IntArray, slots: IntArray, caps: IntArray) -> Placements:
@@ -97,8 +93,9 @@ class _CompiledPlacer:
         state = np.zeros((count, len(caps), 2), dtype=np.bool_)
         place_greedily(
             np.ascontiguousarray(shards[..., 0]), np.ascontiguousarray(shards[..., 1]), slots, int(slots.max()) + 1,
-            caps, self._memory_bytes, self._catalog.first, self._catalog.size_bytes, self._catalog.vectors,
-            self._head.bias, self._head.weight, -self._head.offset, devices, score, units, state,
+            caps, self._memory_bytes, self._catalog.items.limits,
+            self._catalog.first, self._catalog.size_bytes, self._catalog.vectors, self._head.bias, self._head.weight,
+            -self._head.offset, devices, score, units, state,
         )  # fmt: skip
         compute_ms = self._head.finish(score) * (units > 0)
         return Placements(shards, devices, compute_ms, units, state[..., 0], state[..., 1])
@@ -107,10 +104,11 @@ class _CompiledPlacer:
 class _PlainPlacer:
     """One shard after the other through the model, for models that are not a sum over tables."""
 
-    def __init__(self, task: Task, model: ComputeModel, catalog: Catalog) -> None:
-        self._task = task
+    def __init__(self, model: ComputeModel, catalog: Catalog) -> None:
         self._model = model
         self._catalog = catalog
+        self._batch_size = catalog.items.task.batch_size
+        self._memory_bytes = device_memory(catalog.items.task)
 
     def place(self, layouts: Sequence[Layout], caps: IntArray) -> Placements:
         """One layout and cap after the other."""
@@ -119,34 +117,46 @@ class _PlainPlacer:
 
     def _place(self, shards: IntArray, cap: int) -> Placements:
         """One layout, (S, 2), under one cap."""
-        num_devices = self._task.topology.num_devices
-        held: list[dict[int, int]] = [{} for _ in range(num_devices)]
+        held: IntArray = np.zeros(self._catalog.items.limits.allowed.shape, dtype=np.int64)
         devices = np.full((1, 1, len(shards)), -1, dtype=np.int64)
         alive = True
-        for s, (table, width) in enumerate(shards.tolist()):
-            options = [(d, after) for d in range(num_devices) if self._fits(after := _with(held[d], table, width), cap)]
+        for s, (item, width) in enumerate(shards.tolist()):
+            options = [d for d in range(held.shape[1]) if self._fits(held, item, width, d, cap)]
             if not options:
                 alive = False
                 break
-            costs = self._model.predict([self._tables(after) for _, after in options], self._task.batch_size)
-            device, after = options[int(np.argmin(costs))]
-            held[device], devices[0, 0, s] = after, device
-        compute_ms = self._model.predict([self._tables(content) for content in held], self._task.batch_size)
-        units = np.array([[[sum(content.values()) for content in held]]], dtype=np.int64)
+            costs = self._costs([_with(held[:, d], item, width) for d in options])
+            device = options[int(np.argmin(costs))]
+            held[item, device] += width
+            devices[0, 0, s] = device
+        compute_ms = self._costs(list(held.T))
         flags = np.array([[alive]]), np.array([[False]])
-        return Placements(shards[None], devices, compute_ms[None, None], units, *flags)
+        return Placements(
+            shards[None], devices, compute_ms[None, None], held.sum(axis=0)[np.newaxis, np.newaxis], *flags
+        )
 
-    def _fits(self, content: dict[int, int], cap: int) -> bool:
-        entries = [self._catalog.first[table] + width for table, width in content.items()]
-        size = int(self._catalog.size_bytes[entries].sum())
-        return sum(content.values()) <= cap and size <= self._task.topology.memory_bytes
+    def _fits(self, held: IntArray, item: int, width: int, device: int, cap: int) -> bool:
+        items, content = self._catalog.items, _with(held[:, device], item, width)
+        size = int(self._catalog.size_bytes[self._catalog.first + content].sum())
+        repeated = items.limits.min_shards[item] > 1 and held[item, device] > 0
+        free = items.limits.allowed[item, device] and not held[items.rivals_of(item), device].any() and not repeated
+        return bool(free) and int(content.sum()) <= cap and size <= self._memory_bytes[device]
 
-    def _tables(self, content: dict[int, int]) -> list[Table]:
-        return [self._task.tables[table].with_dim(width * DIM_MULTIPLE) for table, width in content.items()]
+    def _costs(self, contents: Sequence[IntArray]) -> FloatArray:
+        """(n,) ms of devices that hold so many units (I,) of each item."""
+        items = self._catalog.items
+        sets = [
+            [table for item in np.flatnonzero(content).tolist() for table in items.tables(item, int(content[item]))]
+            for content in contents
+        ]
+        return self._model.predict(sets, self._batch_size)
 
 
-def _with(content: dict[int, int], table: int, width: int) -> dict[int, int]:
-    return content | {table: content.get(table, 0) + width}
+def _with(content: IntArray, item: int, width: int) -> IntArray:
+    """`content` (I,) with `width` more of an item."""
+    after = content.copy()
+    after[item] += width
+    return after
 
 
 def _joined(parts: list[Placements], axis: int = 0) -> Placements:

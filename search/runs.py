@@ -12,18 +12,30 @@ from neuroshard.files import read_json, write_atomically, write_json
 from neuroshard.plan import Plan
 
 _FORMAT = "neuroshard-search-1"
-_COLUMNS = {"task": "int64", "plan": "object", "error": "object", "predicted_ms": "float64", "seconds": "float64"}
+_COLUMNS = {
+    "task": "int64",
+    "plan": "object",
+    "error": "object",
+    "predicted_ms": "float64",
+    "seconds": "float64",
+    "remark": "object",
+}
+_TEXTS = ["plan", "error", "remark"]
 
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """What became of one task: a plan file with its predicted cost, or the error; `seconds` of search either way."""
+    """What became of one task: a plan file with its predicted cost, or the error; `seconds` of search either way.
+
+    `remark` is what the searcher says of its plan.
+    """
 
     task: int
     plan: str | None
     error: str | None
     predicted_ms: float
     seconds: float
+    remark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class SearchRun:
             raise UserError(f"{path} is not a search run of format {_FORMAT!r}")
         try:
             frame = pd.read_parquet(path / "results.parquet")
-            texts = frame[["plan", "error"]].astype(object)
+            texts = frame[_TEXTS].astype(object)
             rows: Any = frame.assign(**texts.where(texts.notna(), None)).to_dict("records")
             records = tuple(SearchRecord(**row) for row in rows)
         except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:

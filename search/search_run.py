@@ -70,7 +70,8 @@ class Search:
         name = f"plans/task-{number:04d}.json"
         timed.found.save(directory / name)
         cost = simulator.cost(timed.found.task, timed.found)
-        return SearchRecord(number, name, None, cost.total_ms, timed.seconds)
+        remark = self.searcher.remark(timed.found.task, simulator, timed.found)
+        return SearchRecord(number, name, None, cost.total_ms, timed.seconds, remark)
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,9 @@ class SearchResult:
                 str(record.task), str(len(task.tables)), str(task.topology.num_devices), cost, f"{record.seconds:.3f}"
             )
         console.print(grid)
+        for record in self.saved.records[:_SHOWN_TASKS]:
+            if record.remark is not None:
+                console.print(f"task {record.task}: {record.remark}", markup=False, highlight=False)
         if len(self.saved.records) > _SHOWN_TASKS:
             console.print(f"... and {len(self.saved.records) - _SHOWN_TASKS} more in results.parquet")
         solved = [record for record in self.saved.records if record.error is None]

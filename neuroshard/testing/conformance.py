@@ -16,7 +16,7 @@ from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task, Topology
-from neuroshard.testing.toys import linear_models, random_models, toy_tables, toy_task
+from neuroshard.testing.toys import constrained_task, linear_models, random_models, toy_tables, toy_task
 
 if TYPE_CHECKING:
     from neuroshard.search import Searcher
@@ -64,6 +64,18 @@ class SearcherConformance:
         assert isinstance(error, InfeasibleError)
         assert "\n" not in str(error)
         assert "iB" in str(error)
+
+    def test_keeps_constraints_or_refuses(self) -> None:
+        """Plans break no constraint; a method that can't keep one says so."""
+        for seed in range(12):
+            task, num_devices = constrained_task(seed), 2 + seed % 3
+            found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
+            if isinstance(found, Plan):
+                assert found.task == task
+                assert found.violations == ()
+            else:
+                assert isinstance(found, InfeasibleError)
+                assert "\n" not in str(found)
 
     def test_one_table(self) -> None:
         """Fewer tables than devices leave devices empty."""

@@ -7,13 +7,16 @@ from itertools import pairwise
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.features import FeatureSet
+from neuroshard.memory import MemoryUse
 from neuroshard.models import CommModel, ComputeModel, CostModels, NeuralModels, ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task, Topology
 
 _BATCH_SIZE = 256
@@ -34,6 +37,30 @@ def _toy_table(name: str, max_rows: int, rng: np.random.Generator) -> Table:
 def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30, seed: int = 0) -> Task:
     """A task of toy tables."""
     return Task(toy_tables(count, seed), Topology(num_devices, memory_bytes), _BATCH_SIZE)
+
+
+def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
+    """A task of 2 to 4 devices with a random mix of every kind of constraint that can be kept together."""
+    rng, num_devices = np.random.default_rng(seed), 2 + seed % 3
+    tables = toy_tables(num_tables, seed)
+    names = [tables[i].name for i in rng.permutation(num_tables)]
+    wide = max(tables, key=lambda table: table.dim)
+    rules = [
+        TableRule(names[0], devices=(int(rng.integers(num_devices)),)),
+        TableRule(names[1], max_shards=1),
+        TableRule(names[2], max_shards=2),
+    ]
+    pinned, together, apart = [], (names[3], names[4], names[5]), (names[6], names[7])
+    if wide.name not in names[:6] and wide.dim >= 2 * DIM_MULTIPLE:
+        if seed % 2:
+            pinned = [PinnedShard(wide.name, DIM_MULTIPLE, (num_devices - 1,))]
+        else:
+            rules.append(TableRule(wide.name, min_shards=2))
+    constraints = Constraints(tuple(rules), tuple(pinned), (together,), (apart,) if wide.name not in apart else ())
+    use = MemoryUse(("sgd", "rowwise_adagrad", "adam")[seed % 3], batches_in_flight=seed % 2)
+    total = int(use.shard_bytes(TableColumns.of(tables), _BATCH_SIZE).sum())
+    memory = tuple(int(total * share) for share in rng.uniform(0.7, 1.5, size=num_devices))
+    return Task(tables, Topology(num_devices, memory, total // 100), _BATCH_SIZE, use, constraints)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ from neuroshard.registry import choices, instantiate_config
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
     "tables": {"dlrm": ["tables.path=SET"], "user_file": ["tables.path=TABLES"]},
+    "constraints": {"file": ["constraints.path=RULES"]},
+    "searcher": {"replan": ["searcher.start=plan.json"]},
     "tasks": {"file": ["tasks.path=TASKS"], "paper": ["tables.num_tables=60"]},
 }
 GROUPS = {
     "collect": ["tables", "hardware"],
     "pretrain": ["network", "training"],
-    "search": ["tables", "tasks", "searcher"],
+    "search": ["tables", "tasks", "searcher", "memory", "constraints"],
     "evaluate": ["hardware"],
 }
 MANDATORY = {"evaluate": ["plan=plan.json"]}
@@ -42,7 +44,13 @@ def files(tmp_path):
     (tmp_path / "tables.csv").write_text("name,rows,dim,pooling_factor\na,10,4,1\nb,20,8,2\nc,30,16,3\n")
     lengths = torch.ones(3, 4, dtype=torch.int64)
     torch.save((torch.arange(12), torch.arange(13), lengths), tmp_path / "set.pt")
-    return {"SET": tmp_path / "set.pt", "TABLES": tmp_path / "tables.csv", "TASKS": tmp_path / "tasks.json"}
+    (tmp_path / "rules.yaml").write_text("rules:\n- {tables: like0_*, max_shards: 1}\n")
+    return {
+        "RULES": tmp_path / "rules.yaml",
+        "SET": tmp_path / "set.pt",
+        "TABLES": tmp_path / "tables.csv",
+        "TASKS": tmp_path / "tasks.json",
+    }
 
 
 @pytest.mark.parametrize(("command", "group", "name"), CASES)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from neuroshard.search.catalog import Catalog
-from neuroshard.search.local import LocalSearch
-from neuroshard.search.neuroshard import to_plan
+from neuroshard.search.items import Items
+from neuroshard.search.local import LocalSearch, Moves
+from neuroshard.search.packing import pack
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task, Topology
-from neuroshard.testing import linear_models, random_models, toy_task
+from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 
 
 def _random_held(task, rng):
@@ -26,8 +27,15 @@ def _random_held(task, rng):
 def _search(seed, num_devices, memory_bytes=1 << 30):
     task = toy_task(8, num_devices, memory_bytes, seed)
     simulator = Simulator(linear_models(num_devices) if seed % 3 == 0 else random_models(num_devices, seed))
-    catalog = Catalog.of(task, simulator.models.compute)
-    return task, simulator, LocalSearch(task, simulator, simulator.models.compute, catalog)
+    return task, simulator, _local(task, simulator)
+
+
+def _local(task, simulator, moves=None):
+    return LocalSearch(Catalog.checked(task, simulator), simulator, simulator.models.compute, moves)
+
+
+def to_plan(task, held):
+    return Items.of(task).plan(held)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -63,7 +71,7 @@ def test_steps_stay_within_memory():
     task = toy_task(10, 3)
     tight = Task(task.tables, Topology(3, int(task.size_bytes * 0.45)), task.batch_size)
     simulator = Simulator(random_models(3))
-    local = LocalSearch(tight, simulator, simulator.models.compute, Catalog.of(tight, simulator.models.compute))
+    local = _local(tight, simulator)
     rng = np.random.default_rng(0)
     held = np.zeros((10, 3), dtype=np.int64)
     held[np.arange(10), np.argsort([-t.size_bytes for t in task.tables]) % 3] = [t.dim // 4 for t in task.tables]
@@ -74,10 +82,45 @@ def test_steps_stay_within_memory():
         assert to_plan(tight, state.held).fits
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_keep_constraints(seed):
+    task, rng = constrained_task(seed), np.random.default_rng(seed)
+    simulator = Simulator(random_models(2 + seed % 3, seed))
+    local = _local(task, simulator)
+    held = pack(Catalog.checked(task, simulator), np.array(task.shard_memory))
+    if held is None:
+        pytest.skip("nothing fits")
+    state = local.state(held)
+    for _ in range(25):
+        state = local.random_step(state, rng)
+        plan = to_plan(task, state.held)
+        assert plan.violations == ()
+        assert tuple(state.size_bytes) == plan.device_bytes
+        state = local.best_step(state) or state
+        assert to_plan(task, state.held).violations == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_move_no_more_than_allowed(seed):
+    task, simulator, _ = _search(seed, 3)
+    rng = np.random.default_rng(seed)
+    before = _random_held(task, rng)
+    limit = task.size_bytes // 10
+    local = _local(task, simulator, Moves(before, limit))
+    state, moved = local.state(before), []
+    assert state.moved_bytes == 0
+    for _ in range(40):
+        state = local.random_step(state, rng)
+        columns = np.maximum(state.held - before, 0).sum(axis=1) * 4
+        assert state.moved_bytes == sum(c * t.rows * 4 for c, t in zip(columns, task.tables, strict=True))
+        moved.append(state.moved_bytes)
+    assert limit / 2 < max(moved) <= limit
+
+
 def test_a_balanced_pair_is_left_alone():
     task, simulator, local = _search(0, 2)
     task = Task((task.tables[0], task.tables[0].__class__("twin", *_fields(task.tables[0]))), task.topology, 256)
-    local = LocalSearch(task, simulator, simulator.models.compute, Catalog.of(task, simulator.models.compute))
+    local = _local(task, simulator)
     width = task.tables[0].dim // 4
     assert local.best_step(local.state(np.array([[width, 0], [0, width]]))) is None
     assert local.best_step(local.state(np.array([[width, 0], [width, 0]]))) is not None

@@ -10,6 +10,7 @@ import neuroshard as ns
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.registry import build, choices
 from neuroshard.search.heuristics import Greedy
+from neuroshard.search.improve import Improvement
 from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.search.neuroshard_local import NeuroShardLocal
 from neuroshard.simulator import Simulator
@@ -24,7 +25,7 @@ from oracle import oracle_search
 ONCE = (1.0, *(0.0,) * 16)
 
 
-@pytest.mark.parametrize("name", choices("searcher"))
+@pytest.mark.parametrize("name", [name for name in choices("searcher") if name != "replan"])
 class TestEverySearcher(SearcherConformance):
     @pytest.fixture(autouse=True)
     def _name(self, name):
@@ -78,7 +79,9 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
         task = toy_task(12, num_devices, seed=seed)
         simulator = Simulator(random_models(num_devices, seed))
         published = simulator.cost(task, NeuroShard().search(task, simulator)).total_ms
-        ours = simulator.cost(task, NeuroShardLocal(shakes=30).search(task, simulator)).total_ms
+        ours = simulator.cost(
+            task, NeuroShardLocal(improvement=Improvement(shakes=30)).search(task, simulator)
+        ).total_ms
         assert ours <= published * (1 + 1e-5)
         gains.append(1 - ours / published)
     assert max(gains) > 0.001
@@ -86,9 +89,9 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
 
 def test_time_limit_stops_the_local_search():
     task, simulator = toy_task(40), Simulator(random_models())
-    NeuroShardLocal(shakes=1).search(task, simulator)  # compiles
+    NeuroShardLocal(improvement=Improvement(shakes=1)).search(task, simulator)  # compiles
     start = time.monotonic()
-    plan = NeuroShardLocal(shakes=10**6, time_limit_s=0.3).search(task, simulator)
+    plan = NeuroShardLocal(improvement=Improvement(shakes=10**6, time_limit_s=0.3)).search(task, simulator)
     assert time.monotonic() - start < 10
     assert plan.fits
 
@@ -115,7 +118,7 @@ def test_a_tight_packing_is_found():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
     task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
-    with pytest.raises(InfeasibleError, match="the emptiest device has"):
+    with pytest.raises(InfeasibleError, match="the emptiest device that may hold it has"):
         Greedy("size").search(task, Simulator(linear_models(3)))
     assert NeuroShard(max_splits=1).search(task, Simulator(linear_models(3))).fits
 
@@ -133,7 +136,9 @@ def test_the_smallest_cap_named_by_an_error_works():
 
 def test_neuroshard_splits_what_fits_no_device():
     task = _task([64, 64, 64], memory_bytes=1000 * 100 * 4)
-    with pytest.raises(InfeasibleError, match=r"table 't2' needs 0.244 MiB, the emptiest device has 0.137 MiB"):
+    with pytest.raises(
+        InfeasibleError, match=r"table 't2' needs 0.244 MiB, the emptiest device that may hold it has 0.137 MiB"
+    ):
         Greedy("size").search(task, Simulator(linear_models(2)))
     plan = NeuroShard().search(task, Simulator(linear_models(2)))
     assert plan.fits
@@ -171,8 +176,8 @@ def test_unknown_searchers_and_settings_name_the_nearest():
         (NeuroShard, {"beam_width": 1.5}),
         (NeuroShard, {"num_candidates": 0}),
         (NeuroShard, {"max_splits": -1}),
-        (NeuroShardLocal, {"shakes": -1}),
-        (NeuroShardLocal, {"time_limit_s": -1}),
+        (Improvement, {"shakes": -1}),
+        (Improvement, {"time_limit_s": -1}),
     ],
 )
 def test_impossible_settings_are_refused(kind, setting):

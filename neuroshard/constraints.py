@@ -1,0 +1,237 @@
+"""What a plan must keep to besides memory: where tables may lie, how they may be split, which ones belong together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.tables import Table
+from neuroshard.tables.table import DIM_MULTIPLE
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """Limits for every table whose name matches a pattern, such as "user_*"; where several rules match, all hold.
+
+    Attributes:
+        tables: the pattern.
+        devices: the only devices that may hold columns of it; None allows all.
+        min_shards, max_shards: devices that a table is spread over, at least and at most; None sets no limit.
+            max_shards=1 never splits it.
+    """
+
+    tables: str
+    devices: tuple[int, ...] | None = None
+    min_shards: int | None = None
+    max_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.devices is not None:
+            object.__setattr__(self, "devices", tuple(self.devices))
+        for name in ("min_shards", "max_shards"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
+
+
+@dataclass(frozen=True)
+class PinnedShard:
+    """A shard of `dim` columns of a table on one of `devices`, no more and no fewer of its columns beside it."""
+
+    table: str
+    dim: int
+    devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", tuple(self.devices))
+        if not isinstance(self.dim, int) or self.dim < DIM_MULTIPLE or self.dim % DIM_MULTIPLE:
+            raise UserError(
+                f"constraints: a pinned shard of {self.table!r} has dim={self.dim!r}, "
+                f"not a positive multiple of {DIM_MULTIPLE}"
+            )
+
+
+@dataclass(frozen=True)
+class TableLimits:
+    """The rules that hold for one table: `devices` that may hold it, and how many do."""
+
+    devices: tuple[int, ...]
+    min_shards: int
+    max_shards: int
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Rules for a task's tables, by name.
+
+    Attributes:
+        rules: limits for single tables.
+        pinned: shards with a fixed width and place.
+        together: groups of tables that lie on one device, unsplit.
+        apart: groups of tables of which no device holds two.
+    """
+
+    rules: tuple[TableRule, ...] = ()
+    pinned: tuple[PinnedShard, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    apart: tuple[tuple[str, ...], ...] = ()
+
+    def limits(self, table: Table, num_devices: int) -> TableLimits:
+        """Everything that the rules say of one table.
+
+        Raises:
+            UserError: they contradict each other or the topology.
+        """
+        matching = [rule for rule in self.rules if fnmatchcase(table.name, rule.tables)]
+        devices = tuple(
+            device
+            for device in range(num_devices)
+            if all(rule.devices is None or device in rule.devices for rule in matching)
+        )
+        least = max((rule.min_shards or 1 for rule in matching), default=1)
+        units = table.dim // DIM_MULTIPLE
+        most = min((rule.max_shards for rule in matching if rule.max_shards), default=units)
+        together = any(table.name in group for group in self.together)
+        limits = TableLimits(devices, least, 1 if together else min(most, units))
+        _check_limits(table, limits, together)
+        return limits
+
+    def check(self, tables: Sequence[Table], num_devices: int) -> None:
+        """Raise UserError if a rule names no table or device of the task, or rules contradict each other."""
+        if self == Constraints():
+            return
+        names = [table.name for table in tables]
+        for rule in self.rules:
+            if not any(fnmatchcase(name, rule.tables) for name in names):
+                raise UserError(f"constraints: no table's name matches {rule.tables!r}")
+            _check_devices(rule.tables, rule.devices or (), num_devices)
+        for shard in self.pinned:
+            _check_devices(shard.table, shard.devices, num_devices)
+        for group in (*self.together, *self.apart, *((shard.table,) for shard in self.pinned)):
+            for name in group:
+                if name not in names:
+                    raise unknown_name("table in the constraints", name, names)
+        limits = {table.name: self.limits(table, num_devices) for table in tables}
+        self._check_groups(limits, num_devices)
+        self._check_pinned({table.name: table for table in tables}, limits)
+
+    def _check_groups(self, limits: Mapping[str, TableLimits], num_devices: int) -> None:
+        seen: set[str] = set()
+        for group in self.together:
+            if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
+                raise UserError(f"constraints: {min(twice)!r} is kept together twice; join the groups")
+            seen.update(group)
+            if not set.intersection(*(set(limits[name].devices) for name in group)):
+                raise UserError(f"constraints: no device may hold all of {', '.join(group)}, which are kept together")
+        for group in self.apart:
+            for together in self.together:
+                if len(both := set(group).intersection(together)) > 1:
+                    raise UserError(f"constraints: {', '.join(sorted(both))} are kept both together and apart")
+            if (needed := sum(limits[name].min_shards for name in set(group))) > num_devices:
+                raise UserError(
+                    f"constraints: {', '.join(group)} are kept apart and need {needed} devices, there are {num_devices}"
+                )
+
+    def _check_pinned(self, tables: Mapping[str, Table], limits: Mapping[str, TableLimits]) -> None:
+        grouped = {name for group in self.together for name in group}
+        for name in dict.fromkeys(shard.table for shard in self.pinned):
+            shards = [shard for shard in self.pinned if shard.table == name]
+            columns, table = sum(shard.dim for shard in shards), tables[name]
+            if columns > table.dim:
+                raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
+            if name in grouped:
+                raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
+            if len(shards) + (columns < table.dim) > limits[name].max_shards:
+                raise UserError(
+                    f"constraints: {name!r} may have {limits[name].max_shards} shard(s), its pinned shards make it more"
+                )
+            units_left = (table.dim - columns) // DIM_MULTIPLE
+            if limits[name].min_shards > len(shards) + units_left:
+                raise UserError(
+                    f"constraints: {name!r} needs {limits[name].min_shards} shards, its pinned ones leave columns for "
+                    f"{len(shards) + units_left}"
+                )
+            for shard in shards:
+                if not set(shard.devices).intersection(limits[name].devices):
+                    raise UserError(f"constraints: a shard of {name!r} is pinned to devices that its rules forbid")
+
+    def of(self, tables: Sequence[Table]) -> "Constraints":
+        """What they say of some tables: the rest is left out."""
+        names = {table.name for table in tables}
+        together, apart = (
+            tuple(kept for group in kind if len(kept := tuple(name for name in group if name in names)) > 1)
+            for kind in (self.together, self.apart)
+        )
+        return Constraints(
+            tuple(rule for rule in self.rules if any(fnmatchcase(name, rule.tables) for name in names)),
+            tuple(shard for shard in self.pinned if shard.table in names),
+            together,
+            apart,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The constraints as JSON-ready fields."""
+        return asdict(self)
+
+
+def _check_limits(table: Table, limits: TableLimits, together: bool) -> None:
+    if not limits.devices:
+        raise UserError(f"constraints: no device may hold table {table.name!r}")
+    if limits.min_shards > min(limits.max_shards, len(limits.devices)):
+        why = ", being kept together with others" if together else ""
+        raise UserError(
+            f"constraints: table {table.name!r} ({table.dim} columns, {len(limits.devices)} device(s)) needs "
+            f"{limits.min_shards} shards, but can have {min(limits.max_shards, len(limits.devices))}{why}"
+        )
+
+
+def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:
+    for device in devices:
+        if not isinstance(device, int) or not 0 <= device < num_devices:
+            raise UserError(f"constraints: device {device!r} of {name!r} must lie in 0..{num_devices - 1}")
+
+
+def constraints(
+    rules: Sequence[Mapping[str, Any]] = (),
+    pinned: Sequence[Mapping[str, Any]] = (),
+    together: Sequence[Sequence[str]] = (),
+    apart: Sequence[Sequence[str]] = (),
+) -> Constraints:
+    """Constraints from plain lists, as they stand in a config or a file.
+
+    Raises:
+        UserError: a field is unknown, missing or of the wrong type.
+    """
+    try:
+        return Constraints(
+            tuple(TableRule(**rule) for rule in rules),
+            tuple(PinnedShard(**shard) for shard in pinned),
+            tuple(tuple(group) for group in together),
+            tuple(tuple(group) for group in apart),
+        )
+    except TypeError as error:
+        raise UserError(f"constraints: bad or missing field ({error})") from None
+
+
+def load_constraints(path: str) -> Constraints:
+    """The constraints in a YAML or JSON file with the fields of `Constraints`.
+
+    Raises:
+        UserError: the file is missing or malformed.
+    """
+    from omegaconf import OmegaConf  # slow to import: only where it is used
+
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(Path(path)))
+    except FileNotFoundError:
+        raise UserError(f"no constraints at {path}") from None
+    except Exception as error:  # whatever the YAML parser makes of it
+        raise UserError(f"{path} can't be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold any of rules, pinned, together, apart")
+    try:
+        return constraints(**content)
+    except (TypeError, UserError) as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,58 @@
+"""Plans made better by local search: steps until none helps, shakes, and on from the best."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.errors import UserError
+from neuroshard.search.local import LocalSearch, State
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """How long a plan is improved, and how.
+
+    Local search takes the best step from the most loaded devices until none helps; then random steps shake the best
+    plan, and it goes on from there.
+
+    Attributes:
+        shakes: how often the best plan is shaken.
+        shake_steps: random steps in a shake.
+        time_limit_s: the best plan so far counts. Runs that don't reach it repeat exactly.
+        seed: of the random steps.
+    """
+
+    shakes: int = 400
+    shake_steps: int = 2
+    time_limit_s: float = 10.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("shakes", "shake_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least 0")
+        if not self.time_limit_s >= 0:
+            raise UserError(f"searcher: time_limit_s={self.time_limit_s} must not be negative")
+
+    def improve(self, local: LocalSearch, state: State) -> State:
+        """The cheapest plan found; never one that costs more than `state`."""
+        deadline = time.monotonic() + self.time_limit_s
+        rng = np.random.default_rng(self.seed)
+        best = _descend(local, state, deadline)
+        for _ in range(self.shakes):
+            if time.monotonic() > deadline:
+                break
+            shaken = best
+            for _ in range(self.shake_steps):
+                shaken = local.random_step(shaken, rng)
+            best = min(best, _descend(local, shaken, deadline), key=lambda state: state.cost_ms)
+        return best
+
+
+def _descend(local: LocalSearch, state: State, deadline: float) -> State:
+    """The best step again and again until none helps, or time is up."""
+    while time.monotonic() <= deadline and (cheaper := local.best_step(state)) is not None:
+        state = cheaper
+    return state
