@@ -45,7 +45,7 @@ def main() -> None:
 
 def _best(task: Task, simulator: Simulator) -> float:
     """The lowest predicted cost of all plans, ms."""
-    catalog = Catalog.of(task, simulator.models.compute)
+    catalog = Catalog.checked(task, simulator)
     head, devices = simulator.models.compute.head, task.topology.num_devices
     options = [_options(int(width), devices) for width in catalog.full_width]
     radix = np.array([len(option) for option in options])
@@ -57,7 +57,7 @@ def _best(task: Task, simulator: Simulator) -> float:
         sums = sum(catalog.vectors[catalog.first[t] + held[:, t]] for t in range(len(options)))
         units = held.sum(axis=1)
         compute = head(sums) * (units > 0)
-        forward, backward = simulator.communication(units * 4.0, compute)
+        forward, backward = simulator.communication(units * 4.0, compute, task.batch_size)
         lowest = min(lowest, float((compute + forward + backward).max(axis=1).min()))
     return lowest
 

@@ -1,8 +1,10 @@
 """How much lower local search pushes predicted costs than the published search, and how long it takes.
 
-usage: plan_quality.py MODEL NUM_DEVICES [COUNT]    (MODEL: a bundle's path, or roofline:h100)
+usage: plan_quality.py MODEL NUM_DEVICES BATCH_SIZE [COUNT]    (MODEL: a bundle's name or path, or roofline:h100)
 
 Tasks are drawn as the papers draw them: max dim 128, 4 GiB devices. Whether the gain is real, only hardware says.
+With a roofline, costs stand beside a lower bound of any plan's: all tables' costs in equal parts, unsplit, and
+exchanges as if all devices had equally many columns.
 """
 
 import sys
@@ -11,34 +13,36 @@ import time
 import numpy as np
 
 from neuroshard.models import CostModels
+from neuroshard.models.roofline import RooflineCompute
 from neuroshard.search.base import Searcher
+from neuroshard.search.improve import Improvement
 from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.search.neuroshard_local import NeuroShardLocal
 from neuroshard.simulator import Simulator
+from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn
 
 SEARCHERS: tuple[Searcher, ...] = (
     NeuroShard(),
-    NeuroShardLocal(shakes=0),
-    NeuroShardLocal(shakes=100),
+    NeuroShardLocal(improvement=Improvement(shakes=0)),
+    NeuroShardLocal(improvement=Improvement(shakes=100)),
     NeuroShardLocal(),
 )
 NAMES = ("published", "local search, no shakes", "100 shakes", "400 shakes")
 
 
 def main() -> None:
-    model, num_devices = sys.argv[1], int(sys.argv[2])
-    count = int(sys.argv[3]) if len(sys.argv) > 3 else 100
+    model, num_devices, batch_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    count = int(sys.argv[4]) if len(sys.argv) > 4 else 100
     simulator = Simulator(CostModels.load(model))
-    batch_size = simulator.models.batch_size or 65536
     tables = dlrm_like(batch_size=batch_size, seed=1)
     tasks = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=count))
     for searcher in SEARCHERS:
         searcher.search(tasks[0], simulator)  # compiles
     cost, seconds = (np.array(values) for values in zip(*(_all(task, simulator) for task in tasks), strict=True))
-    print(f"{model}, {count} tasks, {num_devices} devices")
+    print(f"{model}, {count} tasks, {num_devices} devices, batch size {batch_size}")
     print("| search | mean cost, ms | mean of its ratio to the published | worst ratio | mean search, ms | longest |")
     print("| --- | --- | --- | --- | --- | --- |")
     ratio = cost / cost[:, :1]
@@ -47,6 +51,20 @@ def main() -> None:
             f"| {name} | {cost[:, i].mean():.3f} | {ratio[:, i].mean():.4f} | {ratio[:, i].max():.4f} "
             f"| {seconds[:, i].mean() * 1e3:.0f} | {seconds[:, i].max() * 1e3:.0f} |"
         )
+    if isinstance(simulator.models.compute, RooflineCompute):
+        bound = np.array([_lower_bound(task, simulator) for task in tasks])[:, None]
+        gaps = [f"{name} {gap:.2%}" for name, gap in zip(NAMES, (cost / bound - 1).mean(axis=0), strict=True)]
+        print("mean cost above the lower bound: " + ", ".join(gaps))
+
+
+def _lower_bound(task: Task, simulator: Simulator) -> float:
+    """Splitting only adds work, and neither compute nor an exchange can be faster than perfectly balanced."""
+    compute, num_devices = simulator.models.compute, task.topology.num_devices
+    assert isinstance(compute, RooflineCompute)
+    work = float(compute.embed(TableColumns.of(task.tables), task.batch_size).sum())
+    dims = np.full((1, num_devices), sum(table.dim for table in task.tables) / num_devices)
+    forward, backward = simulator.communication(dims, np.zeros_like(dims), task.batch_size)
+    return compute.launch_ms + work / num_devices + float(forward[0, 0] + backward[0, 0])
 
 
 def _all(task: Task, simulator: Simulator) -> tuple[list[float], list[float]]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from neuroshard.pretrain.examples import ComputeExamples
-from neuroshard.pretrain.networks import ComputeNetwork, NetworkWidths
+from neuroshard.pretrain.networks import ComputeNetwork
 from neuroshard.pretrain.training import TrainingSettings, fit
 
 _SAMPLES, _FEATURES, _EPOCHS = 6400, 21, 5
@@ -18,7 +18,7 @@ def main() -> None:
     features = torch.randn(int(count.sum()), _FEATURES)
     examples = ComputeExamples(features, count.cumsum(0) - count, count, torch.rand(_SAMPLES, 1))
     ends: list[float] = [time.perf_counter()]
-    network = ComputeNetwork(_FEATURES, NetworkWidths())
+    network = ComputeNetwork(_FEATURES, (128, 32), 64)
     fit(network, examples, examples, TrainingSettings(epochs=_EPOCHS), 0, lambda *_: ends.append(time.perf_counter()))
     packed = np.diff(ends)
     start = time.perf_counter()

@@ -26,6 +26,7 @@ usage: neuroshard COMMAND [key=value ...] [-m] [--help]
 
 commands:
 {commands}
+  models      list the installed cost models; with a name, print its card
   completion  print a bash completion script: eval "$(neuroshard completion)"
 
 key=value overrides a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
@@ -64,10 +65,14 @@ def _dispatch(given: list[str]) -> None:
         print(usage(), end="")
     elif given[0] == "completion":
         print(BASH_SCRIPT, end="")
+    elif given[0] == "models":
+        from neuroshard.listing import show_models  # slow to import: not for --help
+
+        show_models(given[1:], Console())
     elif given[0] in COMMANDS:
         _run_command(given[0], given[1:])
     else:
-        raise unknown_name("command", given[0], [*COMMANDS, "completion"])
+        raise unknown_name("command", given[0], [*COMMANDS, "models", "completion"])
 
 
 def _run_command(command: str, arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ BASH_SCRIPT = """\
 _neuroshard() {
     local word="${COMP_WORDS[COMP_CWORD]}"
     if [ "$COMP_CWORD" -le 1 ]; then
-        COMPREPLY=($(compgen -W "collect pretrain search evaluate completion" -- "$word"))
+        COMPREPLY=($(compgen -W "collect pretrain search evaluate models completion" -- "$word"))
         return
     fi
     local command="${COMP_WORDS[1]}"

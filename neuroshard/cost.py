@@ -13,11 +13,15 @@ class Cost:
 
     A step runs backward communication, then compute (fused backward and forward), then forward communication;
     a device's cost is their sum, the plan's cost the largest of them ("embedding cost" in NeuroShard, section 2).
+
+    `margin` is (D,) half the width of an interval around every device's sum that is meant to hold 90% of measurements;
+    None where nothing is known of it.
     """
 
     compute: FloatArray
     forward: FloatArray
     backward: FloatArray
+    margin: FloatArray | None = None
 
     @property
     def device_ms(self) -> FloatArray:
@@ -29,9 +33,15 @@ class Cost:
         """The plan's cost: the slowest device's sum."""
         return float(np.max(self.device_ms))
 
+    @property
+    def margin_ms(self) -> float:
+        """Of the plan's cost: the slowest device's; NaN where nothing is known of it."""
+        return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
+
     def __str__(self) -> str:
         rows = [
             f"device {i}: compute {c:.3f} + forward {f:.3f} + backward {b:.3f} = {c + f + b:.3f} ms"
             for i, (c, f, b) in enumerate(zip(self.compute, self.forward, self.backward, strict=True))
         ]
-        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}"])
+        margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
+        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}"])

@@ -6,22 +6,43 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.errors import unknown_name
+from neuroshard.errors import UserError, unknown_name
 from neuroshard.tables.columns import TableColumns
+from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
 
 _REUSE_NAMES = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
 _BYTES_PER_MIB = 1 << 20
+_LANES = (8, 16, 32)
 
 
-def _paper(tables: TableColumns) -> FloatArray:
+def _paper(tables: TableColumns, _batch_size: FloatArray) -> FloatArray:
     plain = np.stack([tables.dim, tables.rows, tables.pooling_factor, tables.size_bytes / _BYTES_PER_MIB], axis=1)
     return np.concatenate([plain, tables.reuse], axis=1)
 
 
-def _log(tables: TableColumns) -> FloatArray:
+def _paper_batch(tables: TableColumns, batch_size: FloatArray) -> FloatArray:
+    return np.concatenate([_paper(tables, batch_size), batch_size[:, None]], axis=1)
+
+
+def _log(tables: TableColumns, _batch_size: FloatArray) -> FloatArray:
     plain = np.log2(np.stack([tables.dim, tables.rows, tables.pooling_factor, tables.size_bytes], axis=1))
     return np.concatenate([plain, plain[:, :1] + plain[:, 2:3], tables.reuse], axis=1)
+
+
+def _physical(tables: TableColumns, batch_size: FloatArray) -> FloatArray:
+    lookups = np.maximum(batch_size * tables.pooling_factor, 1)
+    unique = np.clip(lookups / (tables.reuse @ MEAN_COUNTS), 1, np.minimum(tables.rows, lookups))
+    row_bytes = tables.dim * tables.bytes_per_element
+    quantities = np.stack(
+        [
+            tables.dim, tables.rows, tables.pooling_factor, batch_size, lookups, unique, row_bytes,
+            lookups * row_bytes, unique * row_bytes, tables.size_bytes, batch_size * tables.dim,
+        ],
+        axis=1,
+    )  # fmt: skip
+    aligned = np.stack([tables.dim % lanes == 0 for lanes in _LANES], axis=1)
+    return np.concatenate([np.log2(quantities), aligned], axis=1)
 
 
 @dataclass(frozen=True)
@@ -30,6 +51,10 @@ class FeatureSet:
 
     "paper": dim, rows, pooling factor, size in MiB and reuse histogram as they are (NeuroShard, section 3.2).
     "log": binary logs of the first four, the log of the columns read for a sample (dim x pooling factor), histogram.
+    "physical": binary logs of what a kernel has to move in a batch, so the batch size too: lookups, unique rows, and
+        their bytes; whether the width fills vector registers. Of the histogram only what it says of unique rows: with
+        all of it, a network learns tables by heart.
+    "paper_batch": "paper" and the batch size, for comparison.
 
     Raises:
         UserError: no such feature set.
@@ -46,20 +71,59 @@ class FeatureSet:
         """(F,) names of the features."""
         return _FEATURES[self.name].columns
 
-    def __call__(self, tables: TableColumns) -> FloatArray:
-        """(n, F) features of n tables."""
-        return _FEATURES[self.name].compute(tables)
+    @classmethod
+    def checked(cls, name: str, columns: list[str]) -> "FeatureSet":
+        """The feature set of that name.
+
+        Raises:
+            UserError: there is none, or it has other columns in this version.
+        """
+        features = cls(name)
+        if columns != list(features.columns):
+            raise UserError(
+                f"made for other features ({', '.join(columns)}); this version's {name!r} are "
+                f"{', '.join(features.columns)}; make it again with neuroshard pretrain"
+            )
+        return features
+
+    @property
+    def sees_batch_size(self) -> bool:
+        """Whether features depend on the batch size, so that one model can serve several."""
+        return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
+
+    def __call__(self, tables: TableColumns, batch_size: FloatArray | int) -> FloatArray:
+        """(n, F) features of n tables at a global batch size, one for all or (n,)."""
+        sizes = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), (len(tables),))
+        return _FEATURES[self.name].compute(tables, sizes)
 
 
 @dataclass(frozen=True)
 class _Features:
     columns: tuple[str, ...]
-    compute: Callable[[TableColumns], FloatArray]
+    compute: Callable[[TableColumns, FloatArray], FloatArray]
 
 
 _FEATURES = {
     "paper": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES), _paper),
+    "paper_batch": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES, "batch_size"), _paper_batch),
     "log": _Features(
         ("log_dim", "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES), _log
+    ),
+    "physical": _Features(
+        (
+            "log_dim",
+            "log_rows",
+            "log_pooling_factor",
+            "log_batch_size",
+            "log_lookups",
+            "log_unique_rows",
+            "log_row_bytes",
+            "log_bytes_read",
+            "log_unique_bytes",
+            "log_size_bytes",
+            "log_outputs",
+            *(f"multiple_of_{lanes}" for lanes in _LANES),
+        ),
+        _physical,
     ),
 }

@@ -17,25 +17,35 @@ def choices(group: str) -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in found if entry.name.endswith(".yaml"))
 
 
+def described(group: str, name: str) -> DictConfig:
+    """What `conf/<group>/<name>.yaml` says.
+
+    Raises:
+        UserError: no such name.
+    """
+    if name not in choices(group):
+        raise unknown_name(group, name, choices(group))
+    config = OmegaConf.create(files("neuroshard.conf").joinpath(group, f"{name}.yaml").read_text())
+    assert isinstance(config, DictConfig)
+    return config
+
+
 def build(group: str, name: str, /, **settings: Any) -> Any:
     """The object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
 
     Raises:
         UserError: no such name, no such setting, or a setting out of range.
     """
-    if name not in choices(group):
-        raise unknown_name(group, name, choices(group))
-    described = OmegaConf.create(files("neuroshard.conf").joinpath(group, f"{name}.yaml").read_text())
-    assert isinstance(described, DictConfig)
+    config = described(group, name)
     for setting in settings:
-        if setting not in described.keys():  # noqa: SIM118  # `in` overlooks settings that have no value yet
-            valid = [str(key) for key in described if key != "_target_"]
+        if setting not in config.keys():  # noqa: SIM118  # `in` overlooks settings that have no value yet
+            valid = [str(key) for key in config if key != "_target_"]
             raise (
                 unknown_name(f"setting of {group} {name}", setting, valid)
                 if valid
                 else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
             )
-    return instantiate_config(OmegaConf.merge(described, settings))
+    return instantiate_config(OmegaConf.merge(config, settings))
 
 
 def instantiate_config(config: Any) -> Any:

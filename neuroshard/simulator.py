@@ -8,6 +8,7 @@ from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels
+from neuroshard.models.trust import Margins
 from neuroshard.plan import Plan
 from neuroshard.task import Task
 
@@ -36,14 +37,40 @@ class Simulator:
         shape = (len(plans), task.topology.num_devices)
         compute = self.models.compute.predict(sets, task.batch_size).reshape(shape)
         dims = np.array([plan.device_dims for plan in plans], dtype=np.float64).reshape(shape)
-        forward, backward = self.communication(dims, compute)
-        return [Cost(*parts) for parts in zip(compute, forward, backward, strict=True)]
+        forward, backward = self.communication(dims, compute, task.batch_size)
+        if self.models.margins is None:
+            return [Cost(*parts) for parts in zip(compute, forward, backward, strict=True)]
+        spread = self.models.compute.spread_ms(sets, task.batch_size).reshape(shape)
+        margin = _margin(self.models.margins, compute, spread, forward, backward)
+        return [Cost(*parts) for parts in zip(compute, forward, backward, margin, strict=True)]
 
-    def communication(self, dims: FloatArray, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def warnings(self, plan: Plan) -> tuple[str, ...]:
+        """What of a plan and its task lies outside the range that the models were fitted to, one line each."""
+        ranges = self.models.ranges
+        return () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
+
+    def communication(self, dims: FloatArray, compute_ms: FloatArray, batch_size: int) -> tuple[FloatArray, FloatArray]:
         """Forward and backward communication, (B, D) ms each, of devices with dims and compute costs (B, D).
 
         Forward communication starts on each device when its compute ends; backward starts everywhere at once.
         """
-        forward = self.models.forward.predict(dims, compute_ms)
-        backward = self.models.backward.predict(dims, np.zeros_like(dims))
+        forward = self.models.forward.predict(dims, compute_ms, batch_size)
+        backward = self.models.backward.predict(dims, np.zeros_like(dims), batch_size)
         return forward, backward
+
+
+def _margin(
+    margins: Margins, compute: FloatArray, spread: FloatArray, forward: FloatArray, backward: FloatArray
+) -> FloatArray:
+    """(B, D) of each device's sum, errors taken as independent.
+
+    Waiting makes a device's compute and wait together as long as the slowest device's compute, so that one's error
+    counts for all.
+    """
+    slowest = compute.argmax(axis=1)[:, None]
+    of_compute = np.take_along_axis(margins.compute(compute, spread), slowest, axis=1)
+    none = np.zeros_like(compute)
+    margin: FloatArray = np.sqrt(
+        of_compute**2 + margins.forward(forward, none) ** 2 + margins.backward(backward, none) ** 2
+    )
+    return margin

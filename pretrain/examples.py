@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from neuroshard.arrays import FloatArray
+from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import comm_inputs
@@ -50,15 +50,20 @@ class ComputeExamples:
 
 
 @dataclass(frozen=True)
-class CommExamples:
-    """n exchanges: features (n, 2 D) of the devices in sorted order, targets (n, D) in the same order."""
+class FlatExamples:
+    """n examples of the same shape: features (n, F), targets (n, K)."""
 
     features: torch.Tensor
     targets: torch.Tensor
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Features (B, 2 D)."""
+        """Features (B, F)."""
         return (self.features[chosen],)
+
+    @classmethod
+    def of(cls, features: Float32Array, targets: FloatArray) -> "FlatExamples":
+        """From arrays; targets may be (n,)."""
+        return cls(torch.from_numpy(features), torch.from_numpy(targets.reshape(len(features), -1).astype(np.float32)))
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class ComputeTable:
         tables = [table for m in measurements for table in m.sample.tables]
         counts = np.array([len(m.sample.tables) for m in measurements])
         costs = np.array([typical_ms(m.repeats.times_ms) for m in measurements if m.repeats is not None])
-        return cls(features(TableColumns.of(tables)), counts, costs)
+        batch_size = np.repeat([m.sample.batch_size for m in measurements], counts).astype(np.float64)
+        return cls(features(TableColumns.of(tables), batch_size), counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
         """Normalised, as tensors."""
@@ -107,7 +113,6 @@ class CommTable:
         order, features, wait = comm_inputs(dims, starts)
         return cls(features, np.take_along_axis(cost - wait, order, axis=1), dims, starts, cost)
 
-    def examples(self, normaliser: Normaliser, scale_ms: float) -> CommExamples:
-        """Normalised, as tensors."""
-        targets = torch.from_numpy((self.transfer_ms / scale_ms).astype(np.float32))
-        return CommExamples(torch.from_numpy(normaliser(self.features)), targets)
+    def examples(self, normaliser: Normaliser, scale_ms: float) -> FlatExamples:
+        """Normalised, as tensors: (n, 2 D) and (n, D), devices in sorted order."""
+        return FlatExamples.of(normaliser(self.features), self.transfer_ms / scale_ms)

@@ -1,7 +1,7 @@
 """Measurements of a data directory, by split."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ class Measured:
             if not part:
                 raise UserError(f"{directory} holds no {what} for the {name} split; collect more (found {len(good)})")
         return cls(parts[TRAIN], parts[VALID], parts[TEST], good)
+
+    def limited(self, most: int | None) -> "Measured":
+        """With the first `most` training samples only; None keeps all."""
+        return replace(self, train=self.train[:most])
 
     @property
     def sizes(self) -> dict[str, int]:

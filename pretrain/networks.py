@@ -1,6 +1,6 @@
 """The papers' networks, trainable: NeuroShard, section 3.2 and its published layer widths."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -10,30 +10,19 @@ from neuroshard.errors import UserError
 from neuroshard.models.mlp import Mlp
 
 
-@dataclass(frozen=True)
-class NetworkWidths:
-    """Widths of the hidden layers and, for `table`, of its output.
-
-    The head has one hidden layer, so that the search can compile it into its inner loop.
-    """
-
-    table: tuple[int, ...] = (128, 32)
-    head: int = 64
-    comm: tuple[int, ...] = (128, 64, 32, 16)
-
-    def __post_init__(self) -> None:
-        for name, widths in (("table", self.table), ("head", [self.head]), ("comm", self.comm)):
-            if not widths or any(not isinstance(width, int) or width < 1 for width in widths):
-                raise UserError(f"network: {name}={list(widths)} must be a list of positive whole numbers")
+def checked_widths(name: str, widths: Sequence[int]) -> None:
+    """Raise UserError unless the widths of layers are positive whole numbers."""
+    if not widths or any(not isinstance(width, int) or width < 1 for width in widths):
+        raise UserError(f"network: {name}={list(widths)} must be a list of positive whole numbers")
 
 
 class ComputeNetwork(nn.Module):
     """Table network, sum over each set's tables, head."""
 
-    def __init__(self, num_features: int, widths: NetworkWidths) -> None:
+    def __init__(self, num_features: int, table: tuple[int, ...], head: int) -> None:
         super().__init__()
-        self.table = _perceptron((num_features, *widths.table))
-        self.head = _perceptron((widths.table[-1], widths.head, 1))
+        self.table = perceptron((num_features, *table))
+        self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
@@ -46,9 +35,9 @@ class ComputeNetwork(nn.Module):
 class CommNetwork(nn.Module):
     """From the columns and starts of all devices to the cost of each."""
 
-    def __init__(self, num_devices: int, widths: NetworkWidths) -> None:
+    def __init__(self, num_devices: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        self.network = _perceptron((2 * num_devices, *widths.comm, num_devices))
+        self.network = perceptron((2 * num_devices, *hidden, num_devices))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D) costs from features (B, 2 D)."""
@@ -56,14 +45,27 @@ class CommNetwork(nn.Module):
         return costs
 
 
-def to_mlp(perceptron: nn.Module) -> Mlp:
+def to_mlp(trained: nn.Module) -> Mlp:
     """The trained layers, for inference."""
-    layers = [layer for layer in perceptron.modules() if isinstance(layer, nn.Linear)]
+    layers = _linear_layers(trained)
     weights = tuple(layer.weight.detach().numpy().T.copy() for layer in layers)
     return Mlp(weights, tuple(layer.bias.detach().numpy().copy() for layer in layers))
 
 
-def _perceptron(widths: tuple[int, ...]) -> nn.Sequential:
+def load_mlp(network: nn.Module, mlp: Mlp) -> None:
+    """Give a network of the same widths the weights of `mlp`."""
+    with torch.no_grad():
+        for layer, weight, bias in zip(_linear_layers(network), mlp.weights, mlp.biases, strict=True):
+            layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+            layer.bias.copy_(torch.from_numpy(bias.copy()))
+
+
+def _linear_layers(network: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+
+
+def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]

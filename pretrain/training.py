@@ -21,7 +21,11 @@ def _relative(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (((predicted - target) / target.abs().clamp(min=1e-3)) ** 2).mean()
 
 
-_LOSSES: dict[str, Loss] = {"mse": _mse, "relative": _relative}
+def _absolute_relative(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((predicted - target) / target.abs().clamp(min=1e-3)).abs().mean()
+
+
+_LOSSES: dict[str, Loss] = {"mse": _mse, "relative": _relative, "absolute_relative": _absolute_relative}
 _SCHEDULES = ("constant", "cosine")
 
 
@@ -35,7 +39,7 @@ class TrainingSettings:
         learning_rate: of Adam, at the start.
         schedule: "constant", or "cosine" down to 0 over the epochs.
         loss: "mse" (the paper's), or "relative": squared error over the squared target, so that cheap samples count
-            as much as expensive ones.
+            as much as expensive ones; or "absolute_relative": the same without squares, what MAPE measures.
         patience: stop after so many epochs without a better one.
     """
 

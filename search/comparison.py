@@ -23,6 +23,7 @@ class Evaluated:
         seconds: of search, NaN if unknown.
         error: why there is no measured cost.
         measured: the cost on hardware.
+        margin_ms: half the width of the prediction's 90% interval, NaN if unknown.
     """
 
     method: str
@@ -33,6 +34,7 @@ class Evaluated:
     seconds: float
     error: str | None
     measured: Cost | None = None
+    margin_ms: float = float("nan")
 
     def checked(self) -> "Evaluated":
         """With an error if the plan doesn't fit in memory, or breaks its task's constraints."""
@@ -56,6 +58,7 @@ class Evaluated:
             "task": self.task,
             "plan": self.file,
             "predicted_ms": self.predicted_ms,
+            "margin_ms": self.margin_ms,
             "measured_ms": self.measured_ms,
             "seconds": self.seconds,
             "error": self.error,

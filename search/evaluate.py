@@ -1,9 +1,10 @@
 """The evaluate run: plans on hardware, measured beside predicted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table as Grid
@@ -14,6 +15,7 @@ from neuroshard.files import write_atomically, write_json
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
+from neuroshard.models.trust import LEVEL
 from neuroshard.plan import Plan
 from neuroshard.progress import progress_bar
 from neuroshard.report import draw_plan
@@ -87,6 +89,7 @@ class Evaluate:
                 record.predicted_ms,
                 record.seconds,
                 record.error,
+                margin_ms=record.margin_ms,
             ).checked()
             for record in records
         ]
@@ -94,8 +97,11 @@ class Evaluate:
 
 def _of_file(path: Path, simulator: Simulator | None) -> Evaluated:
     plan = Plan.load(path)
-    predicted = float("nan") if simulator is None else simulator.cost(plan.task, plan).total_ms
-    return Evaluated(path.stem, 0, str(path), plan, predicted, float("nan"), None).checked()
+    entry = Evaluated(path.stem, 0, str(path), plan, float("nan"), float("nan"), None).checked()
+    if simulator is None:
+        return entry
+    cost = simulator.cost(plan.task, plan)
+    return replace(entry, predicted_ms=cost.total_ms, margin_ms=cost.margin_ms)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,10 @@ class EvaluateResult:
         if len(self.entries) == 1 and self.entries[0].measured is not None:
             _show_devices(console, self.entries[0], self.entries[0].measured)
         console.print(comparison(self.entries))
+        known = [entry for entry in self.entries if not np.isnan(entry.margin_ms + entry.measured_ms)]
+        if known:
+            inside = sum(abs(entry.measured_ms - entry.predicted_ms) <= entry.margin_ms for entry in known)
+            console.print(f"{inside} of {len(known)} measured costs lie inside their predicted {LEVEL:.0%} interval")
         failed = [entry for entry in self.entries if entry.error is not None]
         for entry in failed[:_SHOWN_ERRORS]:
             console.print(f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False)

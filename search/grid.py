@@ -87,7 +87,7 @@ class GridSearch:
         fresh = placements.alive & ~placements.repeated
         compute = placements.compute_ms[fresh]
         dims = (placements.units[fresh] * DIM_MULTIPLE).astype(np.float64)
-        forward, backward = self._simulator.communication(dims, compute)
+        forward, backward = self._simulator.communication(dims, compute, self.catalog.items.task.batch_size)
         total = np.full(placements.alive.shape, np.inf)
         total[fresh] = comparable((compute + forward + backward).max(axis=1))
         return total

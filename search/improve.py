@@ -1,12 +1,18 @@
 """Plans made better by local search: steps until none helps, shakes, and on from the best."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from neuroshard.errors import UserError
 from neuroshard.search.local import LocalSearch, State
+
+
+def predicted_ms(state: State) -> float:
+    """Ranks plans by their predicted cost."""
+    return state.cost_ms
 
 
 @dataclass(frozen=True)
@@ -36,18 +42,18 @@ class Improvement:
         if not self.time_limit_s >= 0:
             raise UserError(f"searcher: time_limit_s={self.time_limit_s} must not be negative")
 
-    def improve(self, local: LocalSearch, state: State) -> State:
-        """The cheapest plan found; never one that costs more than `state`."""
+    def improve(self, local: LocalSearch, state: State, rank: Callable[[State], float] = predicted_ms) -> State:
+        """The best plan found by `rank`, the lowest; by cost, never one that costs more than `state`."""
         deadline = time.monotonic() + self.time_limit_s
         rng = np.random.default_rng(self.seed)
-        best = _descend(local, state, deadline)
+        best = min(state, _descend(local, state, deadline), key=rank)
         for _ in range(self.shakes):
             if time.monotonic() > deadline:
                 break
             shaken = best
             for _ in range(self.shake_steps):
                 shaken = local.random_step(shaken, rng)
-            best = min(best, _descend(local, shaken, deadline), key=lambda state: state.cost_ms)
+            best = min(best, _descend(local, shaken, deadline), key=rank)
         return best
 
 

@@ -153,7 +153,8 @@ class LocalSearch:
         return score * (units > 0), self._head.finish(score) * (units > 0)
 
     def _total_ms(self, compute_ms: FloatArray, units: IntArray) -> FloatArray:
-        forward, backward = self._simulator.communication((units * DIM_MULTIPLE).astype(np.float64), compute_ms)
+        dims, batch_size = (units * DIM_MULTIPLE).astype(np.float64), self._catalog.items.task.batch_size
+        forward, backward = self._simulator.communication(dims, compute_ms, batch_size)
         return compute_ms + forward + backward
 
     def _ms_per_unit(self) -> float:

@@ -1,13 +1,15 @@
 """The published search, then local search from its best plan."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from neuroshard.errors import UserError
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
 from neuroshard.search.catalog import Catalog
-from neuroshard.search.improve import Improvement
-from neuroshard.search.local import LocalSearch
+from neuroshard.search.improve import Improvement, predicted_ms
+from neuroshard.search.local import LocalSearch, State
 from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
@@ -25,10 +27,17 @@ class NeuroShardLocal(Searcher):
     Attributes:
         start: the published search.
         improvement: of its plan.
+        caution: how many of their margins are added to plans' costs when they are compared: above 0, plans whose
+            prediction is less certain have to promise more. Needs models that know their margins.
     """
 
     start: NeuroShard = field(default_factory=NeuroShard)
     improvement: Improvement = field(default_factory=Improvement)
+    caution: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.caution >= 0:
+            raise UserError(f"searcher: caution={self.caution} must not be negative")
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found."""
@@ -37,5 +46,18 @@ class NeuroShardLocal(Searcher):
         model = simulator.models.compute
         if task.topology.num_devices > 1 and isinstance(model, SumModel):
             local = LocalSearch(catalog, simulator, model)
-            held = self.improvement.improve(local, local.state(held)).held
+            held = self.improvement.improve(local, local.state(held), self._rank(catalog, simulator)).held
         return catalog.items.plan(held)
+
+    def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[State], float]:
+        """By cost and margins."""
+        if self.caution == 0:
+            return predicted_ms
+        if simulator.models.margins is None:
+            raise UserError(f"searcher: caution={self.caution} needs models that know their margins; these don't")
+
+        def cautious_ms(state: State) -> float:
+            cost = simulator.cost(catalog.items.task, catalog.items.plan(state.held))
+            return cost.total_ms + self.caution * cost.margin_ms
+
+        return cautious_ms

@@ -18,16 +18,21 @@ _COLUMNS = {
     "error": "object",
     "predicted_ms": "float64",
     "seconds": "float64",
+    "margin_ms": "float64",
     "remark": "object",
+    "warnings": "object",
 }
-_TEXTS = ["plan", "error", "remark"]
+_TEXTS = ["plan", "error", "remark", "warnings"]
 
 
 @dataclass(frozen=True)
 class SearchRecord:
     """What became of one task: a plan file with its predicted cost, or the error; `seconds` of search either way.
 
-    `remark` is what the searcher says of its plan.
+    Attributes:
+        margin_ms: half the width of the predicted cost's 90% interval; NaN where the models know none.
+        remark: what the searcher says of its plan.
+        warnings: what lies outside the range of the models, a line each.
     """
 
     task: int
@@ -35,7 +40,9 @@ class SearchRecord:
     error: str | None
     predicted_ms: float
     seconds: float
+    margin_ms: float = float("nan")
     remark: str | None = None
+    warnings: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """The search run: one searcher, many tasks."""
 
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
@@ -71,7 +73,8 @@ class Search:
         timed.found.save(directory / name)
         cost = simulator.cost(timed.found.task, timed.found)
         remark = self.searcher.remark(timed.found.task, simulator, timed.found)
-        return SearchRecord(number, name, None, cost.total_ms, timed.seconds, remark)
+        warnings = "\n".join(simulator.warnings(timed.found)) or None
+        return SearchRecord(number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings)
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ class SearchResult:
             grid.add_column(column, justify="right")
         for record in self.saved.records[:_SHOWN_TASKS]:
             task = self.tasks[record.task]
-            cost = "no plan" if record.error is not None else f"{record.predicted_ms:.2f}"
+            margin = "" if np.isnan(record.margin_ms) else f" ± {record.margin_ms:.2f}"
+            cost = "no plan" if record.error is not None else f"{record.predicted_ms:.2f}{margin}"
             grid.add_row(
                 str(record.task), str(len(task.tables)), str(task.topology.num_devices), cost, f"{record.seconds:.3f}"
             )
@@ -118,3 +122,14 @@ class SearchResult:
         seconds = np.mean([record.seconds for record in self.saved.records])
         console.print(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         console.print(f"plans: {self.saved.path / 'plans'}")
+        for warning in self._warnings():
+            console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
+
+    def _warnings(self) -> Iterator[str]:
+        """One line for each quantity that lies outside the models' range, from the first task where it does."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for record in self.saved.records:
+            for warning in (record.warnings or "").splitlines():
+                found[warning.split(":")[0]].append(f"task {record.task}: {warning}")
+        for lines in found.values():
+            yield lines[0] + (f" (and in {len(lines) - 1} more tasks)" if len(lines) > 1 else "")

@@ -1,6 +1,6 @@
 """Cost models: interfaces, the papers' networks at inference, bundles on disk."""
 
-from neuroshard.models.bundle import Card, NeuralModels, load_bundle, save_bundle
+from neuroshard.models.bundle import Card, load_bundle, save_bundle
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
 
@@ -9,7 +9,6 @@ __all__ = [
     "CommModel",
     "ComputeModel",
     "CostModels",
-    "NeuralModels",
     "ReluHead",
     "SumModel",
     "load_bundle",

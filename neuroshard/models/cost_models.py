@@ -5,6 +5,7 @@ from pathlib import Path
 
 from neuroshard.errors import UserError
 from neuroshard.models.interface import CommModel, ComputeModel
+from neuroshard.models.trust import Margins, Ranges
 from neuroshard.task import Task
 
 _ROOFLINE = "roofline:"
@@ -14,13 +15,18 @@ _ROOFLINE = "roofline:"
 class CostModels:
     """Cost models of computation, forward and backward communication.
 
-    `batch_size` is the one they were fitted for, None if they serve any.
+    Attributes:
+        batch_size: the only one that they serve, None if they serve any.
+        ranges: of what they were fitted to; None if that is unknown.
+        margins: how far they may be off; None if that is unknown.
     """
 
     compute: ComputeModel
     forward: CommModel
     backward: CommModel
     batch_size: int | None
+    ranges: Ranges | None = None
+    margins: Margins | None = None
 
     @property
     def num_devices(self) -> int | None:
@@ -42,16 +48,20 @@ class CostModels:
 
     @classmethod
     def load(cls, path: str | Path) -> "CostModels":
-        """The models of the bundle directory at `path`; or "roofline:NAME", arithmetic on a datasheet's bandwidths.
+        """Models by name or place.
+
+        "roofline:NAME" is arithmetic on a datasheet's bandwidths; the name of a shipped bundle, such as "cpu", is that;
+        anything else is a bundle's directory.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
         from neuroshard.models.bundle import load_bundle  # the bundle's file needs this class
+        from neuroshard.models.shipped import shipped_path
 
         if str(path).startswith(_ROOFLINE):
             from neuroshard.registry import build  # which needs Hydra: slow to import
 
             models: CostModels = build("roofline", str(path).removeprefix(_ROOFLINE))
             return models
-        return load_bundle(Path(path))[0]
+        return load_bundle(shipped_path(str(path)) or Path(path))[0]

@@ -18,6 +18,10 @@ class ComputeModel(ABC):
     def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
         """(B,) ms of each of the B sets of tables."""
 
+    def spread_ms(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+        """(B,) what the members of an ensemble disagree by, ms; 0 for a model that has none."""
+        return np.zeros(len(sets))
+
 
 @dataclass(frozen=True)
 class ReluHead:
@@ -78,5 +82,5 @@ class CommModel(ABC):
         """D, the number of devices it was fitted for; None if it serves any."""
 
     @abstractmethod
-    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
-        """(B, D) ms, from the columns (B, D) and start delays (B, D) of the devices."""
+    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
+        """(B, D) ms, from the columns (B, D) and start delays (B, D) of the devices, at a global batch size."""

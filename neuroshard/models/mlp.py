@@ -1,10 +1,13 @@
 """Multi-layer perceptrons at inference, in numpy: small batches cost microseconds and need no torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
+
+Tensors = dict[str, Any]  # arrays by name, as safetensors takes and gives them
 
 _LEAST_DEVIATION = 0.05
 
@@ -22,6 +25,26 @@ class Mlp:
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
             hidden = np.maximum(hidden, 0) @ weight + bias
         return hidden
+
+    def tensors(self, name: str) -> Tensors:
+        """Weights and biases, `name` before their own names."""
+        pairs = enumerate(zip(self.weights, self.biases, strict=True))
+        return {f"{name}.{i}.{part}": t for i, wb in pairs for part, t in zip(("weight", "bias"), wb, strict=True)}
+
+    @classmethod
+    def restored(cls, name: str, tensors: Tensors) -> "Mlp":
+        """The network whose `tensors(name)` are among the tensors.
+
+        Raises:
+            ValueError: they don't make a network.
+        """
+        count = sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in tensors)
+        weights: list[Float32Array] = [np.ascontiguousarray(tensors[f"{name}.{i}.weight"]) for i in range(count)]
+        biases: list[Float32Array] = [tensors[f"{name}.{i}.bias"] for i in range(count)]
+        ends = [weight.shape[1:] for weight in weights]
+        if not weights or ends != [bias.shape for bias in biases] or ends[:-1] != [w.shape[:1] for w in weights[1:]]:
+            raise ValueError(f"the layers of {name!r} don't fit together")
+        return cls(tuple(weights), tuple(biases))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -42,6 +65,21 @@ class Normaliser:
     def __call__(self, features: FloatArray) -> Float32Array:
         """(n, F) normalised."""
         return ((features - self.shift) / self.scale).astype(np.float32)
+
+    def tensors(self) -> Tensors:
+        """Shift and scale."""
+        return {"shift": self.shift, "scale": self.scale}
+
+    @classmethod
+    def restored(cls, tensors: Tensors, num_features: int) -> "Normaliser":
+        """The normaliser whose tensors are among them.
+
+        Raises:
+            ValueError: it is for another number of features.
+        """
+        if not tensors["shift"].shape == tensors["scale"].shape == (num_features,):
+            raise ValueError(f"the normaliser isn't for {num_features} features")
+        return cls(tensors["shift"], tensors["scale"])
 
     @classmethod
     def fitted(cls, features: FloatArray) -> "Normaliser":

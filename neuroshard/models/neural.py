@@ -1,13 +1,14 @@
 """The papers' cost models at inference: fitted elsewhere, loaded from a bundle."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.features import FeatureSet
 from neuroshard.models.interface import CommModel, ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser
+from neuroshard.models.mlp import Mlp, Normaliser, Tensors
 from neuroshard.tables.columns import TableColumns
 
 
@@ -27,9 +28,35 @@ class NeuralCompute(SumModel):
     head_network: Mlp
     scale_ms: float
 
+    kind: ClassVar[str] = "paper"
+
+    @property
+    def sees_batch_size(self) -> bool:
+        """Whether it serves several batch sizes."""
+        return self.features.sees_batch_size
+
+    def settings(self) -> dict[str, Any]:
+        """What isn't a tensor."""
+        return {"features": self.features.name, "columns": list(self.features.columns), "scale_ms": self.scale_ms}
+
+    def tensors(self) -> Tensors:
+        """Everything else."""
+        networks = self.table_network.tensors("table") | self.head_network.tensors("head")
+        return self.normaliser.tensors() | networks
+
+    @classmethod
+    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "NeuralCompute":
+        """The model that gave the settings and tensors."""
+        features = FeatureSet.checked(settings["features"], settings["columns"])
+        table, head = Mlp.restored("table", tensors), Mlp.restored("head", tensors)
+        fits = table.widths[0] == len(features.columns) and table.widths[-1] == head.widths[0]
+        if not fits or len(head.widths) != 3 or head.widths[-1] != 1:
+            raise ValueError(f"networks of widths {table.widths} and {head.widths} don't fit the features")
+        return cls(features, Normaliser.restored(tensors, table.widths[0]), table, head, settings["scale_ms"])
+
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
         """(n, H) with H the width of the head's first layer."""
-        embedded = self.table_network(self.normaliser(self.features(tables)))
+        embedded = self.table_network(self.normaliser(self.features(tables, batch_size)))
         return embedded @ self.head_network.weights[0]
 
     @property
@@ -52,12 +79,35 @@ class NeuralComm(CommModel):
     network: Mlp
     scale_ms: float
 
+    kind: ClassVar[str] = "sorted"
+
+    @property
+    def sees_batch_size(self) -> bool:
+        """It doesn't: it serves the one that it was fitted at."""
+        return False
+
+    def settings(self) -> dict[str, Any]:
+        """What isn't a tensor."""
+        return {"scale_ms": self.scale_ms}
+
+    def tensors(self) -> Tensors:
+        """Everything else."""
+        return self.normaliser.tensors() | self.network.tensors("network")
+
+    @classmethod
+    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "NeuralComm":
+        """The model that gave the settings and tensors."""
+        network = Mlp.restored("network", tensors)
+        if network.widths[0] != 2 * network.widths[-1]:
+            raise ValueError(f"a network of widths {network.widths} isn't from 2 D inputs to D costs")
+        return cls(Normaliser.restored(tensors, network.widths[0]), network, settings["scale_ms"])
+
     @property
     def num_devices(self) -> int:
         """D of the exchanges that it was fitted to."""
         return self.network.widths[-1]
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
+    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
         """(B, D) ms, not below the wait."""
         order, features, wait_ms = comm_inputs(dims, start_ms)
         transfer = np.maximum(self.network(self.normaliser(features)), 0).astype(np.float64) * self.scale_ms

@@ -53,27 +53,23 @@ class RooflineComm(CommModel):
 
     Up to `devices_per_host` devices talk over the fast links. With more hosts, the share of the bytes that leaves a
     host goes over the network. Bandwidths are of one device, in one direction.
-
-    Attributes:
-        batch_size: global; how many samples every column stands for.
     """
 
     link_gb_per_s: float
     network_gb_per_s: float
     devices_per_host: int
     latency_ms: float
-    batch_size: int
 
     @property
     def num_devices(self) -> None:
         """Any number."""
         return
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
+    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
         """(B, D) ms."""
         devices = dims.shape[1]
         busiest = np.maximum(dims, dims.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
-        sent = busiest * self.batch_size * _OUTPUT_BYTES / devices  # to each device
+        sent = busiest * batch_size * _OUTPUT_BYTES / devices  # to each device
         local = min(devices, self.devices_per_host)
         inside = sent * (local - 1) / (self.link_gb_per_s * _BYTES_PER_MS)
         outside = sent * (devices - local) / (self.network_gb_per_s * _BYTES_PER_MS)
@@ -89,9 +85,8 @@ def roofline(
     devices_per_host: int,
     launch_ms: float,
     latency_ms: float,
-    batch_size: int,
     source: str,  # noqa: ARG001  # where the figures stand; for readers of the config
 ) -> CostModels:
     """The three models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction."""
-    comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms, batch_size)
-    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms), comm, comm, batch_size)
+    comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms)
+    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms), comm, comm, None)

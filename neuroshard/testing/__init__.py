@@ -12,7 +12,9 @@ from neuroshard.testing.toys import (
     OpaqueCompute,
     constrained_task,
     linear_models,
+    random_ensemble,
     random_models,
+    random_set_comm,
     toy_tables,
     toy_task,
 )
@@ -27,7 +29,9 @@ __all__ = [
     "SumModelConformance",
     "constrained_task",
     "linear_models",
+    "random_ensemble",
     "random_models",
+    "random_set_comm",
     "toy_tables",
     "toy_task",
 ]

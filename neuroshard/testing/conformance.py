@@ -150,7 +150,7 @@ class CommModelConformance:
     def test_costs_cover_the_wait(self) -> None:
         """No device is done before the last one has started."""
         dims, starts = self._exchanges()
-        cost = self.make().predict(dims, starts)
+        cost = self.make().predict(dims, starts, 256)
         assert cost.shape == dims.shape
         assert np.isfinite(cost).all()
         assert (cost >= starts.max(axis=1, keepdims=True) - starts - 1e-9).all()
@@ -160,10 +160,12 @@ class CommModelConformance:
         dims, starts = self._exchanges()
         order = np.array([2, 0, 3, 1])
         model = self.make()
-        assert np.allclose(model.predict(dims[:, order], starts[:, order]), model.predict(dims, starts)[:, order])
+        assert np.allclose(
+            model.predict(dims[:, order], starts[:, order], 256), model.predict(dims, starts, 256)[:, order]
+        )
 
     def test_only_differences_of_starts_count(self) -> None:
         """Everybody later by the same time costs the same."""
         dims, starts = self._exchanges()
         model = self.make()
-        assert np.allclose(model.predict(dims, starts + 7), model.predict(dims, starts))
+        assert np.allclose(model.predict(dims, starts + 7, 256), model.predict(dims, starts, 256))

@@ -10,9 +10,12 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.features import FeatureSet
 from neuroshard.memory import MemoryUse
-from neuroshard.models import CommModel, ComputeModel, CostModels, NeuralModels, ReluHead, SumModel
+from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
+from neuroshard.models.additive import AdditiveCompute
+from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
+from neuroshard.models.set_comm import NUM_FEATURES, SetComm
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.reuse import zipf_reuse
@@ -108,7 +111,7 @@ class LinearComm(CommModel):
         """As given."""
         return self.devices
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray) -> FloatArray:
+    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
         """(B, D) ms."""
         wait = start_ms.max(axis=1, keepdims=True) - start_ms
         cost: FloatArray = wait + self.per_column_ms * dims.max(axis=1, keepdims=True)
@@ -120,7 +123,7 @@ def linear_models(num_devices: int = 4) -> CostModels:
     return CostModels(LinearCompute(), LinearComm(num_devices), LinearComm(num_devices), _BATCH_SIZE)
 
 
-def random_models(num_devices: int = 4, seed: int = 0) -> NeuralModels:
+def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
     """Networks of the papers' shape with random weights."""
     rng = np.random.default_rng(seed)
     features = FeatureSet("log")
@@ -132,7 +135,27 @@ def random_models(num_devices: int = 4, seed: int = 0) -> NeuralModels:
         NeuralComm(_random_normaliser(2 * num_devices, rng), _random_mlp((2 * num_devices, 32, num_devices), rng), 1.0)
         for _ in range(2)
     )
-    return NeuralModels(compute, forward, backward, _BATCH_SIZE)
+    return CostModels(compute, forward, backward, _BATCH_SIZE)
+
+
+def random_ensemble(seed: int = 0) -> ComputeEnsemble:
+    """Two additive models with random weights."""
+    rng, features = np.random.default_rng(seed), FeatureSet("physical")
+    count = len(features.columns)
+    members = [
+        AdditiveCompute(
+            features, _random_normaliser(count, rng), _random_mlp((count, 16, 5), rng),
+            rng.normal(size=4).astype(np.float32), rng.normal(size=4).astype(np.float32), 0.1, scale_ms,
+        )
+        for scale_ms in (0.5, 2.0)
+    ]  # fmt: skip
+    return ComputeEnsemble(tuple(members))
+
+
+def random_set_comm(seed: int = 0) -> SetComm:
+    """A model for any number of devices, with random weights."""
+    rng = np.random.default_rng(seed)
+    return SetComm(_random_normaliser(NUM_FEATURES, rng), _random_mlp((NUM_FEATURES, 16, 1), rng), 0.5)
 
 
 def _random_normaliser(features: int, rng: np.random.Generator) -> Normaliser:

@@ -153,7 +153,9 @@ def test_truncated_bundle(here, capsys):
 
 def test_bundle_for_other_features(here, capsys):
     path = here / "models" / "bundle.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"columns": ["dim"]}))
+    content = json.loads(path.read_text())
+    content["models"]["compute"]["settings"]["columns"] = ["dim"]
+    path.write_text(json.dumps(content))
     _refused(capsys, "other features", *_search(here))
 
 

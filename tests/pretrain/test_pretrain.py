@@ -1,6 +1,7 @@
 """Networks, the training loop and whole pretrain runs on made-up measurements."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,12 +9,15 @@ import torch
 
 from neuroshard.errors import UserError
 from neuroshard.features import FeatureSet
-from neuroshard.models import load_bundle
+from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.mlp import Normaliser
+from neuroshard.pretrain.additive import Additive, Ensemble
 from neuroshard.pretrain.examples import CommTable, ComputeTable
 from neuroshard.pretrain.metrics import Metrics
-from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, NetworkWidths, to_mlp
+from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, to_mlp
+from neuroshard.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.pretrain.pretrain import Pretrain
+from neuroshard.pretrain.set_comm import SetCommunication
 from neuroshard.pretrain.training import TrainingSettings, fit
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
@@ -48,7 +52,7 @@ def _comm(count, seed=0):
     made = []
     for i in range(count):
         dims, starts = rng.integers(10, 300, size=(1, 3)) * 4, rng.uniform(0, 10, size=(1, 3))
-        times = np.stack([model.predict(dims, starts)[0], model.predict(dims, 0 * starts)[0]])
+        times = np.stack([model.predict(dims, starts, 256)[0], model.predict(dims, 0 * starts, 256)[0]])
         sample = CommSample(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
         made.append(Measurement(sample, i, NAMES[i % 5], 0, Repeats(np.stack([times] * 3), np.zeros(3))))
     return made
@@ -66,13 +70,20 @@ def data(tmp_path):
     return tmp_path
 
 
+PAPER = {"compute_model": PaperCompute("log", training=QUICK), "comm_model": PaperComm(training=QUICK)}
+SETS = {
+    "compute_model": Ensemble(Additive(hidden=(32,), corrections=4, training=QUICK), members=2),
+    "comm_model": SetCommunication((32,), QUICK),
+}
+
+
 def _pretrain(data, out="bundle", **changes):
-    settings = {"features": "log", "network": NetworkWidths(), "training": QUICK, "comm_training": QUICK, "seed": 0}
-    return Pretrain(data=str(data / "data"), out=str(data / out), **(settings | changes))
+    return Pretrain(data=str(data / "data"), out=str(data / out), **(PAPER | changes))
 
 
-def test_a_run_learns_and_saves_what_it_learned(data):
-    result = _pretrain(data).run()
+@pytest.mark.parametrize("kinds", [PAPER, SETS], ids=["paper", "sets"])
+def test_a_run_learns_and_saves_what_it_learned(data, kinds):
+    result = _pretrain(data, **kinds).run()
     models, card = load_bundle(data / "bundle")
     for name in ("compute", "forward", "backward"):
         assert result.metrics[name].test.mape < 0.2
@@ -84,6 +95,49 @@ def test_a_run_learns_and_saves_what_it_learned(data):
     assert Metrics.of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
     assert card.data["compute_samples"] == {"train": 240, "valid": 80, "test": 80}
     assert card.metrics["compute"]["noise_p50"] == 0
+    assert 0.7 < result.metrics["compute"].coverage <= 1
+    assert models.ranges.devices.most == 3
+
+
+def test_fitting_further_starts_where_the_bundle_is(data):
+    _pretrain(data, **SETS).run()
+    still = TrainingSettings(epochs=1, learning_rate=1e-12)
+    unmoved = {
+        "compute_model": Ensemble(Additive(training=still), members=2),
+        "comm_model": SetCommunication(training=still),
+    }
+    _pretrain(data, "further", init=str(data / "bundle"), max_samples=30, **unmoved).run()
+    (before, _), (after, card) = (load_bundle(data / out) for out in ("bundle", "further"))
+    assert np.allclose(after.compute.predict([TABLES[:4]], 256), before.compute.predict([TABLES[:4]], 256), rtol=1e-4)
+    dims, starts = np.array([[40.0, 80.0, 20.0]]), np.zeros((1, 3))
+    assert np.allclose(after.forward.predict(dims, starts, 256), before.forward.predict(dims, starts, 256), rtol=1e-4)
+    assert card.data["compute_samples"]["train"] == 30
+    with pytest.raises(UserError, match="init is a model of the kind 'ensemble'"):
+        _pretrain(data, "wrong", init=str(data / "bundle")).run()
+
+
+def test_models_of_one_batch_size_refuse_several(data):
+    several = [replace(m, sample=replace(m.sample, batch_size=128 * (1 + m.sample_id % 2))) for m in _compute(40)]
+    DataDirectory(data / "data").compute().write(0, several)
+    with pytest.raises(UserError, match="measured at batch sizes 128, 256; choose features=physical"):
+        _pretrain(data).run()
+    assert _pretrain(data, **SETS).run().metrics["compute"].test.samples > 0
+
+
+def test_models_of_one_device_count_refuse_several(data):
+    wider = [
+        replace(
+            m,
+            sample=CommSample((*m.sample.dims, 4), (*m.sample.start_ms, 0.0), 256),
+            repeats=Repeats(np.concatenate([m.repeats.times_ms, m.repeats.times_ms[..., :1]], -1), np.zeros(3)),
+        )
+        for m in _comm(40)
+    ]
+    DataDirectory(data / "data").comm().write(1, wider)
+    with pytest.raises(UserError, match="measured at numbers of devices 3, 4; choose comm_model=set"):
+        _pretrain(data).run()
+    _pretrain(data, **SETS).run()
+    assert CostModels.load(data / "bundle").num_devices is None
 
 
 def test_the_same_seed_gives_the_same_bundle(data):
@@ -104,7 +158,7 @@ def test_the_card_is_json(data):
     _pretrain(data).run()
     card = json.loads((data / "bundle" / "card.json").read_text())
     assert card["hardware"] == {"kind": "cpu", "device": "none"}
-    assert {"kendall_tau", "mape", "mse", "samples"} == card["metrics"]["forward"]["test"].keys()
+    assert {"decile_mape", "kendall_tau", "mape", "mse", "samples"} == card["metrics"]["forward"]["test"].keys()
 
 
 def test_packed_batches_are_the_sets_asked_for():
@@ -125,7 +179,7 @@ def test_exported_networks_predict_what_the_trained_ones_do():
     torch.manual_seed(0)
     table = ComputeTable.of(_compute(20), FeatureSet("paper"))
     examples = table.examples(Normaliser.fitted(table.features), 1.0)
-    network = ComputeNetwork(table.features.shape[1], NetworkWidths())
+    network = ComputeNetwork(table.features.shape[1], (128, 32), 64)
     features, segments, count = examples.inputs(torch.arange(20))
     trained = network(features, segments, count).detach().numpy()
     sums = np.zeros((20, 32), dtype=np.float32)
@@ -143,7 +197,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
     torch.manual_seed(0)
     table = CommTable.of(_comm(60), 0)
     examples = table.examples(Normaliser.fitted(table.features), 1.0)
-    network = CommNetwork(3, NetworkWidths(comm=(8,)))
+    network = CommNetwork(3, (8,))
     seen = []
     settings = TrainingSettings(epochs=300, batch_size=16, learning_rate=0.1, patience=5)
     fitted = fit(network, examples, examples, settings, 0, lambda epoch, loss: seen.append(loss))
@@ -158,6 +212,7 @@ def test_metrics_by_hand():
     metrics = Metrics.of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
     assert metrics.mse == pytest.approx((1 + 4 + 1) / 3)
     assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)
+    assert metrics.decile_mape == pytest.approx((0.5, 0.5, 0.25))
     assert 0 < metrics.kendall_tau < 1
 
 

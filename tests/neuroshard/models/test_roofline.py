@@ -18,7 +18,7 @@ class TestRooflineCompute(SumModelConformance):
 
 class TestRooflineComm(CommModelConformance):
     def make(self):
-        return RooflineComm(100.0, 10.0, 8, 0.01, 1024)
+        return RooflineComm(100.0, 10.0, 8, 0.01)
 
 
 def test_bytes_over_bandwidth_by_hand():
@@ -30,17 +30,17 @@ def test_bytes_over_bandwidth_by_hand():
 
 
 def test_the_network_is_used_beyond_one_host():
-    comm = RooflineComm(100.0, 10.0, 2, 0.0, 400)
+    comm = RooflineComm(100.0, 10.0, 2, 0.0)
     dims = np.full((1, 4), 100.0)
-    assert comm.predict(dims, np.zeros((1, 4)))[0, 0] == pytest.approx(2 * 100 * 100 * 4 / 10e6)
-    assert comm.predict(dims[:, :2], np.zeros((1, 2)))[0, 0] == pytest.approx(100 * 200 * 4 / 100e6)
+    assert comm.predict(dims, np.zeros((1, 4)), 400)[0, 0] == pytest.approx(2 * 100 * 100 * 4 / 10e6)
+    assert comm.predict(dims[:, :2], np.zeros((1, 2)), 400)[0, 0] == pytest.approx(100 * 200 * 4 / 100e6)
 
 
 @pytest.mark.parametrize("name", choices("roofline"))
 def test_every_datasheet_loads_for_any_number_of_devices(name):
     models = CostModels.load(f"roofline:{name}")
     assert models.num_devices is None
-    assert models.batch_size == 65536
+    assert models.batch_size is None
 
 
 def test_unknown_datasheets_name_the_nearest():

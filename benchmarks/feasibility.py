@@ -1,0 +1,70 @@
+"""Whether a plan is found whenever one exists: tasks as the papers draw them (dims 4 to 128, 4 devices of 4 GiB), their
+rows scaled until the tables take 90% to 100% of all memory, beside an exact answer (integer programming).
+
+usage: feasibility.py [COUNT]
+"""
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from neuroshard.errors import InfeasibleError
+from neuroshard.models import CostModels
+from neuroshard.registry import build
+from neuroshard.search.heuristics import Greedy
+from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task, Topology
+from neuroshard.tasks import TaskDraw, drawn
+
+_TOPOLOGY = Topology(4, 4 << 30)
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    tables = build("tables", "dlrm_like", batch_size=65536, seed=1)
+    drawn_tasks = drawn(tables, _TOPOLOGY, 65536, TaskDraw(count=count))
+    shares = np.random.default_rng(0).uniform(0.9, 1.0, size=count)
+    tasks = [_filled(task, share) for task, share in zip(drawn_tasks, shares, strict=True)]
+    feasible = [task for task in tasks if _packing_exists(task)]
+    print(f"{count} tasks whose tables take 90% to 100% of 4 x 4 GiB; a plan exists for {len(feasible)}")
+    for searcher in (Greedy("size"), NeuroShard(max_splits=0), NeuroShard()):
+        seconds, found = [], 0
+        for task in feasible:
+            start = time.perf_counter()
+            with suppress(InfeasibleError):
+                found += searcher.search(task, simulator).fits
+            seconds.append(time.perf_counter() - start)
+        print(f"{searcher}: {found} found, {np.mean(seconds):.3f} s on average, {np.max(seconds):.3f} s at most")
+
+
+def _filled(task: Task, share: float) -> Task:
+    """The task with all rows scaled so that the weights take that share of the memory."""
+    factor = share * sum(task.topology.device_memory) / task.size_bytes
+    return replace(task, tables=tuple(replace(t, rows=max(1, int(t.rows * factor))) for t in task.tables))
+
+
+def _packing_exists(task: Task) -> bool:
+    """Exactly: a whole number of slices of 4 columns of every table on every device, within memory."""
+    num_tables, num_devices = len(task.tables), task.topology.num_devices
+    slices = np.array([table.with_dim(4).size_bytes for table in task.tables]) / task.topology.device_memory[0]
+    widths = np.array([table.dim // 4 for table in task.tables])
+    whole = np.kron(np.eye(num_tables), np.ones(num_devices))
+    used = np.kron(slices, np.eye(num_devices))
+    answer = milp(
+        np.zeros(num_tables * num_devices),
+        integrality=np.ones(num_tables * num_devices),
+        bounds=Bounds(0, np.repeat(widths, num_devices)),
+        constraints=[LinearConstraint(whole, widths, widths), LinearConstraint(used, -np.inf, 1.0)],
+        options={"time_limit": 60},
+    )
+    return bool(answer.success)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Pre-trained cost models, a directory each."""

@@ -1,0 +1,60 @@
+"""`neuroshard models`: which cost models are installed, and what their cards say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Grid
+
+from neuroshard.errors import UserError
+from neuroshard.files import read_json
+from neuroshard.models.bundle import load_bundle
+from neuroshard.models.shipped import shipped_names, shipped_path
+
+
+def show_models(arguments: list[str], console: Console) -> None:
+    """Print a line for every installed model, or the whole card of the one that is named.
+
+    Raises:
+        UserError: more than one name is given, or it is no bundle's.
+    """
+    if len(arguments) > 1:
+        raise UserError(f"neuroshard models takes one name at most, not {len(arguments)}")
+    if arguments:
+        card = read_json((shipped_path(arguments[0]) or Path(arguments[0])) / "card.json", "model card")
+        console.print_json(json.dumps(card))
+        return
+    console.print(_measured())
+    console.print(_arithmetic())
+    console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
+
+
+def _measured() -> Grid:
+    grid = Grid(title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
+    for column in ("name", "hardware", "batch sizes", "devices", "compute", "forward", "backward"):
+        grid.add_column(column)
+    for name in shipped_names():
+        path = shipped_path(name)
+        assert path is not None
+        models, card = load_bundle(path)
+        ranges = models.ranges
+        spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
+        errors = (f"{card.metrics[part]['test']['mape']:.1%}" for part in ("compute", "forward", "backward"))
+        grid.add_row(name, str(card.hardware.get("device", "")), *spans, *errors)
+    return grid
+
+
+def _arithmetic() -> Grid:
+    from neuroshard.registry import choices, described  # which need Hydra: slow to import
+
+    grid = Grid(title="Arithmetic on datasheets, not measured (any batch size, any number of devices)")
+    for column in ("name", "source"):
+        grid.add_column(column)
+    for name in choices("roofline"):
+        grid.add_row(f"roofline:{name}", str(described("roofline", name)["source"]))
+    return grid
+
+
+def _span(span: Any) -> str:
+    return f"{span.least:g} to {span.most:g}" if span.least < span.most else f"{span.most:g}"

@@ -1,0 +1,71 @@
+"""Several compute models as one: their mean, and how far they disagree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.models.additive import AdditiveCompute
+from neuroshard.models.interface import ReluHead, SumModel
+from neuroshard.models.mlp import Tensors
+from neuroshard.tables import Table
+from neuroshard.tables.columns import TableColumns
+
+
+@dataclass(frozen=True)
+class ComputeEnsemble(SumModel):
+    """The mean of models that were fitted from different starts: a sum over tables as they are.
+
+    The members' vectors stand side by side, and the head takes a share of each.
+    """
+
+    kind: ClassVar[str] = "ensemble"
+
+    members: tuple[AdditiveCompute, ...]
+
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, H) with H the sum of the members'."""
+        return np.concatenate([member.embed(tables, batch_size) for member in self.members], axis=1)
+
+    @cached_property
+    def head(self) -> ReluHead:
+        """The members' heads, each weighted by its share."""
+        heads = [member.head for member in self.members]
+        share = 1 / len(heads)
+        return ReluHead(
+            np.concatenate([head.bias for head in heads]),
+            np.concatenate([head.weight * np.float32(head.scale_ms * share) for head in heads]),
+            sum(head.offset * head.scale_ms for head in heads) * share,
+            1.0,
+        )
+
+    def spread_ms(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+        """(B,) standard deviation of the members' costs, ms."""
+        spread: FloatArray = np.std([member.predict(sets, batch_size) for member in self.members], axis=0)
+        return spread
+
+    @property
+    def sees_batch_size(self) -> bool:
+        """Whether it serves several batch sizes."""
+        return self.members[0].sees_batch_size
+
+    def settings(self) -> dict[str, Any]:
+        """What isn't a tensor."""
+        return {"members": [member.settings() for member in self.members]}
+
+    def tensors(self) -> Tensors:
+        """The members', numbered."""
+        return {f"{i}.{name}": t for i, member in enumerate(self.members) for name, t in member.tensors().items()}
+
+    @classmethod
+    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "ComputeEnsemble":
+        """The model that gave the settings and tensors."""
+        members = []
+        for number, member in enumerate(settings["members"]):
+            prefix = f"{number}."
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            members.append(AdditiveCompute.restored(member, own))
+        return cls(tuple(members))

@@ -1,0 +1,95 @@
+"""A communication model for any number of devices and any batch size."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray
+from neuroshard.models.interface import CommModel
+from neuroshard.models.mlp import Mlp, Normaliser, Tensors
+
+_ELEMENT_BYTES = 4
+_MAX_EXPONENT = 20.0
+NUM_FEATURES = 14
+
+
+@dataclass(frozen=True)
+class SetComm(CommModel):
+    """One network for every device, which sees the others as a set: their sum, mean and maximum.
+
+    So permuting the devices permutes the costs, and any number of devices will do. A device's cost is the wait for the
+    last device to start plus what the network gives, as the logarithm of a multiple of `scale_ms`.
+    """
+
+    kind: ClassVar[str] = "set"
+
+    normaliser: Normaliser
+    network: Mlp
+    scale_ms: float
+
+    @property
+    def num_devices(self) -> None:
+        """Any number."""
+        return
+
+    @property
+    def sees_batch_size(self) -> bool:
+        """It does."""
+        return True
+
+    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
+        """(B, D) ms, above the wait; nothing where there is one device."""
+        wait_ms = start_ms.max(axis=1, keepdims=True) - start_ms
+        if dims.shape[1] == 1:
+            return np.zeros_like(wait_ms)
+        features = set_features(dims, wait_ms, np.full(len(dims), batch_size))
+        flat = self.normaliser(features.reshape(-1, NUM_FEATURES))
+        given = self.network(flat)[:, 0].astype(np.float64).reshape(dims.shape)
+        cost: FloatArray = wait_ms + np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
+        return cost
+
+    def settings(self) -> dict[str, Any]:
+        """What isn't a tensor."""
+        return {"scale_ms": self.scale_ms}
+
+    def tensors(self) -> Tensors:
+        """Everything else."""
+        return self.normaliser.tensors() | self.network.tensors("network")
+
+    @classmethod
+    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "SetComm":
+        """The model that gave the settings and tensors."""
+        network = Mlp.restored("network", tensors)
+        if network.widths[0] != NUM_FEATURES or network.widths[-1] != 1:
+            raise ValueError(f"a network of widths {network.widths} isn't from {NUM_FEATURES} features to a cost")
+        return cls(Normaliser.restored(tensors, NUM_FEATURES), network, settings["scale_ms"])
+
+
+def set_features(dims: FloatArray, wait_ms: FloatArray, batch_size: FloatArray) -> FloatArray:
+    """(B, D, F) what the network sees of every device, from columns and waits (B, D) and batch sizes (B,)."""
+    devices = dims.shape[1]
+    local = batch_size[:, None] / devices * _ELEMENT_BYTES
+    everything = dims.sum(axis=1, keepdims=True)
+    sent, received = local * dims * (devices - 1), local * (everything - dims)
+    kept, mean = local * dims, np.broadcast_to(local * everything / devices, dims.shape)
+    most = np.broadcast_to(sent.max(axis=1, keepdims=True), dims.shape)
+    most_received = np.broadcast_to(received.max(axis=1, keepdims=True), dims.shape)
+    total = np.broadcast_to(sent.sum(axis=1, keepdims=True), dims.shape)
+    logs = np.log2(1 + np.stack([sent, received, kept, mean, most, most_received, total], axis=-1))
+    ordered = np.sort(wait_ms, axis=1)
+    waits = [
+        wait_ms,
+        np.broadcast_to(wait_ms.mean(axis=1, keepdims=True), dims.shape),
+        np.broadcast_to(wait_ms.max(axis=1, keepdims=True), dims.shape),
+        np.broadcast_to(ordered[:, 1:2], dims.shape),  # from the last but one to the last
+    ]
+    others = [
+        wait_ms == 0,
+        np.broadcast_to(np.log2(devices), dims.shape),
+        np.broadcast_to(np.log2(batch_size)[:, None], dims.shape),
+    ]
+    features: FloatArray = np.concatenate(
+        [logs, np.log1p(np.stack(waits, axis=-1)), np.stack(others, axis=-1)], axis=-1
+    )
+    return features

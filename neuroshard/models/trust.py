@@ -1,0 +1,124 @@
+"""What a set of models knows of its own limits: the range it was fitted to, and how far it may be off."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray
+from neuroshard.plan import Plan
+from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.tables.columns import TableColumns
+from neuroshard.task import Task
+
+LEVEL = 0.9  # share of the measurements that an interval is meant to hold
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one quantity ranged over in the measurements."""
+
+    name: str
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[float] | FloatArray) -> "Range":
+        """From every value that was measured."""
+        return cls(name, float(np.min(values)), float(np.max(values)))
+
+    def warning(self, values: Sequence[float] | FloatArray) -> str | None:
+        """A line that names what lies outside, None if nothing does."""
+        given = np.asarray(values, dtype=np.float64)
+        outside = given[(given < self.least) | (given > self.most)]
+        if not outside.size:
+            return None
+        worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
+        return (
+            f"{self.name}: {outside.size} of {given.size} value(s) outside what the models were fitted to, "
+            f"{self.least:g} to {self.most:g}; the farthest is {worst:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Of everything that a cost depends on."""
+
+    rows: Range
+    dim: Range
+    pooling_factor: Range
+    batch_size: Range
+    tables_on_a_device: Range
+    devices: Range
+    columns_on_a_device: Range
+
+    @classmethod
+    def of(cls, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
+        """Of the samples that models are fitted to."""
+        tables = TableColumns.of([table for sample in compute for table in sample.tables])
+        return cls(
+            Range.of("rows", tables.rows),
+            Range.of("dim", tables.dim),
+            Range.of("pooling factor", tables.pooling_factor),
+            Range.of("batch size", [sample.batch_size for sample in compute]),
+            Range.of("tables on a device", [len(sample.tables) for sample in compute]),
+            Range.of("devices", [len(sample.dims) for sample in comm]),
+            Range.of("columns on a device", [dim for sample in comm for dim in sample.dims]),
+        )
+
+    def warnings(self, task: Task) -> tuple[str, ...]:
+        """What of the task lies outside, one line for each quantity."""
+        tables = TableColumns.of(task.tables)
+        found = (
+            self.rows.warning(tables.rows),
+            self.dim.warning(tables.dim),
+            self.pooling_factor.warning(tables.pooling_factor),
+            self.batch_size.warning([task.batch_size]),
+            self.devices.warning([task.topology.num_devices]),
+        )
+        return tuple(warning for warning in found if warning is not None)
+
+    def plan_warnings(self, plan: Plan) -> tuple[str, ...]:
+        """What of the plan's devices lies outside; devices without tables are no trouble."""
+        counts = [len(tables) for tables in plan.device_tables if tables]
+        found = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(plan.device_dims))
+        return tuple(warning for warning in found if warning is not None)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Half the width of an interval around a prediction that is meant to hold 90% of the measurements.
+
+    It grows with the prediction and with what the members of an ensemble disagree by; `factor` was set on samples that
+    training didn't see (split conformal prediction).
+    """
+
+    relative: float
+    factor: float
+
+    def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
+        """(...,) ms."""
+        margin: FloatArray = self.factor * self._scale(predicted_ms, spread_ms)
+        return margin
+
+    def _scale(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
+        scale: FloatArray = np.hypot(self.relative * predicted_ms, spread_ms)
+        return scale
+
+    @classmethod
+    def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
+        """From predictions, spreads and measurements (n,) that training didn't see."""
+        error = np.abs(predicted_ms - measured_ms)
+        relative = float(np.median(error / predicted_ms))
+        ratios = error / cls(relative, 1.0)._scale(predicted_ms, spread_ms)
+        level = min(1.0, LEVEL * (1 + 1 / len(ratios)))
+        return cls(relative, float(np.quantile(ratios, level)))
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Of the three models."""
+
+    compute: Margin
+    forward: Margin
+    backward: Margin

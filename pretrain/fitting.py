@@ -1,0 +1,63 @@
+"""What fits a model: one class for each form of model, chosen in `conf/`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from neuroshard.errors import UserError
+from neuroshard.models import CommModel, SumModel
+from neuroshard.pretrain.measured import Measured
+from neuroshard.samples import Measurement
+
+OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
+
+
+class ComputeFitter(Protocol):
+    """Fits compute models of one form."""
+
+    @property
+    def epochs(self) -> int:
+        """At most so many are trained."""
+        ...
+
+    def fit(self, measured: Measured, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
+        """A model fitted to the training samples, from `start` (a model of the same form) or from nothing (None)."""
+        ...
+
+
+class CommFitter(Protocol):
+    """Fits communication models of one form."""
+
+    @property
+    def epochs(self) -> int:
+        """At most so many are trained."""
+        ...
+
+    def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
+        """A model fitted to the training exchanges in one direction; `start` as for compute models."""
+        ...
+
+
+def check_start(start: Any, kind: type) -> None:
+    """Raise UserError unless `start` is None or a model of that kind."""
+    if start is not None and not isinstance(start, kind):
+        raise UserError(
+            f"init is a model of the kind {start.kind!r}, but {kind.__name__} is to be fitted; "
+            "choose the compute_model and comm_model of the bundle, or leave init out"
+        )
+
+
+def only_value(values: Sequence[int], name: str, remedy: str) -> int:
+    """The one value that all samples share.
+
+    Raises:
+        UserError: there are several.
+    """
+    different = sorted(set(values))
+    if len(different) > 1:
+        raise UserError(f"measured at {name} {', '.join(map(str, different))}; {remedy}")
+    return different[0]
+
+
+def batch_sizes(measurements: Sequence[Measurement[Any]]) -> list[int]:
+    """(n,) global batch size of every sample."""
+    return [measurement.sample.batch_size for measurement in measurements]

@@ -1,0 +1,100 @@
+"""Fitting models of the papers' form: NeuroShard, section 3.2, and its published layer widths."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from neuroshard.features import FeatureSet
+from neuroshard.models.mlp import Normaliser
+from neuroshard.models.neural import NeuralComm, NeuralCompute
+from neuroshard.pretrain.examples import CommTable, ComputeTable
+from neuroshard.pretrain.fitting import OnEpoch, batch_sizes, check_start, only_value
+from neuroshard.pretrain.measured import Measured
+from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, checked_widths, to_mlp
+from neuroshard.pretrain.training import TrainingSettings, fit
+
+
+@dataclass(frozen=True)
+class PaperCompute:
+    """A table network, a sum, a head with one hidden layer.
+
+    Attributes:
+        features: name of the feature set.
+        table: widths of the table network's hidden layers and of its output.
+        head: width of the head's hidden layer; one, so that the search can compile it into its inner loop.
+        training: how it is fitted.
+    """
+
+    features: str = "paper"
+    table: tuple[int, ...] = (128, 32)
+    head: int = 64
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        checked_widths("table", self.table)
+        checked_widths("head", [self.head])
+        FeatureSet(self.features)
+
+    @property
+    def epochs(self) -> int:
+        """At most so many are trained."""
+        return self.training.epochs
+
+    def fit(self, measured: Measured, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralCompute:
+        """Fitted from nothing.
+
+        Raises:
+            UserError: a start is given; or the samples are of several batch sizes, which the features don't show.
+        """
+        check_start(start, type(None))
+        features = FeatureSet(self.features)
+        if not features.sees_batch_size:
+            only_value(batch_sizes(measured.everything), "batch sizes", "choose features=physical")
+        train, valid = (ComputeTable.of(part, features) for part in (measured.train, measured.valid))
+        normaliser, scale_ms = Normaliser.fitted(train.features), float(train.cost_ms.mean())
+        torch.manual_seed(seed)
+        network = ComputeNetwork(len(features.columns), self.table, self.head)
+        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        return NeuralCompute(features, normaliser, to_mlp(network.table), to_mlp(network.head), scale_ms)
+
+
+@dataclass(frozen=True)
+class PaperComm:
+    """One network from the columns and starts of a fixed number of devices, sorted, to their costs.
+
+    Attributes:
+        hidden: widths of its hidden layers.
+        training: how it is fitted.
+    """
+
+    hidden: tuple[int, ...] = (128, 64, 32, 16)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        checked_widths("hidden", self.hidden)
+
+    @property
+    def epochs(self) -> int:
+        """At most so many are trained."""
+        return self.training.epochs
+
+    def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
+        """Fitted from nothing.
+
+        Raises:
+            UserError: a start is given; or the exchanges are of several batch sizes or numbers of devices.
+        """
+        check_start(start, type(None))
+        only_value(batch_sizes(measured.everything), "batch sizes", "choose comm_model=set")
+        counts = [len(measurement.sample.dims) for measurement in measured.everything]
+        num_devices = only_value(counts, "numbers of devices", "choose comm_model=set")
+        train, valid = (CommTable.of(part, direction) for part in (measured.train, measured.valid))
+        normaliser, scale_ms = Normaliser.fitted(train.features), float(np.abs(train.transfer_ms).mean())
+        torch.manual_seed(seed)
+        network = CommNetwork(num_devices, self.hidden)
+        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        return NeuralComm(normaliser, to_mlp(network), scale_ms)

@@ -1,0 +1,43 @@
+"""Models know their range, and how far they may be off."""
+
+import numpy as np
+import pytest
+
+from neuroshard.models.trust import Margin, Range, Ranges
+from neuroshard.plan import assemble
+from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.testing import toy_task
+
+
+def test_what_lies_outside_is_named():
+    assert Range("rows", 10, 100).warning([10, 50, 100]) is None
+    warning = Range("rows", 10, 100).warning([5, 50, 400, 120])
+    assert warning == ("rows: 3 of 4 value(s) outside what the models were fitted to, 10 to 100; the farthest is 400")
+
+
+def test_tasks_and_plans_are_checked_against_the_samples():
+    task = toy_task(6, num_devices=2)
+    plan = assemble(task, [(i, table.dim, i % 2) for i, table in enumerate(task.tables)])
+    compute = [ComputeSample(task.tables, task.batch_size), ComputeSample(task.tables[:1], task.batch_size)]
+    ranges = Ranges.of(compute, [CommSample(plan.device_dims, (0.0, 0.0), task.batch_size)])
+    assert ranges.warnings(task) == ()
+    assert ranges.plan_warnings(plan) == ()
+    one = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
+    assert [w.split(":")[0] for w in ranges.plan_warnings(one)] == ["columns on a device"]
+    other = toy_task(9, num_devices=4, seed=1)
+    names = {warning.split(":")[0] for warning in ranges.warnings(other)}
+    assert "devices" in names
+    assert "batch size" not in names
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_margins_hold_nine_tenths_of_what_they_have_not_seen(seed):
+    rng = np.random.default_rng(seed)
+    predicted = rng.uniform(1, 50, size=4000)
+    spread = predicted * rng.choice([0.01, 0.2], size=4000)
+    measured = predicted + rng.normal(size=4000) * np.hypot(0.03 * predicted, spread)
+    margin = Margin.fitted(predicted[:2000], spread[:2000], measured[:2000])
+    inside = np.abs(predicted - measured)[2000:] <= margin(predicted, spread)[2000:]
+    assert 0.87 < inside.mean() < 0.93
+    uncertain = spread[2000:] > 0.1 * predicted[2000:]
+    assert 0.8 < inside[uncertain].mean() < 0.99
