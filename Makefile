@@ -49,8 +49,10 @@ format: $(INSTALLED)  ## rewrite the code in the project's style
 bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else run
 	$(BIN)/python benchmarks/search_speed.py
 	$(BIN)/python benchmarks/training_speed.py
-	$(BIN)/python benchmarks/plan_quality.py roofline:h100 4
+	$(BIN)/python benchmarks/plan_quality.py cpu 4 4096
+	$(BIN)/python benchmarks/plan_quality.py roofline:h100 4 65536
 	$(BIN)/python benchmarks/exhaustive.py roofline:h100 2
+	$(BIN)/python benchmarks/feasibility.py
 
 clean:  ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.noise import pass_repeatability
+from neuroshard.noise import pass_drift, pass_repeatability
 from neuroshard.samples import Measurement
 
 
@@ -22,6 +22,7 @@ class KindSummary:
         errors: the commonest errors with their counts.
         wall_s, busy_s: of this run; busy inside timed and warm-up kernel runs.
         repeatability: relative difference between two passes, one number per sample measured twice.
+        drift: by how much the second pass was slower, relative, in the median.
     """
 
     name: str
@@ -31,6 +32,7 @@ class KindSummary:
     wall_s: float
     busy_s: float
     repeatability: tuple[float, ...]
+    drift: float
 
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
@@ -45,6 +47,7 @@ class KindSummary:
             wall_s,
             busy_s,
             tuple(float(difference) for difference in pass_repeatability(measurements)),
+            pass_drift(measurements),
         )
 
     @property
@@ -64,12 +67,13 @@ class Summary:
     def show(self, console: Console) -> None:
         """Print it."""
         grid = Grid(title=f"Measurements in {self.directory}")
-        for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90"):
+        for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90", "drift"):
             grid.add_column(column, justify="left" if column == "kind" else "right")
         for kind in (self.compute, self.comm):
             grid.add_row(
                 kind.name, str(kind.measured), str(kind.failed), f"{kind.wall_s:.1f}",
                 f"{kind.busy_share:.0%}" if kind.busy_s else "-", *_quantiles(kind.repeatability),
+                "-" if np.isnan(kind.drift) else f"{kind.drift:+.1%}",
             )  # fmt: skip
         console.print(grid)
         for kind in (self.compute, self.comm):
@@ -77,7 +81,8 @@ class Summary:
                 console.print(f"{kind.name}: {count} failed with {error!r}", markup=False)
         console.print(
             "in kernels: share of the wall time inside timed and warm-up runs (this run); "
-            "noise: how far two passes of the measurement differ on the same samples"
+            "noise: how far two passes of the measurement differ on the same samples; "
+            "drift: by how much the second pass was slower"
         )
 
 

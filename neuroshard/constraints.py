@@ -78,6 +78,12 @@ class Constraints:
     together: tuple[tuple[str, ...], ...] = ()
     apart: tuple[tuple[str, ...], ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("rules", "pinned"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("together", "apart"):
+            object.__setattr__(self, name, tuple(tuple(group) for group in getattr(self, name)))
+
     def limits(self, table: Table, num_devices: int) -> TableLimits:
         """Everything that the rules say of one table.
 
@@ -208,8 +214,8 @@ def constraints(
         return Constraints(
             tuple(TableRule(**rule) for rule in rules),
             tuple(PinnedShard(**shard) for shard in pinned),
-            tuple(tuple(group) for group in together),
-            tuple(tuple(group) for group in apart),
+            tuple(map(tuple, together)),
+            tuple(map(tuple, apart)),
         )
     except TypeError as error:
         raise UserError(f"constraints: bad or missing field ({error})") from None

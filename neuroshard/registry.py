@@ -1,8 +1,10 @@
 """Building objects from `conf/` by name: where the parts of NeuroShard are joined."""
 
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from hydra import compose, initialize_config_module
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -46,6 +48,12 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
                 else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
             )
     return instantiate_config(OmegaConf.merge(config, settings))
+
+
+def compose_node(command: str, node: str, overrides: Sequence[str]) -> Any:
+    """The object that a command's config holds at `node`, after overrides as on the command line."""
+    with initialize_config_module("neuroshard.conf", version_base="1.3"):
+        return instantiate_config(compose(command, overrides=list(overrides))[node])
 
 
 def instantiate_config(config: Any) -> Any:

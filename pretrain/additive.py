@@ -15,7 +15,7 @@ from neuroshard.models.mlp import Normaliser
 from neuroshard.pretrain.examples import ComputeTable
 from neuroshard.pretrain.fitting import OnEpoch, batch_sizes, check_start, only_value
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import checked_widths, load_mlp, perceptron, to_mlp
+from neuroshard.pretrain.networks import checked_widths, last_layer, load_mlp, perceptron, segment_sums, to_mlp
 from neuroshard.pretrain.training import TrainingSettings, fit
 
 
@@ -31,11 +31,11 @@ class AdditiveNetwork(nn.Module):
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
-        given = self.network(features)
-        vectors = torch.cat([given[:, :1].exp(), given[:, 1:]], dim=1)
-        sums = vectors.new_zeros(len(count), vectors.shape[1]).index_add(0, segments, vectors)
-        corrected = torch.relu(sums[:, 1:] + self.bias) @ self.weight
-        costs: torch.Tensor = (sums[:, 0] + corrected + self.offset)[:, None]
+        hidden, last = self.network[:-1](features), last_layer(self.network)
+        own = (hidden @ last.weight[:1].T + last.bias[:1]).exp()
+        vectors = segment_sums(hidden, segments, len(count)) @ last.weight[1:].T + count[:, None] * last.bias[1:]
+        corrected = torch.relu(vectors + self.bias) @ self.weight
+        costs: torch.Tensor = segment_sums(own, segments, len(count)) + (corrected + self.offset)[:, None]
         return costs
 
     def load(self, model: AdditiveCompute) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import nn
@@ -26,10 +27,23 @@ class ComputeNetwork(nn.Module):
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
-        embedded = self.table(features)
-        sums = embedded.new_zeros(len(count), embedded.shape[1]).index_add(0, segments, embedded)
-        costs: torch.Tensor = self.head(sums)
+        sums = segment_sums(self.table[:-1](features), segments, len(count))
+        last = last_layer(self.table)
+        costs: torch.Tensor = self.head(sums @ last.weight.T + count[:, None] * last.bias)
         return costs
+
+
+def last_layer(network: nn.Sequential) -> nn.Linear:
+    """The linear layer at the end of a network that `perceptron` made."""
+    return cast(nn.Linear, network[-1])
+
+
+def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
+    """(B, K) sums of values (N, K) by the segment of each, (N,).
+
+    Where a linear layer stands before a sum, the sum is better taken first: the layer then sees B rows instead of N.
+    """
+    return values.new_zeros(num_segments, values.shape[1]).index_add(0, segments, values)
 
 
 class CommNetwork(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 from neuroshard import cli
 from neuroshard.completion import BASH_SCRIPT
 from neuroshard.models import Card, save_bundle
-from neuroshard.plan import assemble
+from neuroshard.plan import Plan, assemble
 from neuroshard.testing import random_models, toy_task
 
 TABLES = "name,rows,dim,pooling_factor\n"
@@ -213,3 +213,43 @@ def test_completion_completes_commands_groups_and_choices(tmp_path):
     first, second = shown.stdout.strip().splitlines()
     assert first == "search"
     assert set(second.split()) == {"searcher=size_greedy", "searcher=size_lookup_greedy"}
+
+
+def test_constraints_and_memory_on_the_command_line(here, capsys):
+    rules = ["constraints.apart=[[a,b,c]]", "constraints.pinned=[{table: c, dim: 8, devices: [3]}]"]
+    memory = ["memory=training", "topology.memory_bytes=[90000,90000,90000,50000]", "topology.reserved_bytes=1000"]
+    code, _, err = _run(capsys, *_search(here, "out=found", *rules, *memory))
+    assert code == 0, err
+    plan = Plan.load("found/plans/task-0000.json")
+    assert plan.violations == ()
+    assert plan.task.memory.optimizer == "rowwise_adagrad"
+    assert [t.dim for t in plan.device_tables[3]] == [8]
+
+
+def test_contradictory_constraints(here, capsys):
+    (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
+    file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
+    _refused(capsys, "no table's name matches 'z*'", *_search(here, *file))
+    _refused(capsys, "bad or missing field", *_search(here, "constraints.rules=[{table: a}]"))
+    _refused(capsys, "memory_bytes lists 2 devices", *_search(here, "topology.memory_bytes=[1,2]"))
+
+
+def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
+    _run(capsys, *_search(here, "out=first", "searcher=random"))
+    start = f"searcher.start={Path.cwd()}/first/plans/task-0000.json"
+    code, out, err = _run(capsys, *_search(here, "out=second", "searcher=replan", start))
+    assert code == 0, err
+    assert "moves" in out
+    assert "predicted" in out
+
+
+def test_models_are_listed_and_described(here, capsys):
+    code, out, _ = _run(capsys, "models")
+    assert code == 0
+    assert "cpu" in out
+    assert "roofline:h200" in out
+    code, out, _ = _run(capsys, "models", "cpu")
+    assert code == 0
+    assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
+    _refused(capsys, "takes one name at most", "models", "a", "b")
+    _refused(capsys, "no model card", "models", "nothing")

@@ -8,6 +8,8 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models import CostModels
+from neuroshard.models.trust import Margin, Margins
 from neuroshard.registry import build, choices
 from neuroshard.search.heuristics import Greedy
 from neuroshard.search.improve import Improvement
@@ -16,7 +18,15 @@ from neuroshard.search.neuroshard_local import NeuroShardLocal
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
-from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from neuroshard.testing import (
+    OpaqueCompute,
+    SearcherConformance,
+    linear_models,
+    random_ensemble,
+    random_models,
+    random_set_comm,
+    toy_task,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -94,6 +104,19 @@ def test_time_limit_stops_the_local_search():
     plan = NeuroShardLocal(improvement=Improvement(shakes=10**6, time_limit_s=0.3)).search(task, simulator)
     assert time.monotonic() - start < 10
     assert plan.fits
+
+
+def test_caution_prefers_plans_that_are_more_certain():
+    margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
+    comm = random_set_comm()
+    simulator = Simulator(CostModels(random_ensemble(), comm, comm, None, None, margins))
+    bold, careful = (NeuroShardLocal(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
+    task = toy_task(15)
+    costs = [simulator.cost(task, searcher.search(task, simulator)) for searcher in (bold, careful)]
+    assert costs[0].total_ms <= costs[1].total_ms
+    assert costs[1].total_ms + 3 * costs[1].margin_ms < costs[0].total_ms + 3 * costs[0].margin_ms
+    with pytest.raises(UserError, match="know their margins"):
+        careful.search(toy_task(6), Simulator(linear_models()))
 
 
 def test_models_of_any_form_are_searched():

@@ -1,0 +1,41 @@
+"""The pre-trained models that come with the package keep their promise."""
+
+import pytest
+
+from neuroshard.models import CostModels, load_bundle
+from neuroshard.models.shipped import shipped_names, shipped_path
+from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.simulator import Simulator
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.task import Task, Topology
+
+
+def test_cpu_models_are_shipped_with_a_complete_card():
+    assert "cpu" in shipped_names()
+    _, card = load_bundle(shipped_path("cpu"))
+    assert card.hardware["kind"] == "cpu"
+    assert "torch" in card.versions
+    assert sum(card.data["compute_samples"].values()) >= 8000
+    assert sum(card.data["comm_samples"].values()) >= 3000
+    for name in ("compute", "forward", "backward"):
+        assert 0 < card.metrics[name]["test"]["mape"] < 0.15
+        assert 0.8 < card.metrics[name]["coverage"] < 0.97
+
+
+@pytest.mark.parametrize(("num_devices", "batch_size"), [(2, 256), (4, 4096), (5, 700), (8, 8192)])
+def test_they_serve_any_number_of_devices_and_batch_size_in_range(num_devices, batch_size):
+    simulator = Simulator(CostModels.load("cpu"))
+    tables = tuple(table.with_dim(32) for table in dlrm_like(num_tables=20, batch_size=batch_size, seed=5))
+    task = Task(tables, Topology(num_devices, 8 << 30), batch_size)
+    plan = NeuroShard(max_splits=2).search(task, simulator)
+    cost = simulator.cost(task, plan)
+    assert 0 < cost.margin_ms < cost.total_ms
+    assert not [w for w in simulator.warnings(plan) if w.startswith(("devices", "batch size", "dim", "tables"))]
+
+
+def test_they_warn_outside_their_range():
+    simulator = Simulator(CostModels.load("cpu"))
+    tables = tuple(table.with_dim(256) for table in dlrm_like(num_tables=16, batch_size=64, seed=5))
+    task = Task(tables, Topology(16, 8 << 30), 64)
+    names = {w.split(":")[0] for w in simulator.warnings(NeuroShard(max_splits=0).search(task, simulator))}
+    assert {"devices", "batch size", "dim"} <= names
