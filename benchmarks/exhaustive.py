@@ -13,15 +13,15 @@ import numpy as np
 
 from neuroshard.models import CostModels
 from neuroshard.search.base import Searcher
+from neuroshard.search.beam import BeamSearch
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.neuroshard import NeuroShard
-from neuroshard.search.neuroshard_local import NeuroShardLocal
 from neuroshard.simulator import Simulator
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn
 
-SEARCHERS: tuple[tuple[str, Searcher], ...] = (("neuroshard", NeuroShard()), ("neuroshard_local", NeuroShardLocal()))
+SEARCHERS: tuple[tuple[str, Searcher], ...] = (("published search", BeamSearch()), ("neuroshard", NeuroShard()))
 _BATCH = 1 << 16
 
 

@@ -15,8 +15,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from neuroshard.errors import InfeasibleError
 from neuroshard.models import CostModels
 from neuroshard.registry import build
+from neuroshard.search.beam import BeamSearch
 from neuroshard.search.heuristics import Greedy
-from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn
@@ -33,7 +33,7 @@ def main() -> None:
     tasks = [_filled(task, share) for task, share in zip(drawn_tasks, shares, strict=True)]
     feasible = [task for task in tasks if _packing_exists(task)]
     print(f"{count} tasks whose tables take 90% to 100% of 4 x 4 GiB; a plan exists for {len(feasible)}")
-    for searcher in (Greedy("size"), NeuroShard(max_splits=0), NeuroShard()):
+    for searcher in (Greedy("size"), BeamSearch(max_splits=0), BeamSearch()):
         seconds, found = [], 0
         for task in feasible:
             start = time.perf_counter()

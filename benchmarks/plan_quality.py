@@ -15,9 +15,9 @@ import numpy as np
 from neuroshard.models import CostModels
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.search.base import Searcher
+from neuroshard.search.beam import BeamSearch
 from neuroshard.search.improve import Improvement
 from neuroshard.search.neuroshard import NeuroShard
-from neuroshard.search.neuroshard_local import NeuroShardLocal
 from neuroshard.simulator import Simulator
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.dlrm_like import dlrm_like
@@ -25,12 +25,12 @@ from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn
 
 SEARCHERS: tuple[Searcher, ...] = (
+    BeamSearch(),
+    NeuroShard(improvement=Improvement(shakes=0)),
     NeuroShard(),
-    NeuroShardLocal(improvement=Improvement(shakes=0)),
-    NeuroShardLocal(improvement=Improvement(shakes=100)),
-    NeuroShardLocal(),
+    NeuroShard(improvement=Improvement(shakes=1000, time_limit_s=60)),
 )
-NAMES = ("published", "local search, no shakes", "100 shakes", "400 shakes")
+NAMES = ("published search", "local search, no shakes", "100 shakes (default)", "1,000 shakes")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from neuroshard.models import CostModels
 from neuroshard.search.base import Searcher
-from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.search.beam import BeamSearch
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table, halvings
 from neuroshard.tables.dlrm_like import dlrm_like
@@ -37,8 +37,8 @@ _SCALES = (
 def main() -> None:
     simulator = Simulator(random_models())
     tasks = drawn(dlrm_like(batch_size=256), Topology(4, 4 << 30), 256, TaskDraw(count=50))
-    _seconds(NeuroShard(), tasks[0], simulator)  # compiles
-    times = np.array([_seconds(NeuroShard(), task, simulator) for task in tasks]) * 1e3
+    _seconds(BeamSearch(), tasks[0], simulator)  # compiles
+    times = np.array([_seconds(BeamSearch(), task, simulator) for task in tasks]) * 1e3
     spread = f"median {np.median(times):.0f}, {times.min():.0f} to {times.max():.0f}"
     print(f"50 tasks of 10 to 59 tables, 4 devices, published settings: mean {times.mean():.0f} ms ({spread})")
     _beside_the_plain_one(simulator)
@@ -50,7 +50,7 @@ def _beside_the_plain_one(simulator: Simulator) -> None:
     print("| --- | --- | --- | --- |")
     for count in (10, 30, 59):
         task = Task(_sized(count), Topology(4, 4 << 30), 256)
-        times = [_seconds(NeuroShard(), task, simulator) * 1e3 for _ in range(_REPEATS)]
+        times = [_seconds(BeamSearch(), task, simulator) * 1e3 for _ in range(_REPEATS)]
         start = time.perf_counter()
         oracle_search(task, simulator, max_splits=1)
         plain, fast = (time.perf_counter() - start) * 1e4, float(np.median(times))
@@ -63,7 +63,7 @@ def _scaling() -> None:
     print("| --- | --- | --- | --- | --- |")
     for tables, devices in _SCALES:
         task = Task(_sized(tables), Topology(devices, 80 << 30), 65536)
-        times = [_seconds(NeuroShard(), task, simulator) for _ in range(3)]
+        times = [_seconds(BeamSearch(), task, simulator) for _ in range(3)]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         spread = f"{np.median(times):.2f} ({min(times):.2f} to {max(times):.2f})"
         print(f"| {tables} | {devices} | {spread} | {np.median(times) / tables * 1e3:.2f} | {peak:.2f} |")

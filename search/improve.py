@@ -29,9 +29,9 @@ class Improvement:
         seed: of the random steps.
     """
 
-    shakes: int = 400
+    shakes: int = 100
     shake_steps: int = 2
-    time_limit_s: float = 10.0
+    time_limit_s: float = 3.0
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,99 +1,58 @@
-"""The published search: beam search over column-wise splits, greedy grid search over table-wise placement."""
+"""The published search, then local search from its best plan."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.errors import UserError
+from neuroshard.models import SumModel
 from neuroshard.plan import Plan
-from neuroshard.search.base import Searcher
+from neuroshard.search.beam import BeamSearch
 from neuroshard.search.catalog import Catalog
-from neuroshard.search.grid import GridSearch, GridSettings, Placed
-from neuroshard.search.layout import Layout
-from neuroshard.search.memory import device_memory, nothing_fits
-from neuroshard.search.packing import pack, smallest_factor
+from neuroshard.search.improve import Improvement, predicted_ms
+from neuroshard.search.local import LocalSearch, State
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 
 
 @dataclass(frozen=True)
-class NeuroShard(Searcher):
-    """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
+class NeuroShard(BeamSearch):
+    """The published search, then local search from its plan: never costs more than that one, by prediction.
+
+    Compute models that are not of the papers' form get the published search alone.
 
     Attributes:
-        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
-        beam_width: layouts kept after every split.
-        max_splits: splits in a layout at most; 0 leaves every table whole.
-        grid: caps of the greedy grid search.
+        improvement: of the published search's plan.
+        caution: how many of their margins are added to plans' costs when they are compared: above 0, plans whose
+            prediction is less certain have to promise more. Needs models that know their margins.
     """
 
-    num_candidates: int = 10
-    beam_width: int = 3
-    max_splits: int = 10
-    grid: GridSettings = field(default_factory=GridSettings)
+    improvement: Improvement = field(default_factory=Improvement)
+    caution: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("num_candidates", 1), ("beam_width", 1), ("max_splits", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least {least}")
+        super().__post_init__()
+        if not self.caution >= 0:
+            raise UserError(f"searcher: caution={self.caution} must not be negative")
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
+        """The cheapest plan found."""
         catalog = Catalog.checked(task, simulator)
-        return catalog.items.plan(self.best_held(catalog, simulator))
+        held = self.best_held(catalog, simulator)
+        model = simulator.models.compute
+        if task.topology.num_devices > 1 and isinstance(model, SumModel):
+            local = LocalSearch(catalog, simulator, model)
+            held = self.improvement.improve(local, local.state(held), self._rank(catalog, simulator)).held
+        return catalog.items.plan(held)
 
-    def best_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
-        """The plan as (I, D) units of 4 columns of each item on each device.
+    def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[State], float]:
+        """By cost and margins."""
+        if self.caution == 0:
+            return predicted_ms
+        if simulator.models.margins is None:
+            raise UserError(f"searcher: caution={self.caution} needs models that know their margins; these don't")
 
-        Raises:
-            InfeasibleError: nothing fits, not even packed by bytes alone.
-        """
-        grid = GridSearch(catalog, simulator, self.grid)
-        found = self._beam_search(grid)
-        if found.cost_ms < float("inf"):
-            return grid.held(found)
-        memory = device_memory(catalog.items.task)
-        packed = pack(catalog, memory)
-        if packed is None:
-            raise nothing_fits(catalog, smallest_factor(catalog, memory))
-        return packed
+        def cautious_ms(state: State) -> float:
+            cost = simulator.cost(catalog.items.task, catalog.items.plan(state.held))
+            return cost.total_ms + self.caution * cost.margin_ms
 
-    def _beam_search(self, grid: GridSearch) -> Placed:
-        beam = grid.place([Layout.least(grid.catalog)])
-        best = beam[0]
-        for _ in range(self.max_splits):
-            layouts = _one_more_split(beam, grid.catalog, self.num_candidates)
-            if not layouts:
-                break
-            beam = sorted(grid.place(layouts), key=lambda placed: _rank(placed, grid.catalog))[: self.beam_width]
-            best = min(best, beam[0], key=lambda placed: placed.cost_ms)
-        return best
-
-
-def _one_more_split(beam: list[Placed], catalog: Catalog, num_candidates: int) -> list[Layout]:
-    """Every layout that splits one candidate of one layout of the beam, without repeats."""
-    layouts = [
-        placed.layout.split(item, width, catalog)
-        for placed in beam
-        for item, width in _candidates(placed.layout, catalog, num_candidates)
-    ]
-    return list(dict.fromkeys(layouts))
-
-
-def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int, int]]:
-    """Shards (item, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
-    shards = layout.splittable(catalog)
-    entries = catalog.first[shards[:, 0]] + shards[:, 1]
-    values: list[FloatArray] = [catalog.size_bytes[entries].astype(np.float64), catalog.cost_ms[entries]]
-    chosen = [shards[i] for value in values for i in np.argsort(-value, kind="stable")[:count]]
-    return list(dict.fromkeys((int(item), int(width)) for item, width in chosen))
-
-
-def _rank(placed: Placed, catalog: Catalog) -> tuple[float, int]:
-    """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
-    if placed.cost_ms < float("inf"):
-        return placed.cost_ms, 0
-    shards = placed.layout.shards(catalog)
-    return placed.cost_ms, int(catalog.size_bytes[catalog.first[shards[:, 0]] + shards[:, 1]].max())
+        return cautious_ms

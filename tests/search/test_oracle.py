@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.search.beam import BeamSearch
 from neuroshard.simulator import Simulator
 from neuroshard.testing import linear_models, random_models, toy_task
 
@@ -20,5 +20,5 @@ def test_lockstep_search_agrees_with_the_plain_one(seed):
     task = toy_task(4 + seed % 9, devices, memory_bytes=(1 << 20) + (seed % 2 << 30), seed=seed)
     simulator = Simulator(linear_models(devices) if seed % 4 == 0 else random_models(devices, seed))
     _, expected = oracle_search(task, simulator, num_candidates=3, beam_width=2, max_splits=3)
-    plan = NeuroShard(num_candidates=3, beam_width=2, max_splits=3).search(task, simulator)
+    plan = BeamSearch(num_candidates=3, beam_width=2, max_splits=3).search(task, simulator)
     assert simulator.cost(task, plan).total_ms == pytest.approx(expected, rel=1e-4)

@@ -11,10 +11,10 @@ from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.registry import build, choices
+from neuroshard.search.beam import BeamSearch
 from neuroshard.search.heuristics import Greedy
 from neuroshard.search.improve import Improvement
 from neuroshard.search.neuroshard import NeuroShard
-from neuroshard.search.neuroshard_local import NeuroShardLocal
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
@@ -77,8 +77,8 @@ def test_splits_never_cost_more_than_none():
     for seed in range(6):
         task = toy_task(10, seed=seed)
         simulator = Simulator(random_models(seed=seed))
-        whole = NeuroShard(max_splits=0).search(task, simulator)
-        split = NeuroShard().search(task, simulator)
+        whole = BeamSearch(max_splits=0).search(task, simulator)
+        split = BeamSearch().search(task, simulator)
         assert simulator.cost(task, split).total_ms <= simulator.cost(task, whole).total_ms + 1e-4
 
 
@@ -88,10 +88,8 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     for seed in range(6):
         task = toy_task(12, num_devices, seed=seed)
         simulator = Simulator(random_models(num_devices, seed))
-        published = simulator.cost(task, NeuroShard().search(task, simulator)).total_ms
-        ours = simulator.cost(
-            task, NeuroShardLocal(improvement=Improvement(shakes=30)).search(task, simulator)
-        ).total_ms
+        published = simulator.cost(task, BeamSearch().search(task, simulator)).total_ms
+        ours = simulator.cost(task, NeuroShard(improvement=Improvement(shakes=30)).search(task, simulator)).total_ms
         assert ours <= published * (1 + 1e-5)
         gains.append(1 - ours / published)
     assert max(gains) > 0.001
@@ -99,9 +97,9 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
 
 def test_time_limit_stops_the_local_search():
     task, simulator = toy_task(40), Simulator(random_models())
-    NeuroShardLocal(improvement=Improvement(shakes=1)).search(task, simulator)  # compiles
+    NeuroShard(improvement=Improvement(shakes=1)).search(task, simulator)  # compiles
     start = time.monotonic()
-    plan = NeuroShardLocal(improvement=Improvement(shakes=10**6, time_limit_s=0.3)).search(task, simulator)
+    plan = NeuroShard(improvement=Improvement(shakes=10**6, time_limit_s=0.3)).search(task, simulator)
     assert time.monotonic() - start < 10
     assert plan.fits
 
@@ -110,7 +108,7 @@ def test_caution_prefers_plans_that_are_more_certain():
     margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
     comm = random_set_comm()
     simulator = Simulator(CostModels(random_ensemble(), comm, comm, None, None, margins))
-    bold, careful = (NeuroShardLocal(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
+    bold, careful = (NeuroShard(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
     task = toy_task(15)
     costs = [simulator.cost(task, searcher.search(task, simulator)) for searcher in (bold, careful)]
     assert costs[0].total_ms <= costs[1].total_ms
@@ -122,7 +120,7 @@ def test_caution_prefers_plans_that_are_more_certain():
 def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(8), Simulator(opaque)
-    cost = simulator.cost(task, NeuroShardLocal().search(task, simulator)).total_ms
+    cost = simulator.cost(task, NeuroShard().search(task, simulator)).total_ms
     assert cost <= simulator.cost(task, Greedy("lookup").search(task, simulator)).total_ms
     _, expected = oracle_search(task, simulator)
     assert cost == pytest.approx(expected, rel=1e-4)
@@ -131,9 +129,9 @@ def test_models_of_any_form_are_searched():
 def test_neuroshard_splits_a_table_that_dominates():
     task = _task([128, 4])
     simulator = Simulator(linear_models(2))
-    plan = NeuroShard().search(task, simulator)
+    plan = BeamSearch().search(task, simulator)
     assert sorted(shard.dim for shard in plan.shards if shard.table == 0) in ([64, 64], [60, 68])
-    whole = NeuroShard(max_splits=0).search(task, simulator)
+    whole = BeamSearch(max_splits=0).search(task, simulator)
     assert simulator.cost(task, plan).total_ms < simulator.cost(task, whole).total_ms
 
 
@@ -143,7 +141,7 @@ def test_a_tight_packing_is_found():
     task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
     with pytest.raises(InfeasibleError, match="the emptiest device that may hold it has"):
         Greedy("size").search(task, Simulator(linear_models(3)))
-    assert NeuroShard(max_splits=1).search(task, Simulator(linear_models(3))).fits
+    assert BeamSearch(max_splits=1).search(task, Simulator(linear_models(3))).fits
 
 
 def test_the_smallest_cap_named_by_an_error_works():
@@ -151,10 +149,10 @@ def test_the_smallest_cap_named_by_an_error_works():
     total = sum(table.size_bytes for table in tables)
     simulator = Simulator(linear_models(3))
     with pytest.raises(InfeasibleError) as caught:
-        NeuroShard().search(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
+        BeamSearch().search(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
     cap = float(re.search(r"([\d.]+) MiB on each would do", str(caught.value)).group(1)) * 2**20
     assert "'t4'" in str(caught.value)
-    assert NeuroShard().search(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).fits
+    assert BeamSearch().search(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).fits
 
 
 def test_neuroshard_splits_what_fits_no_device():
@@ -163,7 +161,7 @@ def test_neuroshard_splits_what_fits_no_device():
         InfeasibleError, match=r"table 't2' needs 0.244 MiB, the emptiest device that may hold it has 0.137 MiB"
     ):
         Greedy("size").search(task, Simulator(linear_models(2)))
-    plan = NeuroShard().search(task, Simulator(linear_models(2)))
+    plan = BeamSearch().search(task, Simulator(linear_models(2)))
     assert plan.fits
     assert len(plan.shards) == 4
 
@@ -171,10 +169,10 @@ def test_neuroshard_splits_what_fits_no_device():
 def test_infeasible_errors_name_what_is_in_the_way():
     simulator = Simulator(linear_models(2))
     with pytest.raises(InfeasibleError, match=r"give each at least 0.732 MiB"):
-        NeuroShard().search(_task([128] * 3, memory_bytes=600_000), simulator)
+        BeamSearch().search(_task([128] * 3, memory_bytes=600_000), simulator)
     tall, small = Table("tall", 25_000, 4, 1.0, ONCE), Table("small", 10, 4, 1.0, ONCE)
     with pytest.raises(InfeasibleError, match=r"table 'tall' takes 0.381 MiB even at 4 columns"):
-        NeuroShard().search(Task((tall, small), Topology(2, 390_000), 256), simulator)
+        BeamSearch().search(Task((tall, small), Topology(2, 390_000), 256), simulator)
 
 
 def test_the_package_can_be_called():
@@ -195,10 +193,10 @@ def test_unknown_searchers_and_settings_name_the_nearest():
 @pytest.mark.parametrize(
     ("kind", "setting"),
     [
-        (NeuroShard, {"beam_width": 0}),
-        (NeuroShard, {"beam_width": 1.5}),
-        (NeuroShard, {"num_candidates": 0}),
-        (NeuroShard, {"max_splits": -1}),
+        (BeamSearch, {"beam_width": 0}),
+        (BeamSearch, {"beam_width": 1.5}),
+        (BeamSearch, {"num_candidates": 0}),
+        (BeamSearch, {"max_splits": -1}),
         (Improvement, {"shakes": -1}),
         (Improvement, {"time_limit_s": -1}),
     ],
@@ -210,4 +208,4 @@ def test_impossible_settings_are_refused(kind, setting):
 
 def test_models_for_another_number_of_devices_are_refused():
     with pytest.raises(UserError, match="made for 4 devices"):
-        NeuroShard().search(toy_task(6, num_devices=2), Simulator(linear_models(4)))
+        BeamSearch().search(toy_task(6, num_devices=2), Simulator(linear_models(4)))

@@ -1,0 +1,99 @@
+"""The published search: beam search over column-wise splits, greedy grid search over table-wise placement."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.errors import UserError
+from neuroshard.plan import Plan
+from neuroshard.search.base import Searcher
+from neuroshard.search.catalog import Catalog
+from neuroshard.search.grid import GridSearch, GridSettings, Placed
+from neuroshard.search.layout import Layout
+from neuroshard.search.memory import device_memory, nothing_fits
+from neuroshard.search.packing import pack, smallest_factor
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task
+
+
+@dataclass(frozen=True)
+class BeamSearch(Searcher):
+    """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
+
+    Attributes:
+        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
+        beam_width: layouts kept after every split.
+        max_splits: splits in a layout at most; 0 leaves every table whole.
+        grid: caps of the greedy grid search.
+    """
+
+    num_candidates: int = 10
+    beam_width: int = 3
+    max_splits: int = 10
+    grid: GridSettings = field(default_factory=GridSettings)
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_candidates", 1), ("beam_width", 1), ("max_splits", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least {least}")
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
+        catalog = Catalog.checked(task, simulator)
+        return catalog.items.plan(self.best_held(catalog, simulator))
+
+    def best_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
+        """The plan as (I, D) units of 4 columns of each item on each device.
+
+        Raises:
+            InfeasibleError: nothing fits, not even packed by bytes alone.
+        """
+        grid = GridSearch(catalog, simulator, self.grid)
+        found = self._beam_search(grid)
+        if found.cost_ms < float("inf"):
+            return grid.held(found)
+        memory = device_memory(catalog.items.task)
+        packed = pack(catalog, memory)
+        if packed is None:
+            raise nothing_fits(catalog, smallest_factor(catalog, memory))
+        return packed
+
+    def _beam_search(self, grid: GridSearch) -> Placed:
+        beam = grid.place([Layout.least(grid.catalog)])
+        best = beam[0]
+        for _ in range(self.max_splits):
+            layouts = _one_more_split(beam, grid.catalog, self.num_candidates)
+            if not layouts:
+                break
+            beam = sorted(grid.place(layouts), key=lambda placed: _rank(placed, grid.catalog))[: self.beam_width]
+            best = min(best, beam[0], key=lambda placed: placed.cost_ms)
+        return best
+
+
+def _one_more_split(beam: list[Placed], catalog: Catalog, num_candidates: int) -> list[Layout]:
+    """Every layout that splits one candidate of one layout of the beam, without repeats."""
+    layouts = [
+        placed.layout.split(item, width, catalog)
+        for placed in beam
+        for item, width in _candidates(placed.layout, catalog, num_candidates)
+    ]
+    return list(dict.fromkeys(layouts))
+
+
+def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int, int]]:
+    """Shards (item, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
+    shards = layout.splittable(catalog)
+    entries = catalog.first[shards[:, 0]] + shards[:, 1]
+    values: list[FloatArray] = [catalog.size_bytes[entries].astype(np.float64), catalog.cost_ms[entries]]
+    chosen = [shards[i] for value in values for i in np.argsort(-value, kind="stable")[:count]]
+    return list(dict.fromkeys((int(item), int(width)) for item, width in chosen))
+
+
+def _rank(placed: Placed, catalog: Catalog) -> tuple[float, int]:
+    """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
+    if placed.cost_ms < float("inf"):
+        return placed.cost_ms, 0
+    shards = placed.layout.shards(catalog)
+    return placed.cost_ms, int(catalog.size_bytes[catalog.first[shards[:, 0]] + shards[:, 1]].max())
