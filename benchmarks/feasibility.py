@@ -15,12 +15,19 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from neuroshard.errors import InfeasibleError
 from neuroshard.models import CostModels
 from neuroshard.registry import build
+from neuroshard.search.base import Searcher
 from neuroshard.search.beam import BeamSearch
 from neuroshard.search.heuristics import Greedy
+from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn
 
+SEARCHERS: tuple[tuple[str, Searcher], ...] = (
+    ("size_greedy", Greedy("size")),
+    ("published search", BeamSearch()),
+    ("neuroshard", NeuroShard()),
+)
 _TOPOLOGY = Topology(4, 4 << 30)
 
 
@@ -33,14 +40,14 @@ def main() -> None:
     tasks = [_filled(task, share) for task, share in zip(drawn_tasks, shares, strict=True)]
     feasible = [task for task in tasks if _packing_exists(task)]
     print(f"{count} tasks whose tables take 90% to 100% of 4 x 4 GiB; a plan exists for {len(feasible)}")
-    for searcher in (Greedy("size"), BeamSearch(max_splits=0), BeamSearch()):
+    for name, searcher in SEARCHERS:
         seconds, found = [], 0
         for task in feasible:
             start = time.perf_counter()
             with suppress(InfeasibleError):
                 found += searcher.search(task, simulator).fits
             seconds.append(time.perf_counter() - start)
-        print(f"{searcher}: {found} found, {np.mean(seconds):.3f} s on average, {np.max(seconds):.3f} s at most")
+        print(f"{name}: {found} found, {np.mean(seconds):.3f} s on average, {np.max(seconds):.3f} s at most")
 
 
 def _filled(task: Task, share: float) -> Task:

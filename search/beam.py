@@ -12,7 +12,7 @@ from neuroshard.search.catalog import Catalog
 from neuroshard.search.grid import GridSearch, GridSettings, Placed
 from neuroshard.search.layout import Layout
 from neuroshard.search.memory import device_memory, nothing_fits
-from neuroshard.search.packing import pack, smallest_factor
+from neuroshard.search.packing import pack, pack_exactly, smallest_factor
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 
@@ -56,6 +56,7 @@ class BeamSearch(Searcher):
             return grid.held(found)
         memory = device_memory(catalog.items.task)
         packed = pack(catalog, memory)
+        packed = pack_exactly(catalog, memory) if packed is None else packed
         if packed is None:
             raise nothing_fits(catalog, smallest_factor(catalog, memory))
         return packed

@@ -6,10 +6,13 @@ than one slice is free everywhere does a packing fail, so without constraints it
 """
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.search.sizes import Sizes
 
+_EXACT_LIMIT_S = 5.0
+_MOST_UNKNOWNS = 2000
 _PRECISION = 1.002  # of the smallest factor that is reported
 
 
@@ -23,6 +26,35 @@ def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
         if not _pack_item(sizes, item, free, sizes.items.limits.allowed[item] & ~rivals, held[item]):
             return None
     return held
+
+
+def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
+    """As `pack`, by integer programming: finds a packing wherever there is one, if it can in a few seconds.
+
+    For tasks without limits on shards and without bytes that every shard takes anew; None for others.
+    """
+    slices = sizes.size_bytes[sizes.first + 1]
+    limits, width = sizes.items.limits, sizes.full_width
+    linear = bool((sizes.size_bytes[sizes.whole] == slices * width).all())
+    if not linear or sizes.items.confined.any() or (limits.min_shards > 1).any() or (limits.max_shards < width).any():
+        return None
+    num_items, num_devices = len(slices), len(memory_bytes)
+    if num_items * num_devices > _MOST_UNKNOWNS:
+        return None
+    scale = float(memory_bytes.max())
+    placed = LinearConstraint(np.kron(np.eye(num_items), np.ones(num_devices)), width, width)
+    fits = LinearConstraint(np.kron(slices / scale, np.eye(num_devices)), -np.inf, memory_bytes / scale)
+    unknowns = num_items * num_devices
+    bounds = Bounds(0, np.repeat(width, num_devices))
+    answer = milp(
+        np.zeros(unknowns), integrality=np.ones(unknowns, dtype=np.int64), bounds=bounds, constraints=[placed, fits],
+        options={"time_limit": _EXACT_LIMIT_S},
+    )  # fmt: skip
+    if answer.x is None:
+        return None
+    held: IntArray = np.round(answer.x).astype(np.int64).reshape(num_items, num_devices)
+    fitting = (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) <= memory_bytes).all()
+    return held if fitting and (held.sum(axis=1) == width).all() else None
 
 
 def _cut(sizes: Sizes) -> BoolArray:

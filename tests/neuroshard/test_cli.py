@@ -217,7 +217,7 @@ def test_completion_completes_commands_groups_and_choices(tmp_path):
 
 def test_constraints_and_memory_on_the_command_line(here, capsys):
     rules = ["constraints.apart=[[a,b,c]]", "constraints.pinned=[{table: c, dim: 8, devices: [3]}]"]
-    memory = ["memory=training", "topology.memory_bytes=[90000,90000,90000,50000]", "topology.reserved_bytes=1000"]
+    memory = ["memory=training", "topology.memory_bytes=[120000,120000,120000,70000]", "topology.reserved_bytes=1000"]
     code, _, err = _run(capsys, *_search(here, "out=found", *rules, *memory))
     assert code == 0, err
     plan = Plan.load("found/plans/task-0000.json")

@@ -3,9 +3,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.search.items import Items
-from neuroshard.search.packing import pack, smallest_factor
+from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.search.packing import pack, pack_exactly, smallest_factor
 from neuroshard.search.sizes import Sizes
-from neuroshard.testing import constrained_task, toy_task
+from neuroshard.simulator import Simulator
+from neuroshard.tables import Table
+from neuroshard.task import Task, Topology
+from neuroshard.testing import constrained_task, linear_models, toy_task
+
+ONCE = (1.0, *(0.0,) * 16)
 
 
 def _sizes(count, seed, num_devices):
@@ -38,6 +44,18 @@ def test_the_smallest_cap_is_enough_and_near_the_bound(count, seed, num_devices)
 def test_half_the_memory_is_not_enough():
     task, sizes = _sizes(6, 0, 2)
     assert pack(sizes, np.full(2, task.size_bytes // 4)) is None
+
+
+def test_exact_packing_finds_what_filling_by_size_misses():
+    rows = (6, 5, 5, 4, 4, 4, 4)  # 32 slices' worth on two devices of 16: 6 + 5 + 5 and 4 x 4 only
+    tables = tuple(Table(f"t{i}", count, 4, 1.0, ONCE) for i, count in enumerate(rows))
+    task = Task(tables, Topology(2, 16 * 16), 256)
+    sizes, memory = Sizes.of(Items.of(task)), np.array(task.shard_memory)
+    assert pack(sizes, memory) is None
+    held = pack_exactly(sizes, memory)
+    assert sizes.items.plan(held).fits
+    assert pack_exactly(sizes, memory - 16) is None
+    assert NeuroShard().search(task, Simulator(linear_models(2))).fits
 
 
 def test_packings_keep_constraints():

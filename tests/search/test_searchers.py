@@ -109,10 +109,15 @@ def test_caution_prefers_plans_that_are_more_certain():
     comm = random_set_comm()
     simulator = Simulator(CostModels(random_ensemble(), comm, comm, None, None, margins))
     bold, careful = (NeuroShard(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
-    task = toy_task(15)
-    costs = [simulator.cost(task, searcher.search(task, simulator)) for searcher in (bold, careful)]
-    assert costs[0].total_ms <= costs[1].total_ms
-    assert costs[1].total_ms + 3 * costs[1].margin_ms < costs[0].total_ms + 3 * costs[0].margin_ms
+    gains = []
+    for seed in range(6):
+        task = toy_task(15, seed=seed)
+        costs = [simulator.cost(task, searcher.search(task, simulator)) for searcher in (bold, careful)]
+        assert costs[0].total_ms <= costs[1].total_ms * (1 + 1e-6)
+        upper = [cost.total_ms + 3 * cost.margin_ms for cost in costs]
+        gains.append(1 - upper[1] / upper[0])
+    assert min(gains) > -1e-6
+    assert max(gains) > 1e-3
     with pytest.raises(UserError, match="know their margins"):
         careful.search(toy_task(6), Simulator(linear_models()))
 
