@@ -28,9 +28,8 @@ SEARCHERS: tuple[Searcher, ...] = (
     BeamSearch(),
     NeuroShard(improvement=Improvement(shakes=0)),
     NeuroShard(),
-    NeuroShard(improvement=Improvement(shakes=1000, time_limit_s=60)),
 )
-NAMES = ("published search", "local search, no shakes", "100 shakes (default)", "1,000 shakes")
+NAMES = ("published search", "local search, no shakes", "neuroshard")
 
 
 def main() -> None:
