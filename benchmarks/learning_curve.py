@@ -27,9 +27,8 @@ def main() -> None:
     directory = DataDirectory(Path(sys.argv[1]))
     measured = Measured.of(directory.compute().read(), "compute samples", directory.path)
     noise = pass_repeatability(measured.everything)
-    print(
-        f"repeatability: mean {noise.mean():.1%}; error on {len(measured.test)} samples of unseen tables, {len(_SEEDS)} seeds"
-    )
+    unseen = f"{len(measured.test)} samples of unseen tables, {len(_SEEDS)} seeds"
+    print(f"repeatability: mean {noise.mean():.1%}; error on {unseen}")
     default, start = _fitter([]), None
     others = {"papers' network": _fitter(_PAPER)}
     if len(sys.argv) > 2:

@@ -56,9 +56,9 @@ class PretrainResult:
 
     def show(self, console: Console) -> None:
         """Print a table of the metrics."""
-        grid = Grid(title=f"Cost models in {self.path}: test samples, tables never seen in training")
+        grid = Grid(title=f"Cost models in {self.path}, on unseen tables")
         grid.add_column("model")
-        for column in ("values", "MSE ms²", "MAPE", "Kendall's tau", "noise mean", "p50", "p90", f"in {LEVEL:.0%}"):
+        for column in ("n", "MSE ms²", "MAPE", "tau", "noise", "p50", "p90", f"in {LEVEL:.0%}"):
             grid.add_column(column, justify="right")
         for name, model in self.metrics.items():
             test = model.test

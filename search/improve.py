@@ -29,7 +29,7 @@ class Improvement:
         seed: of the random steps.
     """
 
-    shakes: int = 100
+    shakes: int = 200
     shake_steps: int = 2
     time_limit_s: float = 3.0
     seed: int = 0

@@ -40,12 +40,17 @@ def _score_with(
 
 
 @njit(cache=True, nogil=True)
-def _may_move(held: IntArray, limits: Limits, item: int, portion: int, source: int, target: int, leaving: int) -> bool:
-    """Whether `portion` units of an item may go from source to target while the item `leaving` goes the other way."""
+def _may_move(
+    held: IntArray, shards: int, limits: Limits, item: int, portion: int, source: int, target: int, leaving: int
+) -> bool:
+    """Whether `portion` units of an item may go from source to target while the item `leaving` goes the other way.
+
+    The item is on `shards` devices now.
+    """
     if not limits.allowed[item, target]:
         return False
-    shards = np.count_nonzero(held[item]) - (portion == held[item, source]) + (held[item, target] == 0)
-    if not limits.min_shards[item] <= shards <= limits.max_shards[item]:
+    after = shards - (portion == held[item, source]) + (held[item, target] == 0)
+    if not limits.min_shards[item] <= after <= limits.max_shards[item]:
         return False
     for r in range(limits.rival_first[item], limits.rival_first[item + 1]):
         if limits.rivals[r] != leaving and held[limits.rivals[r], target] > 0:
@@ -80,7 +85,7 @@ def _moved_by(
 
 
 @njit(cache=True, nogil=True)
-def estimate_steps(  # one compiled loop nest
+def estimate_steps(  # noqa: PLR0912  # one compiled loop nest
     held: IntArray,
     source: int,
     sums: Float32Array,
@@ -118,6 +123,10 @@ def estimate_steps(  # one compiled loop nest
         unit_score: what a unit on the widest device adds, on the scale of the scores.
     """
     num_items, num_devices = held.shape
+    shards = np.zeros(num_items, np.int64)
+    for i in range(num_items):
+        for d in range(num_devices):
+            shards[i] += held[i, d] > 0
     found = 0
     for target in range(num_devices):
         if target == source:
@@ -139,11 +148,11 @@ def estimate_steps(  # one compiled loop nest
                     b0 = b1 = c0 = c1 = first[i]  # an empty shard: nothing comes back
                     back = back_items[k] if k >= 0 else -1
                     back_units = held[back, target] if k >= 0 else 0
-                    if back == i or not _may_move(held, limits, i, portion, source, target, back):
+                    if back == i or not _may_move(held, shards[i], limits, i, portion, source, target, back):
                         continue
                     bytes_moved = bytes_out
                     if k >= 0:
-                        if not _may_move(held, limits, back, back_units, target, source, i):
+                        if not _may_move(held, shards[back], limits, back, back_units, target, source, i):
                             continue
                         b0, b1 = first[back] + held[back, source], first[back] + held[back, source] + back_units
                         c0, c1 = first[back] + back_units, first[back]

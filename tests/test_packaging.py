@@ -40,7 +40,9 @@ def test_every_module_and_config_is_in_it(unpacked):
     for name in FOLDERS:
         inside = unpacked / "neuroshard" if name == "neuroshard" else unpacked / "neuroshard" / name
         for path in (ROOT / name).rglob("*"):
-            if path.suffix in (".py", ".yaml") and not any(parent.is_symlink() for parent in path.parents):
+            if path.suffix in (".py", ".yaml", ".json", ".safetensors") and not any(
+                parent.is_symlink() for parent in path.parents
+            ):
                 assert (inside / path.relative_to(ROOT / name)).is_file(), path
 
 
@@ -63,3 +65,10 @@ def test_it_searches_outside_the_checkout(unpacked, tmp_path):
 def test_its_command_line_finds_its_configs(unpacked, tmp_path):
     code = "from neuroshard.cli import main; main(['search', '--help'])"
     assert "size_lookup_greedy" in _run(unpacked, tmp_path, sys.executable, "-c", code)
+
+
+def test_a_first_search_works_with_the_models_inside(unpacked, tmp_path):
+    command = [sys.executable, "-m", "neuroshard", "search", "tables=criteo", "topology.memory_bytes=34359738368"]
+    out = _run(unpacked, tmp_path, *command, "out=found")
+    assert "solved 1 of 1 tasks" in out
+    assert (tmp_path / "found" / "plans" / "task-0000.json").is_file()

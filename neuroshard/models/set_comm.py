@@ -72,24 +72,18 @@ def set_features(dims: FloatArray, wait_ms: FloatArray, batch_size: FloatArray) 
     local = batch_size[:, None] / devices * _ELEMENT_BYTES
     everything = dims.sum(axis=1, keepdims=True)
     sent, received = local * dims * (devices - 1), local * (everything - dims)
-    kept, mean = local * dims, np.broadcast_to(local * everything / devices, dims.shape)
-    most = np.broadcast_to(sent.max(axis=1, keepdims=True), dims.shape)
-    most_received = np.broadcast_to(received.max(axis=1, keepdims=True), dims.shape)
-    total = np.broadcast_to(sent.sum(axis=1, keepdims=True), dims.shape)
-    logs = np.log2(1 + np.stack([sent, received, kept, mean, most, most_received, total], axis=-1))
-    ordered = np.sort(wait_ms, axis=1)
-    waits = [
-        wait_ms,
-        np.broadcast_to(wait_ms.mean(axis=1, keepdims=True), dims.shape),
-        np.broadcast_to(wait_ms.max(axis=1, keepdims=True), dims.shape),
-        np.broadcast_to(ordered[:, 1:2], dims.shape),  # from the last but one to the last
-    ]
-    others = [
-        wait_ms == 0,
-        np.broadcast_to(np.log2(devices), dims.shape),
-        np.broadcast_to(np.log2(batch_size)[:, None], dims.shape),
-    ]
-    features: FloatArray = np.concatenate(
-        [logs, np.log1p(np.stack(waits, axis=-1)), np.stack(others, axis=-1)], axis=-1
-    )
+    features = np.empty((*dims.shape, NUM_FEATURES))
+    amounts: tuple[FloatArray, ...] = (
+        sent, received, local * dims, local * everything / devices,
+        sent.max(axis=1, keepdims=True), received.max(axis=1, keepdims=True), sent.sum(axis=1, keepdims=True),
+    )  # fmt: skip
+    for f, amount in enumerate(amounts):
+        features[..., f] = np.log2(1 + amount)
+    next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]  # of the last device to start but one
+    waits = (wait_ms, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), next_to_last)
+    for f, wait in enumerate(waits, start=len(amounts)):
+        features[..., f] = np.log1p(wait)
+    features[..., -3] = wait_ms == 0
+    features[..., -2] = np.log2(devices)
+    features[..., -1] = np.log2(batch_size)[:, None]
     return features
