@@ -2,9 +2,9 @@
 
 import neuroshard as ns
 
-tables = ns.load_tables("criteo")
-task = ns.Task(tables, ns.Topology(num_devices=4, memory_bytes=32 << 30), batch_size=65536)
-sim = ns.Simulator(ns.CostModels.load("models/cpu"))
+tables = ns.load_tables("criteo", batch_size=4096)
+task = ns.Task(tables, ns.Topology(num_devices=4, memory_bytes=32 << 30), batch_size=4096)
+sim = ns.Simulator(ns.CostModels.load("cpu"))
 plan = ns.search(task, sim)
 """
 

@@ -30,7 +30,7 @@ commands:
   completion  print a bash completion script: eval "$(neuroshard completion)"
 
 key=value overrides a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
--m sweeps: `neuroshard search -m model=models/cpu searcher=random,neuroshard` runs one job for each combination.
+-m sweeps: `neuroshard search -m tasks=paper searcher=random,neuroshard` runs one job for each combination.
 """
 
 
