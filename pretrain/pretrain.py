@@ -65,6 +65,8 @@ class Pretrain:
             )
         sizes = {*batch_sizes(compute.everything), *batch_sizes(comm.everything)}
         ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
+        if start is not None and start.ranges is not None:
+            ranges = ranges.joined(start.ranges)
         return CostModels(compute_model, forward, backward, sizes.pop() if len(sizes) == 1 else None, ranges)
 
     def _card(self, manifest: Manifest, compute: Measured, comm: Measured, metrics: dict[str, TestedModel]) -> Card:

@@ -31,7 +31,7 @@ class Improvement:
 
     shakes: int = 200
     shake_steps: int = 2
-    time_limit_s: float = 3.0
+    time_limit_s: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:

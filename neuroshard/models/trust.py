@@ -1,7 +1,7 @@
 """What a set of models knows of its own limits: the range it was fitted to, and how far it may be off."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from neuroshard.samples import CommSample, ComputeSample
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
 
+_SLACK = 0.05
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
 
 
@@ -27,10 +28,14 @@ class Range:
         """From every value that was measured."""
         return cls(name, float(np.min(values)), float(np.max(values)))
 
+    def joined(self, other: "Range") -> "Range":
+        """What both ranged over."""
+        return Range(self.name, min(self.least, other.least), max(self.most, other.most))
+
     def warning(self, values: Sequence[float] | FloatArray) -> str | None:
-        """A line that names what lies outside, None if nothing does."""
+        """A line that names what lies outside by more than 5%, None if nothing does."""
         given = np.asarray(values, dtype=np.float64)
-        outside = given[(given < self.least) | (given > self.most)]
+        outside = given[(given < self.least * (1 - _SLACK)) | (given > self.most * (1 + _SLACK))]
         if not outside.size:
             return None
         worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
@@ -64,6 +69,12 @@ class Ranges:
             Range.of("tables on a device", [len(sample.tables) for sample in compute]),
             Range.of("devices", [len(sample.dims) for sample in comm]),
             Range.of("columns on a device", [dim for sample in comm for dim in sample.dims]),
+        )
+
+    def joined(self, other: "Ranges") -> "Ranges":
+        """Of models that were fitted to one set of samples after another."""
+        return Ranges(
+            **{field.name: getattr(self, field.name).joined(getattr(other, field.name)) for field in fields(self)}
         )
 
     def warnings(self, task: Task) -> tuple[str, ...]:

@@ -112,6 +112,7 @@ def test_fitting_further_starts_where_the_bundle_is(data):
     dims, starts = np.array([[40.0, 80.0, 20.0]]), np.zeros((1, 3))
     assert np.allclose(after.forward.predict(dims, starts, 256), before.forward.predict(dims, starts, 256), rtol=1e-4)
     assert card.data["compute_samples"]["train"] == 30
+    assert after.ranges == before.ranges  # of few samples now, but fitted to all before
     with pytest.raises(UserError, match="init is a model of the kind 'ensemble'"):
         _pretrain(data, "wrong", init=str(data / "bundle")).run()
 

@@ -10,7 +10,8 @@ from neuroshard.testing import toy_task
 
 
 def test_what_lies_outside_is_named():
-    assert Range("rows", 10, 100).warning([10, 50, 100]) is None
+    assert Range("rows", 10, 100).warning([9.6, 50, 104]) is None
+    assert Range("rows", 10, 100).joined(Range("rows", 5, 50)) == Range("rows", 5, 100)
     warning = Range("rows", 10, 100).warning([5, 50, 400, 120])
     assert warning == ("rows: 3 of 4 value(s) outside what the models were fitted to, 10 to 100; the farthest is 400")
 
