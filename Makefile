@@ -53,6 +53,9 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	$(BIN)/python benchmarks/plan_quality.py roofline:h100 4 65536
 	$(BIN)/python benchmarks/exhaustive.py roofline:h100 2
 	$(BIN)/python benchmarks/feasibility.py
+	$(BIN)/python benchmarks/learning_curve.py benchmarks/data/cpu
+	$(BIN)/python benchmarks/ablation.py benchmarks/data/cpu
+	$(BIN)/python benchmarks/device_counts.py benchmarks/data/cpu
 
 clean:  ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,14 @@
 """What fits a model: one class for each form of model, chosen in `conf/`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from neuroshard.errors import UserError
 from neuroshard.models import CommModel, SumModel
 from neuroshard.pretrain.measured import Measured
+from neuroshard.pretrain.networks import checked_widths
+from neuroshard.pretrain.training import TrainingSettings
 from neuroshard.samples import Measurement
 
 OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
@@ -35,6 +38,27 @@ class CommFitter(Protocol):
     def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
         """A model fitted to the training exchanges in one direction; `start` as for compute models."""
         ...
+
+
+@dataclass(frozen=True)
+class HiddenLayers:
+    """What fitters of plain networks have in common.
+
+    Attributes:
+        hidden: widths of the network's hidden layers.
+        training: how it is fitted.
+    """
+
+    hidden: tuple[int, ...]
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        checked_widths("hidden", self.hidden)
+
+    @property
+    def epochs(self) -> int:
+        """At most so many are trained."""
+        return self.training.epochs
 
 
 def check_start(start: Any, kind: type) -> None:

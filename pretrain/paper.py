@@ -10,7 +10,7 @@ from neuroshard.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.pretrain.examples import CommTable, ComputeTable
-from neuroshard.pretrain.fitting import OnEpoch, batch_sizes, check_start, only_value
+from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, batch_sizes, check_start, only_value
 from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, checked_widths, to_mlp
 from neuroshard.pretrain.training import TrainingSettings, fit
@@ -62,24 +62,10 @@ class PaperCompute:
 
 
 @dataclass(frozen=True)
-class PaperComm:
-    """One network from the columns and starts of a fixed number of devices, sorted, to their costs.
-
-    Attributes:
-        hidden: widths of its hidden layers.
-        training: how it is fitted.
-    """
+class PaperComm(HiddenLayers):
+    """One network from the columns and starts of a fixed number of devices, sorted, to their costs."""
 
     hidden: tuple[int, ...] = (128, 64, 32, 16)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-
-    def __post_init__(self) -> None:
-        checked_widths("hidden", self.hidden)
-
-    @property
-    def epochs(self) -> int:
-        """At most so many are trained."""
-        return self.training.epochs
 
     def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
         """Fitted from nothing.

@@ -1,6 +1,6 @@
 """Fitting communication models for any number of devices."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from neuroshard.arrays import FloatArray
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.set_comm import NUM_FEATURES, SetComm, set_features
 from neuroshard.pretrain.examples import FORWARD, FlatExamples
-from neuroshard.pretrain.fitting import OnEpoch, check_start
+from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import checked_widths, load_mlp, perceptron, to_mlp
-from neuroshard.pretrain.training import TrainingSettings, fit
+from neuroshard.pretrain.networks import load_mlp, perceptron, to_mlp
+from neuroshard.pretrain.training import fit
 from neuroshard.samples import CommSample, Measurement
 from neuroshard.timing import typical_ms
 
@@ -35,24 +35,10 @@ class SetNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class SetCommunication:
-    """One network for every device, which sees the others as a set.
-
-    Attributes:
-        hidden: widths of its hidden layers.
-        training: how it is fitted.
-    """
+class SetCommunication(HiddenLayers):
+    """One network for every device, which sees the others as a set."""
 
     hidden: tuple[int, ...] = (64, 32)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-
-    def __post_init__(self) -> None:
-        checked_widths("hidden", self.hidden)
-
-    @property
-    def epochs(self) -> int:
-        """At most so many are trained."""
-        return self.training.epochs
 
     def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
         """Fitted to every device of the training exchanges; from `start` on, with its scales and widths.

@@ -1,0 +1,60 @@
+"""Whether one communication model serves any number of devices: its error beside that of a model of the same form that
+was fitted to one number only, and that of one that never saw a number.
+
+usage: device_counts.py DATA    (DATA: a data directory with exchanges between several numbers of devices)
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from neuroshard.models import CommModel
+from neuroshard.noise import pass_repeatability
+from neuroshard.pretrain.examples import BACKWARD, FORWARD
+from neuroshard.pretrain.fitting import CommFitter
+from neuroshard.pretrain.measured import Measured
+from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.result import predict_comm
+from neuroshard.records import DataDirectory
+from neuroshard.registry import compose_node
+
+_DIRECTIONS = (FORWARD, BACKWARD)
+
+
+def main() -> None:
+    directory = DataDirectory(Path(sys.argv[1]))
+    measured = Measured.of(directory.comm().read(), "exchanges", directory.path)
+    fitter: CommFitter = compose_node("pretrain", "comm_model", [])
+    counts = sorted({len(m.sample.dims) for m in measured.everything})
+    everything = _fitted(fitter, measured)
+    print("| devices | one for all | for this number only | never saw this number | two passes differ, mean |")
+    print("| --- | --- | --- | --- | --- |")
+    for count in counts:
+        only = _kept(measured, lambda devices, count=count: devices == count)
+        others = _kept(measured, lambda devices, count=count: devices != count)
+        cells = [_errors(models, only) for models in (everything, _fitted(fitter, only), _fitted(fitter, others))]
+        noise = pass_repeatability(only.everything)
+        print(f"| {count} | {' | '.join(cells)} | {noise.mean():.1%} |", flush=True)
+
+
+def _fitted(fitter: CommFitter, measured: Measured) -> list[CommModel]:
+    return [fitter.fit(measured, direction, None, 0, _silent) for direction in _DIRECTIONS]
+
+
+def _kept(measured: Measured, keep: Callable[[int], bool]) -> Measured:
+    parts = (measured.train, measured.valid, measured.test, measured.everything)
+    return Measured(*([m for m in part if keep(len(m.sample.dims))] for part in parts))
+
+
+def _errors(models: list[CommModel], measured: Measured) -> str:
+    """MAPE on test exchanges, forward / backward."""
+    predicted = [predict_comm(model, measured.test, d) for model, d in zip(models, _DIRECTIONS, strict=True)]
+    return " / ".join(f"{Metrics.of(p.predicted_ms, p.measured_ms).mape:.1%}" for p in predicted)
+
+
+def _silent(_epoch: int, _loss: float) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    main()
