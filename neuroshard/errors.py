@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_SHOWN_NAMES = 20
+
 
 class UserError(ValueError):
     """One clear line: the value, the limit it breaks and what to do about it."""
@@ -16,5 +18,6 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that is not in `valid`, with the nearest name that is."""
     names = sorted(valid)
     near = get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names)}"
+    more = ", ..." if len(names) > _SHOWN_NAMES else ""
+    hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
