@@ -11,7 +11,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.search.sizes import Sizes
 
-_EXACT_LIMIT_S = 5.0
+_EXACT_LIMIT_S = 2.0  # saying that nothing fits must not take long
 _MOST_UNKNOWNS = 2000
 _PRECISION = 1.002  # of the smallest factor that is reported
 
@@ -29,7 +29,7 @@ def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
 
 
 def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
-    """As `pack`, by integer programming: finds a packing wherever there is one, if it can in a few seconds.
+    """As `pack`, by integer programming: finds a packing wherever there is one, if it can in two seconds.
 
     For tasks without limits on shards and without bytes that every shard takes anew; None for others.
     """
