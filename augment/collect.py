@@ -155,9 +155,10 @@ class _Kind(Generic[Sample]):
 
     def _batches(self) -> list[range]:
         """Sample ids of every part."""
-        return [*self._first_pass(self.num_samples), *self._first_pass(min(self.num_second_pass, self.num_samples))]
+        return [*self._cut(self.num_samples), *self._cut(min(self.num_second_pass, self.num_samples))]
 
-    def _first_pass(self, count: int) -> list[range]:
+    def _cut(self, count: int) -> list[range]:
+        """The first `count` sample ids, by part."""
         return [range(start, min(start + self.part_size, count)) for start in range(0, count, self.part_size)]
 
     def _variant(self, ids: range) -> int:
@@ -165,7 +166,7 @@ class _Kind(Generic[Sample]):
         return ids.start // self.part_size % len(self.variants)
 
     def _measure_part(self, meter: Meter[Sample], number: int, ids: range) -> float:
-        second_pass = number >= len(self._first_pass(self.num_samples))
+        second_pass = number >= len(self._cut(self.num_samples))
         draw = self.variants[self._variant(ids)].draw
         drawn = [draw(self._rng(sample_id)) for sample_id in ids]
         outcomes = meter.measure([sample for sample, _ in drawn], [self._lookup_seed(i) for i in ids])

@@ -16,7 +16,7 @@ from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.metrics import Metrics
 from neuroshard.pretrain.result import predict_comm
 from neuroshard.records import DataDirectory
-from neuroshard.registry import compose_node
+from neuroshard.registry import compose_config, instantiate_config
 
 _DIRECTIONS = (FORWARD, BACKWARD)
 
@@ -24,7 +24,7 @@ _DIRECTIONS = (FORWARD, BACKWARD)
 def main() -> None:
     directory = DataDirectory(Path(sys.argv[1]))
     measured = Measured.of(directory.comm().read(), "exchanges", directory.path)
-    fitter: CommFitter = compose_node("pretrain", "comm_model", [])
+    fitter: CommFitter = instantiate_config(compose_config("pretrain", []).comm_model)
     counts = sorted({len(m.sample.dims) for m in measured.everything})
     everything = _fitted(fitter, measured)
     print("| devices | one for all | for this number only | never saw this number | two passes differ, mean |")

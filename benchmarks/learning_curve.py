@@ -16,7 +16,7 @@ from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.metrics import Metrics
 from neuroshard.pretrain.result import predict_compute
 from neuroshard.records import DataDirectory
-from neuroshard.registry import compose_node
+from neuroshard.registry import compose_config, instantiate_config
 
 _COUNTS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
 _SEEDS = (0, 1)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _fitter(overrides: list[str]) -> ComputeFitter:
-    fitter: ComputeFitter = compose_node("pretrain", "compute_model", overrides)
+    fitter: ComputeFitter = instantiate_config(compose_config("pretrain", overrides).compute_model)
     return fitter
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.registry import choices
+from neuroshard.registry import choices, compose_config
 
 _FLAGS_WITH_VALUE = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--package", "-p")
 
@@ -75,11 +74,7 @@ def _check_choices(override: Override) -> None:
 
 
 def _compose(command: str, overrides: list[str]) -> DictConfig:
-    try:
-        with initialize_config_module("neuroshard.conf", version_base="1.3"):
-            return compose(command, overrides=[o.replace("=None", "=null") for o in overrides])
-    except HydraException as error:
-        raise UserError(" ".join(str(error).split())) from None
+    return compose_config(command, [o.replace("=None", "=null") for o in overrides])
 
 
 def _holds(config: DictConfig, key: str) -> bool:

@@ -5,7 +5,7 @@ from importlib.resources import files
 from typing import Any
 
 from hydra import compose, initialize_config_module
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -50,10 +50,17 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
     return instantiate_config(OmegaConf.merge(config, settings))
 
 
-def compose_node(command: str, node: str, overrides: Sequence[str]) -> Any:
-    """The object that a command's config holds at `node`, after overrides as on the command line."""
-    with initialize_config_module("neuroshard.conf", version_base="1.3"):
-        return instantiate_config(compose(command, overrides=list(overrides))[node])
+def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
+    """A command's config, after overrides as on the command line.
+
+    Raises:
+        UserError: Hydra can't make sense of them.
+    """
+    try:
+        with initialize_config_module("neuroshard.conf", version_base="1.3"):
+            return compose(command, overrides=list(overrides))
+    except HydraException as error:
+        raise UserError(_one_line(error)) from None
 
 
 def instantiate_config(config: Any) -> Any:

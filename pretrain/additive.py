@@ -12,11 +12,10 @@ from neuroshard.features import FeatureSet
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Normaliser
-from neuroshard.pretrain.examples import ComputeTable
-from neuroshard.pretrain.fitting import OnEpoch, batch_sizes, check_start, only_value
+from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start, compute_tables
 from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.networks import checked_widths, last_layer, load_mlp, perceptron, segment_sums, to_mlp
-from neuroshard.pretrain.training import TrainingSettings, fit
+from neuroshard.pretrain.training import fit
 
 
 class AdditiveNetwork(nn.Module):
@@ -48,30 +47,22 @@ class AdditiveNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class Additive:
+class Additive(HiddenLayers):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
         features: name of the feature set.
-        hidden: widths of the hidden layers.
         corrections: width of the head's hidden layer.
-        training: how it is fitted.
     """
 
-    features: str = "physical"
     hidden: tuple[int, ...] = (64, 64)
+    features: str = "physical"
     corrections: int = 16
-    training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self) -> None:
-        checked_widths("hidden", self.hidden)
+        super().__post_init__()
         checked_widths("corrections", [self.corrections])
         FeatureSet(self.features)
-
-    @property
-    def epochs(self) -> int:
-        """At most so many are trained."""
-        return self.training.epochs
 
     def fit(self, measured: Measured, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
         """Fitted to the training samples; from `start` on, with its features, scales and widths.
@@ -81,9 +72,7 @@ class Additive:
         """
         check_start(start, AdditiveCompute)
         features = FeatureSet(self.features) if start is None else start.features
-        if not features.sees_batch_size:
-            only_value(batch_sizes(measured.everything), "batch sizes", "choose features=physical")
-        train, valid = (ComputeTable.of(part, features) for part in (measured.train, measured.valid))
+        train, valid = compute_tables(measured, features)
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
         scale_ms = float(np.median(train.cost_ms / train.counts)) if start is None else start.scale_ms
         torch.manual_seed(seed)

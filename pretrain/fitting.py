@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from neuroshard.errors import UserError
+from neuroshard.features import FeatureSet
 from neuroshard.models import CommModel, SumModel
+from neuroshard.pretrain.examples import ComputeTable
 from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.networks import checked_widths
 from neuroshard.pretrain.training import TrainingSettings
@@ -42,7 +44,7 @@ class CommFitter(Protocol):
 
 @dataclass(frozen=True)
 class HiddenLayers:
-    """What fitters of plain networks have in common.
+    """What fitters of one network have in common.
 
     Attributes:
         hidden: widths of the network's hidden layers.
@@ -68,6 +70,17 @@ def check_start(start: Any, kind: type) -> None:
             f"init is a model of the kind {start.kind!r}, but {kind.__name__} is to be fitted; "
             "choose the compute_model and comm_model of the bundle, or leave init out"
         )
+
+
+def compute_tables(measured: Measured, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
+    """Training and validation samples.
+
+    Raises:
+        UserError: they are of several batch sizes, which the features don't show.
+    """
+    if not features.sees_batch_size:
+        only_value(batch_sizes(measured.everything), "batch sizes", "choose features=physical")
+    return ComputeTable.of(measured.train, features), ComputeTable.of(measured.valid, features)
 
 
 def only_value(values: Sequence[int], name: str, remedy: str) -> int:

@@ -9,8 +9,8 @@ import torch
 from neuroshard.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
-from neuroshard.pretrain.examples import CommTable, ComputeTable
-from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, batch_sizes, check_start, only_value
+from neuroshard.pretrain.examples import CommTable
+from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, batch_sizes, check_start, compute_tables, only_value
 from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, checked_widths, to_mlp
 from neuroshard.pretrain.training import TrainingSettings, fit
@@ -50,9 +50,7 @@ class PaperCompute:
         """
         check_start(start, type(None))
         features = FeatureSet(self.features)
-        if not features.sees_batch_size:
-            only_value(batch_sizes(measured.everything), "batch sizes", "choose features=physical")
-        train, valid = (ComputeTable.of(part, features) for part in (measured.train, measured.valid))
+        train, valid = compute_tables(measured, features)
         normaliser, scale_ms = Normaliser.fitted(train.features), float(train.cost_ms.mean())
         torch.manual_seed(seed)
         network = ComputeNetwork(len(features.columns), self.table, self.head)

@@ -44,9 +44,9 @@ class Pretrain:
         compute = Measured.of(directory.compute().read(), "compute samples", directory.path).limited(self.max_samples)
         comm = Measured.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
         fitted = self._fit(compute, comm)
-        models = replace(fitted, margins=margins_of(fitted, compute, comm))
-        metrics = tested(models, compute, comm)
-        save_bundle(Path(self.out), models, self._card(manifest, compute, comm, metrics))
+        margins = margins_of(fitted, compute, comm)
+        metrics = tested(fitted, margins, compute, comm)
+        save_bundle(Path(self.out), replace(fitted, margins=margins), self._card(manifest, compute, comm, metrics))
         return PretrainResult(Path(self.out), metrics)
 
     def _fit(self, compute: Measured, comm: Measured) -> CostModels:

@@ -86,9 +86,8 @@ class Predicted:
         return Margin.fitted(self.predicted_ms, self.spread_ms, self.measured_ms)
 
 
-def tested(models: CostModels, compute: Measured, comm: Measured) -> dict[str, TestedModel]:
+def tested(models: CostModels, margins: Margins, compute: Measured, comm: Measured) -> dict[str, TestedModel]:
     """Every model on its test samples, by name."""
-    margins = models.margins or margins_of(models, compute, comm)
     return {
         "compute": TestedModel.of(predict_compute(models.compute, compute.test), margins.compute, compute.everything),
         "forward": TestedModel.of(predict_comm(models.forward, comm.test, FORWARD), margins.forward, comm.everything),

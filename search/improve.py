@@ -44,10 +44,10 @@ class Improvement:
 
     def improve(self, local: LocalSearch, state: State, rank: Callable[[State], float] = predicted_ms) -> State:
         """The best plan found by `rank`, the lowest; by cost, never one that costs more than `state`."""
-        local.best_step(state)  # compiles on its first call, which must not count against the limit
+        first = local.best_step(state) or state  # compiles on its first call, which must not count against the limit
         deadline = time.monotonic() + self.time_limit_s
         rng = np.random.default_rng(self.seed)
-        best = min(state, _descend(local, state, deadline), key=rank)
+        best = min(state, _descend(local, first, deadline), key=rank)
         for _ in range(self.shakes):
             if time.monotonic() > deadline:
                 break

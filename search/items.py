@@ -40,6 +40,12 @@ class Item:
         """Units of 4 columns."""
         return sum(units for _, units in self.parts)
 
+    def columns(self, width: int) -> list[tuple[int, int]]:
+        """(table, dim) of what a shard `width` units wide holds; of tables kept together, all that there is."""
+        if len(self.parts) > 1:
+            return [(table, units * DIM_MULTIPLE) for table, units in self.parts]
+        return [(self.parts[0][0], width * DIM_MULTIPLE)]
+
 
 class Limits(NamedTuple):
     """The items' limits as arrays; a tuple, so that compiled functions take it.
@@ -103,18 +109,19 @@ class Items:
 
     def tables(self, index: int, width: int) -> list[Table]:
         """What a shard of item `index`, `width` units wide, holds."""
-        parts = self.items[index].parts
-        parts = parts if len(parts) > 1 else ((parts[0][0], width),)
-        return [self.task.tables[table].with_dim(units * DIM_MULTIPLE) for table, units in parts]
+        return [self.task.tables[table].with_dim(dim) for table, dim in self.items[index].columns(width)]
 
     def plan(self, held: IntArray) -> Plan:
         """The plan of `held` (I, D), units of each item on each device."""
-        placed = []
-        for index, device in zip(*(axis.tolist() for axis in held.nonzero()), strict=True):
-            parts = self.items[index].parts
-            parts = parts if len(parts) > 1 else ((parts[0][0], int(held[index, device])),)
-            placed += [(table, units * DIM_MULTIPLE, device) for table, units in parts]
-        return assemble(self.task, placed)
+        places = zip(*(axis.tolist() for axis in held.nonzero()), strict=True)
+        return assemble(
+            self.task,
+            [
+                (table, dim, device)
+                for index, device in places
+                for table, dim in self.items[index].columns(int(held[index, device]))
+            ],
+        )
 
     def held(self, plan: Plan) -> IntArray:
         """(I, D) units of each item on each device, of a plan that keeps the task's constraints."""

@@ -27,6 +27,7 @@ from neuroshard.tables.table import DIM_MULTIPLE
 
 _COSTED_STEPS = 128  # of all steps, so many that look best are costed with the communication models
 _LEAST_GAIN = 1e-6  # relative
+_NO_LIMIT = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +60,19 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Moves:
-    """What may be moved: from `before` (I, D), units that are there already, `most_bytes` in all."""
+    """What may be moved: from `before` (I, D), units that are there already, `most_bytes` in all; None for any."""
 
     before: IntArray
-    most_bytes: int
+    most_bytes: int | None
 
     @classmethod
-    def unlimited(cls, catalog: Catalog) -> "Moves":
+    def from_nothing(cls, catalog: Catalog) -> "Moves":
         """Nothing is there yet, everything may be moved."""
-        return cls(np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64), np.iinfo(np.int64).max // 2)
+        return cls(np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64), None)
+
+    def left(self, moved_bytes: int) -> int:
+        """Bytes that may still be moved after so many."""
+        return _NO_LIMIT if self.most_bytes is None else self.most_bytes - moved_bytes
 
 
 class LocalSearch:
@@ -78,7 +83,7 @@ class LocalSearch:
         self._head = model.head
         self._simulator = simulator
         self._memory_bytes = device_memory(catalog.items.task)
-        self._moves = moves or Moves.unlimited(catalog)
+        self._moves = moves or Moves.from_nothing(catalog)
         self._unit_score = self._ms_per_unit() / self._head.scale_ms
 
     def state(self, held: IntArray) -> State:
@@ -119,7 +124,7 @@ class LocalSearch:
         steps, estimate = np.empty((most, 5), dtype=np.int64), np.empty(most)
         found = estimate_steps(
             state.held, source, state.sums, state.size_bytes, state.units, state.score, self._memory_bytes,
-            self._catalog.items.limits, self._moves.before, self._moves.most_bytes - state.moved_bytes,
+            self._catalog.items.limits, self._moves.before, self._moves.left(state.moved_bytes),
             self._catalog.first, self._catalog.size_bytes, self._catalog.state_bytes, self._catalog.vectors,
             self._head.weight, self._unit_score, steps, estimate,
         )  # fmt: skip

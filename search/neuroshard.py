@@ -39,7 +39,7 @@ class NeuroShard(BeamSearch):
         catalog = Catalog.checked(task, simulator)
         held = self.best_held(catalog, simulator)
         model = simulator.models.compute
-        if task.topology.num_devices > 1 and isinstance(model, SumModel):
+        if isinstance(model, SumModel):
             local = LocalSearch(catalog, simulator, model)
             held = self.improvement.improve(local, local.state(held), self._rank(catalog, simulator)).held
         return catalog.items.plan(held)

@@ -20,7 +20,7 @@ def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
     """`held` (I, D) that keeps within memory_bytes (D,) and the items' limits, with few cuts; None if none is found."""
     held = np.zeros((sizes.num_items, len(memory_bytes)), dtype=np.int64)
     free = memory_bytes.astype(np.int64)
-    slice_bytes = sizes.size_bytes[sizes.first + np.where(_cut(sizes), 1, sizes.full_width)]
+    slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
     for item in np.lexsort((-slice_bytes, ~sizes.items.confined)).tolist():
         rivals = held[sizes.items.rivals_of(item)].any(axis=0)
         if not _pack_item(sizes, item, free, sizes.items.limits.allowed[item] & ~rivals, held[item]):
@@ -55,12 +55,6 @@ def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
     held: IntArray = np.round(answer.x).astype(np.int64).reshape(num_items, num_devices)
     fitting = (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) <= memory_bytes).all()
     return held if fitting and (held.sum(axis=1) == width).all() else None
-
-
-def _cut(sizes: Sizes) -> BoolArray:
-    """(I,) whether an item may be cut."""
-    cut: BoolArray = sizes.items.limits.max_shards > 1
-    return cut
 
 
 def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held: IntArray) -> bool:

@@ -52,13 +52,8 @@ class Replan(Searcher):
             raise UserError(f"replan needs a compute model of the papers' form, not a {type(model).__name__}")
         catalog = Catalog.checked(task, simulator)
         before = catalog.items.held(start)
-        moves = Moves.unlimited(catalog)
-        most = moves.most_bytes if self.max_moved_bytes is None else self.max_moved_bytes
-        local = LocalSearch(catalog, simulator, model, Moves(before, most))
-        improved = (
-            self.improvement.improve(local, local.state(before)).held if task.topology.num_devices > 1 else before
-        )
-        return catalog.items.plan(improved)
+        local = LocalSearch(catalog, simulator, model, Moves(before, self.max_moved_bytes))
+        return catalog.items.plan(self.improvement.improve(local, local.state(before)).held)
 
     def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
         """Bytes moved beside cost saved."""

@@ -49,11 +49,6 @@ class AdditiveCompute(SumModel):
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
         return ReluHead(bias, weight, self.offset, self.scale_ms)
 
-    @property
-    def sees_batch_size(self) -> bool:
-        """Whether it serves several batch sizes."""
-        return self.features.sees_batch_size
-
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
         return {

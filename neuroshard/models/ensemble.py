@@ -47,11 +47,6 @@ class ComputeEnsemble(SumModel):
         spread: FloatArray = np.std([member.predict(sets, batch_size) for member in self.members], axis=0)
         return spread
 
-    @property
-    def sees_batch_size(self) -> bool:
-        """Whether it serves several batch sizes."""
-        return self.members[0].sees_batch_size
-
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
         return {"members": [member.settings() for member in self.members]}

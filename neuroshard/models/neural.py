@@ -7,8 +7,9 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.features import FeatureSet
-from neuroshard.models.interface import CommModel, ReluHead, SumModel
+from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors
+from neuroshard.models.network_comm import NetworkComm
 from neuroshard.tables.columns import TableColumns
 
 
@@ -29,11 +30,6 @@ class NeuralCompute(SumModel):
     scale_ms: float
 
     kind: ClassVar[str] = "paper"
-
-    @property
-    def sees_batch_size(self) -> bool:
-        """Whether it serves several batch sizes."""
-        return self.features.sees_batch_size
 
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
@@ -67,7 +63,7 @@ class NeuralCompute(SumModel):
 
 
 @dataclass(frozen=True)
-class NeuralComm(CommModel):
+class NeuralComm(NetworkComm):
     """A network from every device's columns and start delay to every device's cost.
 
     Devices are alike, so they are sorted by start delay, then columns, before the network sees them, and put back
@@ -75,24 +71,7 @@ class NeuralComm(CommModel):
     the wait for the last device to start plus what the network gives (in multiples of `scale_ms`).
     """
 
-    normaliser: Normaliser
-    network: Mlp
-    scale_ms: float
-
     kind: ClassVar[str] = "sorted"
-
-    @property
-    def sees_batch_size(self) -> bool:
-        """It doesn't: it serves the one that it was fitted at."""
-        return False
-
-    def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
-        return {"scale_ms": self.scale_ms}
-
-    def tensors(self) -> Tensors:
-        """Everything else."""
-        return self.normaliser.tensors() | self.network.tensors("network")
 
     @classmethod
     def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "NeuralComm":

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.models.interface import CommModel
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors
+from neuroshard.models.network_comm import NetworkComm
 
 _ELEMENT_BYTES = 4
 _MAX_EXPONENT = 20.0
@@ -15,7 +15,7 @@ NUM_FEATURES = 14
 
 
 @dataclass(frozen=True)
-class SetComm(CommModel):
+class SetComm(NetworkComm):
     """One network for every device, which sees the others as a set: their sum, mean and maximum.
 
     So permuting the devices permutes the costs, and any number of devices will do. A device's cost is the wait for the
@@ -24,19 +24,10 @@ class SetComm(CommModel):
 
     kind: ClassVar[str] = "set"
 
-    normaliser: Normaliser
-    network: Mlp
-    scale_ms: float
-
     @property
     def num_devices(self) -> None:
         """Any number."""
         return
-
-    @property
-    def sees_batch_size(self) -> bool:
-        """It does."""
-        return True
 
     def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
         """(B, D) ms, above the wait; nothing where there is one device."""
@@ -48,14 +39,6 @@ class SetComm(CommModel):
         given = self.network(flat)[:, 0].astype(np.float64).reshape(dims.shape)
         cost: FloatArray = wait_ms + np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
         return cost
-
-    def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
-        return {"scale_ms": self.scale_ms}
-
-    def tensors(self) -> Tensors:
-        """Everything else."""
-        return self.normaliser.tensors() | self.network.tensors("network")
 
     @classmethod
     def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "SetComm":
