@@ -57,7 +57,7 @@ def _filled(task: Task, share: float) -> Task:
 
 
 def _packing_exists(task: Task) -> bool:
-    """Exactly, and apart from the search's own code: whole numbers of slices of 4 columns on every device, in memory."""
+    """Exactly, and apart from the search's own code: whole numbers of slices of 4 columns on each device, in memory."""
     num_tables, num_devices = len(task.tables), task.topology.num_devices
     slices = np.array([table.with_dim(4).size_bytes for table in task.tables]) / task.topology.device_memory[0]
     widths = np.array([table.dim // 4 for table in task.tables])
