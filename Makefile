@@ -13,7 +13,8 @@ install: $(INSTALLED)  ## make .venv with everything needed on a CPU
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,torchrec-cpu,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0
 	touch $@
 
 demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's CPU, in a few minutes

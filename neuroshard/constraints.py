@@ -20,17 +20,19 @@ class TableRule:
         devices: the only devices that may hold columns of it; None allows all.
         min_shards, max_shards: devices that a table is spread over, at least and at most; None sets no limit.
             max_shards=1 never splits it.
+        min_dim: columns of every shard of a table that is split, at least; None sets no limit.
     """
 
     tables: str
     devices: tuple[int, ...] | None = None
     min_shards: int | None = None
     max_shards: int | None = None
+    min_dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None:
             object.__setattr__(self, "devices", tuple(self.devices))
-        for name in ("min_shards", "max_shards"):
+        for name in ("min_shards", "max_shards", "min_dim"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
@@ -55,11 +57,12 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class TableLimits:
-    """The rules that hold for one table: `devices` that may hold it, and how many do."""
+    """The rules that hold for one table: `devices` that may hold it, how many do, and `min_dim` columns on each."""
 
     devices: tuple[int, ...]
     min_shards: int
     max_shards: int
+    min_dim: int
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,11 @@ class Constraints:
             if all(rule.devices is None or device in rule.devices for rule in matching)
         )
         least = max((rule.min_shards or 1 for rule in matching), default=1)
-        units = table.dim // DIM_MULTIPLE
-        most = min((rule.max_shards for rule in matching if rule.max_shards), default=units)
+        narrowest = max((rule.min_dim or DIM_MULTIPLE for rule in matching), default=DIM_MULTIPLE)
+        narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
+        most = min((rule.max_shards for rule in matching if rule.max_shards), default=table.dim)
         together = any(table.name in group for group in self.together)
-        limits = TableLimits(devices, least, 1 if together else min(most, units))
+        limits = TableLimits(devices, least, 1 if together else min(most, table.dim // narrowest), narrowest)
         _check_limits(table, limits, together)
         return limits
 
@@ -153,11 +157,18 @@ class Constraints:
                 raise UserError(
                     f"constraints: {name!r} may have {limits[name].max_shards} shard(s), its pinned shards make it more"
                 )
-            units_left = (table.dim - columns) // DIM_MULTIPLE
-            if limits[name].min_shards > len(shards) + units_left:
+            narrowest = limits[name].min_dim
+            widths = [*(shard.dim for shard in shards), *([table.dim - columns] if columns < table.dim else [])]
+            if min(widths) < narrowest:
+                raise UserError(
+                    f"constraints: shards of {name!r} have {narrowest} columns at least, its pinned ones make one of "
+                    f"{min(widths)}"
+                )
+            more = (table.dim - columns) // narrowest
+            if limits[name].min_shards > len(shards) + more:
                 raise UserError(
                     f"constraints: {name!r} needs {limits[name].min_shards} shards, its pinned ones leave columns for "
-                    f"{len(shards) + units_left}"
+                    f"{len(shards) + more}"
                 )
             for shard in shards:
                 if not set(shard.devices).intersection(limits[name].devices):

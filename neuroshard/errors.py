@@ -14,6 +14,10 @@ class InfeasibleError(UserError):
     """No plan found that fits in memory: names the cap, what exceeds it and what would help."""
 
 
+class MissingPackageError(UserError, ImportError):
+    """An optional package isn't installed: says how to install it."""
+
+
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that is not in `valid`, with the nearest name that is."""
     names = sorted(valid)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import ShardingPlan
 
 _FORMAT = "neuroshard-plan-1"
 
@@ -138,6 +141,21 @@ class Plan:
             raise UserError(f"malformed plan: bad or missing field ({error})") from None
         return cls(task, shards, devices)
 
+    def to_torchrec(
+        self, modules: str | Mapping[str, str] = "", compute_device: str = "cuda", local_world_size: int | None = None
+    ) -> "ShardingPlan":
+        """The plan for TorchRec's DistributedModelParallel; see `neuroshard.torchrec.to_sharding_plan`."""
+        from neuroshard.torchrec import to_sharding_plan
+
+        return to_sharding_plan(self, modules, compute_device, local_world_size)
+
+    @classmethod
+    def from_torchrec(cls, task: Task, sharding_plan: "ShardingPlan") -> "Plan":
+        """TorchRec's plan for the tables of `task`; see `neuroshard.torchrec.from_sharding_plan`."""
+        from neuroshard.torchrec import from_sharding_plan
+
+        return from_sharding_plan(task, sharding_plan)
+
 
 def _violations(plan: Plan) -> Iterator[str]:
     for device, (used, free) in enumerate(zip(plan.device_bytes, plan.task.shard_memory, strict=True)):
@@ -158,6 +176,8 @@ def _broken_limits(name: str, limits: TableLimits, held: Mapping[int, int]) -> I
         yield f"table {name!r} must not lie on device {min(wrong)}"
     if not limits.min_shards <= len(held) <= limits.max_shards:
         yield f"table {name!r} is on {len(held)} devices, not on {limits.min_shards} to {limits.max_shards}"
+    if min(held.values()) < limits.min_dim:
+        yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
 
 
 def _broken_groups(constraints: Constraints, held: Mapping[str, Mapping[int, int]]) -> Iterator[str]:

@@ -28,12 +28,14 @@ class Item:
         parts: (table, units of 4 columns) of each table in it; more than one only if it is never split.
         devices: those that may hold it.
         min_shards, max_shards: devices that it is spread over.
+        min_width: units on each of them, at least.
     """
 
     parts: tuple[tuple[int, int], ...]
     devices: tuple[int, ...]
     min_shards: int
     max_shards: int
+    min_width: int
 
     @property
     def width(self) -> int:
@@ -53,6 +55,7 @@ class Limits(NamedTuple):
     Attributes:
         allowed: (I, D) whether a device may hold an item.
         min_shards, max_shards: (I,) devices that an item is spread over.
+        min_width: (I,) units of 4 columns on each of them, at least.
         rival_first, rivals: (I + 1,) and (R,); rivals[rival_first[i] : rival_first[i + 1]] may not share a device
             with item i.
     """
@@ -60,6 +63,7 @@ class Limits(NamedTuple):
     allowed: BoolArray
     min_shards: IntArray
     max_shards: IntArray
+    min_width: IntArray
     rival_first: IntArray
     rivals: IntArray
 
@@ -84,6 +88,7 @@ class Items:
             allowed,
             np.array([item.min_shards for item in items], dtype=np.int64),
             np.array([item.max_shards for item in items], dtype=np.int64),
+            np.array([item.min_width for item in items], dtype=np.int64),
             np.array([0, *map(len, rivals)], dtype=np.int64).cumsum(),
             np.array([rival for some in rivals for rival in sorted(some)], dtype=np.int64),
         )
@@ -163,16 +168,18 @@ def _items(task: Task) -> tuple[Item, ...]:
             if group[0] == index[table.name]:
                 allowed = [set(constraints.limits(task.tables[t], num_devices).devices) for t in group]
                 parts = tuple((t, task.tables[t].dim // DIM_MULTIPLE) for t in group)
-                items.append(Item(parts, tuple(sorted(set.intersection(*allowed))), 1, 1))
+                items.append(Item(parts, tuple(sorted(set.intersection(*allowed))), 1, 1, 1))
             continue
         left, shards = table.dim // DIM_MULTIPLE, pinned[table.name]
         for shard in shards:
             devices = tuple(sorted(set(shard.devices).intersection(limits.devices)))
-            items.append(Item(((index[table.name], shard.dim // DIM_MULTIPLE),), devices, 1, 1))
+            items.append(Item(((index[table.name], shard.dim // DIM_MULTIPLE),), devices, 1, 1, 1))
             left -= shard.dim // DIM_MULTIPLE
         if left:
             least, most = (count - len(shards) for count in (limits.min_shards, limits.max_shards))
-            items.append(Item(((index[table.name], left),), limits.devices, max(least, 1), min(most, left)))
+            narrowest = limits.min_dim // DIM_MULTIPLE
+            most = min(most, left // narrowest)
+            items.append(Item(((index[table.name], left),), limits.devices, max(least, 1), most, narrowest))
     return tuple(items)
 
 

@@ -52,8 +52,9 @@ class Layout:
         count = np.ones(catalog.num_items, dtype=np.int64)
         for item, widths in self.splits:
             count[item] = len(widths)
-        wide = shards[:, 1] >= 2  # at least 8 columns
-        cut: IntArray = shards[wide & (count < catalog.items.limits.max_shards)[shards[:, 0]]]
+        limits = catalog.items.limits
+        wide = shards[:, 1] >= 2 * limits.min_width[shards[:, 0]]
+        cut: IntArray = shards[wide & (count < limits.max_shards)[shards[:, 0]]]
         return cut
 
 

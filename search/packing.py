@@ -36,7 +36,8 @@ def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
     slices = sizes.size_bytes[sizes.first + 1]
     limits, width = sizes.items.limits, sizes.full_width
     linear = bool((sizes.size_bytes[sizes.whole] == slices * width).all())
-    if not linear or sizes.items.confined.any() or (limits.min_shards > 1).any() or (limits.max_shards < width).any():
+    limited = (limits.min_shards > 1) | (limits.max_shards < width) | (limits.min_width > 1)
+    if not linear or sizes.items.confined.any() or limited.any():
         return None
     num_items, num_devices = len(slices), len(memory_bytes)
     if num_items * num_devices > _MOST_UNKNOWNS:
@@ -60,14 +61,17 @@ def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
 def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held: IntArray) -> bool:
     """Put all of an item on devices `open_to` (D,) it, changing `free` and `held`, both (D,); False if it can't be."""
     left, shards = int(sizes.full_width[item]), 0
-    least, most = int(sizes.items.limits.min_shards[item]), int(sizes.items.limits.max_shards[item])
+    limits = sizes.items.limits
+    least, most, narrowest = int(limits.min_shards[item]), int(limits.max_shards[item]), int(limits.min_width[item])
     size = sizes.size_bytes[sizes.first[item] : sizes.first[item] + left + 1]
     for device in sorted(np.flatnonzero(open_to).tolist(), key=lambda device: (-free[device], device)):
         fitting = int(np.searchsorted(size, free[device], side="right")) - 1
-        width = min(left - max(least - shards - 1, 0), fitting)
+        width = min(left - narrowest * max(least - shards - 1, 0), fitting)
+        if 0 < left - width < narrowest:
+            width = left - narrowest
         if shards == most - 1 and width < left:
             return False
-        if width < 1:
+        if width < narrowest:
             return False
         held[device], left, shards = width, left - width, shards + 1
         free[device] -= size[width]

@@ -52,6 +52,10 @@ def _may_move(
     after = shards - (portion == held[item, source]) + (held[item, target] == 0)
     if not limits.min_shards[item] <= after <= limits.max_shards[item]:
         return False
+    if 0 < held[item, source] - portion < limits.min_width[item]:
+        return False
+    if held[item, target] + portion < limits.min_width[item]:
+        return False
     for r in range(limits.rival_first[item], limits.rival_first[item + 1]):
         if limits.rivals[r] != leaving and held[limits.rivals[r], target] > 0:
             return False

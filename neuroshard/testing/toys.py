@@ -52,6 +52,7 @@ def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
         TableRule(names[0], devices=(int(rng.integers(num_devices)),)),
         TableRule(names[1], max_shards=1),
         TableRule(names[2], max_shards=2),
+        *(TableRule(name, min_dim=12) for name in names[8:] if name != wide.name),
     ]
     pinned, together, apart = [], (names[3], names[4], names[5]), (names[6], names[7])
     if wide.name not in names[:6] and wide.dim >= 2 * DIM_MULTIPLE:

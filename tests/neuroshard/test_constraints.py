@@ -56,15 +56,22 @@ def test_more_broken_constraints():
         "user_a, user_b are both on device 0"
         in _violations(Constraints(apart=(("user_a", "user_b"),)), (0, 16, 0), (1, 16, 0), (2, 32, 1))[0]
     )
+    narrow = Constraints((TableRule("item", min_dim=10),))
+    assert (
+        "'item' has a shard of 8 columns, fewer than 12"
+        in _violations(narrow, (0, 16, 0), (1, 16, 0), (2, 24, 0), (2, 8, 1))[0]
+    )
     pins = Constraints(pinned=(PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))))
     assert _violations(pins, (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1)) == ()
     assert len(_violations(pins, (0, 16, 0), (1, 16, 0), (2, 16, 1), (2, 16, 2))) == 1
 
 
 def test_rules_that_match_one_table_all_hold():
-    rules = Constraints((TableRule("user_*", (0, 1), 1, 2), TableRule("*_a", (1, 2)), TableRule("*", min_shards=1)))
+    rules = Constraints(
+        (TableRule("user_*", (0, 1), 1, 2), TableRule("*_a", (1, 2), min_dim=6), TableRule("*", min_shards=1))
+    )
     limits = rules.limits(TABLES[0], 3)
-    assert (limits.devices, limits.min_shards, limits.max_shards) == ((1,), 1, 2)
+    assert (limits.devices, limits.min_shards, limits.max_shards, limits.min_dim) == ((1,), 1, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +87,8 @@ def test_rules_that_match_one_table_all_hold():
         (Constraints(pinned=(PinnedShard("item", 36, (0,)),)), "36 columns of 'item' are pinned, it has 32"),
         (Constraints((TableRule("item", max_shards=1),), (PinnedShard("item", 4, (0,)),)), "may have 1 shard"),
         (Constraints((TableRule("item", (0,)),), (PinnedShard("item", 32, (1,)),)), "that its rules forbid"),
+        (Constraints((TableRule("item", min_shards=3, min_dim=16),)), "needs 3 shards, but can have 2"),
+        (Constraints((TableRule("item", min_dim=16),), (PinnedShard("item", 8, (0,)),)), "make one of 8"),
         (Constraints((TableRule("user_a", min_shards=3),), (PinnedShard("user_a", 12, (1,)),)), "leave columns for 2"),
         (Constraints(together=(("item", "nobody"),)), "unknown table in the constraints 'nobody'"),
         (Constraints(together=(("item", "user_a"), ("user_b", "item"))), "'item' is kept together twice"),

@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from oracle import oracle_search
 
 ONCE = (1.0, *(0.0,) * 16)
+FEWER_SETTINGS = {"split_factors": [1, 2], "sort_by": ["perf"]}
+FASTER = {"torchrec": FEWER_SETTINGS, "torchrec_simulated": FEWER_SETTINGS}
 
 
 @pytest.mark.parametrize("name", [name for name in choices("searcher") if name != "replan"])
@@ -42,7 +44,7 @@ class TestEverySearcher(SearcherConformance):
         self.name = name
 
     def make(self):
-        return build("searcher", self.name)
+        return build("searcher", self.name, **FASTER.get(self.name, {}))
 
 
 def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):

@@ -1,0 +1,31 @@
+"""The bridge to TorchRec: our plans for its DistributedModelParallel, its plans and models for our simulator.
+
+TorchRec is optional; importing this package without it raises MissingPackageError, which says what to install.
+"""
+
+from neuroshard.errors import MissingPackageError
+
+try:
+    import torchrec as _torchrec  # noqa: F401  # only to see whether it is there
+except ImportError as error:
+    raise MissingPackageError(
+        f"this needs TorchRec ({error}); with CUDA: pip install 'neuroshard[cuda,torchrec]'; "
+        "on CPU: pip install 'neuroshard[cpu,torchrec-cpu]' && pip install --no-deps torchrec==1.8.0"
+    ) from None
+
+from neuroshard.torchrec.bags import BagTable, find_bags
+from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
+from neuroshard.torchrec.export import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
+from neuroshard.torchrec.planner import NeuroShardPlanner
+
+__all__ = [
+    "BagTable",
+    "NeuroShardPlanner",
+    "SimulatorPerfModel",
+    "SimulatorShardEstimator",
+    "find_bags",
+    "from_sharding_plan",
+    "load_sharding_plan",
+    "save_sharding_plan",
+    "to_sharding_plan",
+]

@@ -1,0 +1,150 @@
+"""Tables of TorchRec modules."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder
+from torchrec.types import DataType
+
+from neuroshard.constraints import TableRule
+from neuroshard.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+
+_ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
+_ZIPF_EXPONENT = 1.05  # as for tables from a file that come without a reuse histogram
+_WHOLE, _SPLIT = "table_wise", "column_wise"
+_KERNEL = "fused"
+
+
+@dataclass(frozen=True)
+class BagTable:
+    """One table of an EmbeddingBagCollection.
+
+    Attributes:
+        path: of the collection inside the model.
+        name: of the table inside the collection.
+        config: TorchRec's.
+        parameter: the weights, on any device; their optimizer is set on them.
+        sharder: that would shard the collection.
+        constraints: TorchRec's for the table; None if there are none.
+    """
+
+    path: str
+    name: str
+    config: Any
+    parameter: Any
+    sharder: Any
+    constraints: ParameterConstraints | None
+
+    @property
+    def qualified_name(self) -> str:
+        """With the path."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+    def table(self, name: str, batch_size: int, num_devices: int) -> Table:
+        """What we search with; `batch_size` is one device's, as TorchRec counts it.
+
+        A table that several features share looks up all their values in one go, so its pooling factor is their sum;
+        that each of them has a pooled output of its own is left out.
+
+        Raises:
+            UserError: weights of a type that no kernel of ours has been measured with.
+        """
+        if self.config.data_type not in _ELEMENT_BYTES:
+            valid = ", ".join(kind.name for kind in _ELEMENT_BYTES)
+            raise UserError(f"table {name!r} has weights of type {self.config.data_type.name}, not {valid}")
+        pooling = self._pooling_factor(batch_size)
+        rows = int(self.config.num_embeddings)
+        reuse = zipf_reuse(rows, batch_size * num_devices * pooling, _ZIPF_EXPONENT)
+        element_bytes = _ELEMENT_BYTES[self.config.data_type]
+        return Table(name, rows, int(self.config.embedding_dim), pooling, reuse, element_bytes)
+
+    def _pooling_factor(self, batch_size: int) -> float:
+        """Lookups per sample of a device's batch, over all features."""
+        features = len(self.config.feature_names)
+        given = self.constraints or ParameterConstraints()
+        lookups = _for_each(given.pooling_factors, features)
+        poolings = _for_each(given.num_poolings or [1.0], features)
+        batches = _for_each(given.batch_sizes or [batch_size], features)
+        if not len(lookups) == len(poolings) == len(batches) == features:
+            raise UserError(
+                f"constraints of table {self.name!r}: pooling_factors, num_poolings and batch_sizes "
+                f"need one number for each of its {features} feature(s)"
+            )
+        each = zip(lookups, poolings, batches, strict=True)
+        return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
+
+    def rule(self, name: str) -> TableRule | None:
+        """TorchRec's constraints on splitting, as ours; None if there are none.
+
+        Raises:
+            UserError: they allow neither table-wise nor column-wise sharding, or not the fused kernel.
+        """
+        given = self.constraints
+        if given is None:
+            return None
+        types = given.sharding_types or [_WHOLE, _SPLIT]
+        if not {_WHOLE, _SPLIT}.intersection(types):
+            raise UserError(
+                f"constraints of table {name!r}: sharding_types={types} allow neither {_WHOLE} nor {_SPLIT}"
+            )
+        if given.compute_kernels and _KERNEL not in given.compute_kernels:
+            raise UserError(f"constraints of table {name!r}: compute_kernels={given.compute_kernels} lack {_KERNEL!r}")
+        return TableRule(name, max_shards=None if _SPLIT in types else 1, min_dim=given.min_partition)
+
+
+def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
+    return list(values) * count if len(values) == 1 else values
+
+
+def find_bags(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+) -> tuple[BagTable, ...]:
+    """The tables of every EmbeddingBagCollection in a model, in the order of its modules; nothing is materialised.
+
+    Args:
+        module: on any device, "meta" too.
+        sharders: modules that they shard are looked at; None takes TorchRec's default ones.
+        constraints: by name of the table, as TorchRec has them.
+
+    Raises:
+        UserError: a sharder would shard a module that holds no pooled tables, or constraints name no table.
+    """
+    by_type = {sharder.module_type: sharder for sharder in sharders or get_default_sharders()}
+    bags = tuple(_walk("", module, by_type, constraints or {}))
+    names = {bag.name for bag in bags}
+    for name in constraints or {}:
+        if name not in names:
+            raise UserError(f"constraints name a table {name!r} that the model doesn't have; it has {sorted(names)}")
+    return bags
+
+
+def _walk(
+    path: str, module: nn.Module, sharders: Mapping[Any, Any], constraints: Mapping[str, ParameterConstraints]
+) -> Iterator[BagTable]:
+    sharder = sharders.get(type(module))
+    if sharder is None:
+        for name, child in module.named_children():
+            yield from _walk(f"{path}.{name}" if path else name, child, sharders, constraints)
+        return
+    parameters = sharder.shardable_parameters(module)
+    configs = {config.name: config for config in _configs(path, module)} if parameters else {}
+    for name, parameter in parameters.items():
+        yield BagTable(path, name, configs[name], parameter, sharder, constraints.get(name))
+
+
+def _configs(path: str, module: Any) -> Any:
+    inner = getattr(module, "_embedding_bag_collection", module)  # of a feature-processed collection
+    if not hasattr(inner, "embedding_bag_configs"):
+        raise UserError(
+            f"module {path!r} is a {type(module).__name__}: only pooled tables (EmbeddingBagCollection) are planned; "
+            "leave its sharder out of `sharders`, or plan the model with TorchRec's EmbeddingShardingPlanner"
+        )
+    return inner.embedding_bag_configs()

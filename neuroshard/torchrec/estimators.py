@@ -1,0 +1,176 @@
+"""Costs across the bridge: our simulator inside TorchRec's planner, TorchRec's estimates inside our simulator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
+from torchrec.distributed.planner.types import (
+    Perf,
+    PerfModel,
+    Shard,
+    ShardEstimator,
+    ShardingOption,
+    Storage,
+)
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
+from torchrec.distributed.types import ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.models import CommModel, CostModels, ReluHead, SumModel
+from neuroshard.plan import Plan, assemble
+from neuroshard.simulator import Simulator
+from neuroshard.tables.columns import TableColumns
+from neuroshard.task import Task
+
+
+def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:
+    """The plan of sharding options whose shards have ranks; options bear the names of the task's tables."""
+    index = {table.name: number for number, table in enumerate(task.tables)}
+    return assemble(
+        task, [(index[option.name], shard.size[1], shard.rank) for option in options for shard in option.shards]
+    )
+
+
+class SimulatorPerfModel(PerfModel):
+    """Rates TorchRec's proposals by our simulator: the plan cost, ms."""
+
+    def __init__(self, task: Task, simulator: Simulator) -> None:
+        """`task`: its tables bear the names of the module's."""
+        self._task = task
+        self._simulator = simulator
+
+    def rate(self, plan: list[ShardingOption]) -> float:
+        """Ms."""
+        return self._simulator.cost(self._task, options_plan(self._task, plan)).total_ms
+
+
+class SimulatorShardEstimator(ShardEstimator):
+    """Estimates every shard by our cost models, as far as a shard can be estimated alone.
+
+    Compute is the shard's own cost; communication its columns' part of an even exchange. Perf's backward fields hold
+    nothing of compute: our models predict forward and backward together.
+    """
+
+    def __init__(self, task: Task, simulator: Simulator) -> None:
+        """`task`: its tables bear the names of the module's."""
+        self._task = task
+        self._simulator = simulator
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
+        """Fill in `perf` of all shards."""
+        table = {table.name: table for table in self._task.tables}
+        shards = [(option.name, shard) for option in sharding_options for shard in option.shards]
+        alone = [[table[name].with_dim(shard.size[1])] for name, shard in shards]
+        compute = self._simulator.models.compute.predict(alone, self._task.batch_size)
+        forward, backward = self._ms_per_column()
+        for (_, shard), ms in zip(shards, compute.tolist(), strict=True):
+            columns = shard.size[1]
+            shard.perf = Perf(
+                fwd_compute=ms, fwd_comms=forward * columns, bwd_compute=0.0, bwd_comms=backward * columns
+            )
+
+    def _ms_per_column(self) -> tuple[float, float]:
+        devices = self._task.topology.num_devices
+        dims = np.full((1, devices), sum(table.dim for table in self._task.tables) / devices)
+        parts = self._simulator.communication(dims, np.zeros_like(dims), self._task.batch_size)
+        forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
+        return forward, backward
+
+
+class TaskStorageEstimator(ShardEstimator):
+    """Storage as our tasks count it, so that plans of both sides answer to the same memory caps."""
+
+    def __init__(self, task: Task) -> None:
+        """`task`: its tables bear the names of the module's."""
+        self._task = task
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
+        """Fill in `storage` of all shards."""
+        table = {table.name: table for table in self._task.tables}
+        shards = [(option.name, shard) for option in sharding_options for shard in option.shards]
+        columns = TableColumns.of([table[name].with_dim(shard.size[1]) for name, shard in shards])
+        size_bytes = self._task.memory.shard_bytes(columns, self._task.batch_size)
+        for (_, shard), size in zip(shards, size_bytes.tolist(), strict=True):
+            shard.storage = Storage(hbm=size, ddr=0)
+
+
+@dataclass(frozen=True)
+class TorchRecCompute(SumModel):
+    """TorchRec's estimate of a shard, communication included; a device's is the sum, as its planner has it.
+
+    Attributes:
+        topology: with TorchRec's bandwidths.
+    """
+
+    topology: TorchRecTopology
+
+    @property
+    def head(self) -> ReluHead:
+        """The sum itself."""
+        return ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), 0.0, 1.0)
+
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, 1) ms."""
+        local = max(batch_size // self.topology.world_size, 1)
+        rows = zip(tables.rows, tables.dim, tables.pooling_factor, tables.bytes_per_element, strict=True)
+        options = [self._option(int(r), int(d), float(p), int(b), local) for r, d, p, b in rows]
+        if options:
+            self._estimator.estimate(options, self._sharder_data)
+        return np.array([[option.total_perf] for option in options], dtype=np.float32).reshape(-1, 1)
+
+    @cached_property
+    def _estimator(self) -> Any:
+        return EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=self.topology)
+
+    @cached_property
+    def _sharder_data(self) -> Any:
+        sharder = EmbeddingBagCollectionSharder()
+        return build_sharder_data_map({sharder_name(sharder.module_type): sharder})
+
+    @cached_property
+    def _module(self) -> EmbeddingBagCollection:
+        config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=1, feature_names=["f"])
+        return EmbeddingBagCollection([config], device=torch.device("meta"))
+
+    def _option(self, rows: int, dim: int, pooling: float, element_bytes: int, batch_size: int) -> ShardingOption:
+        dtype = torch.float16 if element_bytes == torch.float16.itemsize else torch.float32
+        return ShardingOption(
+            name="t",
+            tensor=torch.empty(rows, dim, dtype=dtype, device="meta"),
+            module=("", self._module),
+            input_lengths=[pooling],
+            batch_size=batch_size,
+            sharding_type=ShardingType.TABLE_WISE.value,
+            partition_by="device",
+            compute_kernel="fused",
+            shards=[Shard(size=[rows, dim], offset=[0, 0])],
+            is_pooled=True,
+        )
+
+
+@dataclass(frozen=True)
+class NoComm(CommModel):
+    """Communication that costs nothing besides waiting: it is counted elsewhere."""
+
+    @property
+    def num_devices(self) -> None:
+        """Any."""
+
+    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
+        """(B, D) ms of waiting."""
+        waiting: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
+        return waiting
+
+
+def torchrec_models(topology: TorchRecTopology) -> CostModels:
+    """TorchRec's estimates as cost models, for our searchers."""
+    return CostModels(TorchRecCompute(topology), NoComm(), NoComm(), None)

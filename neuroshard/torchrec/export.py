@@ -1,0 +1,182 @@
+"""Plans between our form and TorchRec's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.planner.utils import placement
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+
+from neuroshard.errors import UserError
+from neuroshard.files import read_json, write_json
+from neuroshard.plan import Plan, Shard, assemble
+from neuroshard.tables import Table
+from neuroshard.task import Task
+
+_FORMAT = "torchrec-sharding-plan-1"
+_KERNEL = "fused"
+# TorchRec's word for columns over the devices of one host; the plan itself looks the same.
+_BY_COLUMNS = (ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
+
+
+def to_sharding_plan(
+    plan: Plan,
+    modules: str | Mapping[str, str] = "",
+    compute_device: str = "cuda",
+    local_world_size: int | None = None,
+) -> ShardingPlan:
+    """The plan for DistributedModelParallel, with the fused kernel everywhere.
+
+    Args:
+        plan: table-wise where a table is whole, else column-wise; shards of unequal width stay as they are.
+        modules: path of the EmbeddingBagCollection inside the model, such as "sparse_arch.ebc"; or the path for each
+            table's name, where there are several.
+        compute_device: "cuda" or "cpu".
+        local_world_size: devices of one host; None takes all of them.
+
+    Raises:
+        UserError: a table has no module, or the devices don't fill whole hosts.
+    """
+    devices = plan.task.topology.num_devices
+    local = devices if local_world_size is None else local_world_size
+    if local < 1 or devices % local:
+        raise UserError(f"local_world_size={local} must divide the plan's {devices} devices")
+    shards: dict[int, list[tuple[Shard, int]]] = {}
+    for shard, device in sorted(zip(plan.shards, plan.devices, strict=True)):
+        shards.setdefault(shard.table, []).append((shard, device))
+    found: dict[str, EmbeddingModuleShardingPlan] = {}
+    for index, table in enumerate(plan.task.tables):
+        path = _module_of(table, modules)
+        module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
+        places = [(shard, device, placement(compute_device, device, local)) for shard, device in shards[index]]
+        module_plan[parameter_name(table.name, path)] = _parameter(table, places)
+    return ShardingPlan(dict(found))
+
+
+def parameter_name(table: str, path: str) -> str:
+    """The table's name inside its module: names that aren't unique over all modules carry the module's path."""
+    return table.removeprefix(f"{path}.")
+
+
+def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
+    if isinstance(modules, str):
+        return modules
+    if table.name not in modules:
+        raise UserError(f"no module given for table {table.name!r}; modules names {', '.join(modules) or 'none'}")
+    return modules[table.name]
+
+
+def _parameter(table: Table, places: list[tuple[Shard, int, str]]) -> ParameterSharding:
+    return ParameterSharding(
+        sharding_type=(ShardingType.TABLE_WISE if len(places) == 1 else ShardingType.COLUMN_WISE).value,
+        compute_kernel=_KERNEL,
+        ranks=[device for _, device, _ in places],
+        sharding_spec=EnumerableShardingSpec(
+            [ShardMetadata([0, shard.offset], [table.rows, shard.dim], place) for shard, _, place in places]
+        ),
+    )
+
+
+def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
+    """TorchRec's plan as ours; shards of a table that lie on one device become one.
+
+    Args:
+        task: its tables bear the names of the plan's parameters, or "path.name" where that isn't unique.
+        sharding_plan: table-wise and column-wise sharding only.
+
+    Raises:
+        UserError: the plan lacks a table of the task, shards rows or replicates, or doesn't cover a table's columns.
+    """
+    found: dict[str, list[ParameterSharding]] = {}
+    for path, module_plan in sharding_plan.plan.items():
+        for name, parameter in module_plan.items():
+            for known_as in {name, f"{path}.{name}"}:
+                found.setdefault(known_as, []).append(parameter)
+    placed = []
+    for index, table in enumerate(task.tables):
+        parameters = found.get(table.name, [])
+        if len(parameters) != 1:
+            raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
+        placed += [(index, dim, device) for dim, device in _columns(table, parameters[0])]
+    return assemble(task, placed)
+
+
+def _columns(table: Table, parameter: ParameterSharding) -> list[tuple[int, int]]:
+    """(dim, device) of each shard."""
+    if parameter.sharding_type not in _BY_COLUMNS:
+        raise UserError(
+            f"table {table.name!r} is sharded {parameter.sharding_type}; "
+            f"plans hold whole columns only: {', '.join(_BY_COLUMNS)}"
+        )
+    ranks, spec = parameter.ranks or [], parameter.sharding_spec
+    shards = [] if spec is None else spec.shards
+    if not ranks or len(ranks) != len(shards):
+        raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
+    ends = 0
+    for shard in sorted(shards, key=lambda shard: tuple(shard.shard_offsets)):
+        if shard.shard_offsets != [0, ends] or shard.shard_sizes[0] != table.rows:
+            raise UserError(f"table {table.name!r}: shard {shard.shard_offsets} {shard.shard_sizes} leaves a gap")
+        ends += shard.shard_sizes[1]
+    if ends != table.dim:
+        raise UserError(f"table {table.name!r} has {table.dim} columns, the sharding plan covers {ends}")
+    return [(shard.shard_sizes[1], rank) for shard, rank in zip(shards, ranks, strict=True)]
+
+
+def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
+    """Write TorchRec's plan as JSON: types, kernels, ranks and shards of every parameter."""
+    modules = {
+        module: {name: _parameter_json(parameter) for name, parameter in module_plan.items()}
+        for module, module_plan in sharding_plan.plan.items()
+    }
+    write_json(Path(path), {"format": _FORMAT, "modules": modules})
+
+
+def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
+    spec = parameter.sharding_spec
+    return {
+        "sharding_type": parameter.sharding_type,
+        "compute_kernel": parameter.compute_kernel,
+        "ranks": parameter.ranks,
+        "shards": None
+        if spec is None
+        else [
+            {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
+            for s in spec.shards
+        ],
+    }
+
+
+def load_sharding_plan(path: str | Path) -> ShardingPlan:
+    """The plan in a file that `save_sharding_plan` wrote.
+
+    Raises:
+        UserError: the file is missing or malformed.
+    """
+    content = read_json(Path(path), "sharding plan")
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise UserError(f"{path} is not a sharding plan of format {_FORMAT!r}")
+    try:
+        return ShardingPlan(
+            {
+                module: EmbeddingModuleShardingPlan(
+                    {name: _parameter_of(fields) for name, fields in parameters.items()}
+                )
+                for module, parameters in content["modules"].items()
+            }
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{path}: bad or missing field ({error})") from None
+
+
+def _parameter_of(fields: dict[str, Any]) -> ParameterSharding:
+    shards = fields["shards"]
+    metadata = shards and [ShardMetadata(s["offsets"], s["sizes"], s["placement"]) for s in shards]
+    spec = None if metadata is None else EnumerableShardingSpec(metadata)
+    return ParameterSharding(fields["sharding_type"], fields["compute_kernel"], fields["ranks"], spec)

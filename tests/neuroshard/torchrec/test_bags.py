@@ -1,0 +1,106 @@
+"""Tables read from TorchRec modules, on the meta device: nothing is materialised."""
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.planner import ParameterConstraints
+from torchrec.types import DataType
+
+from neuroshard.constraints import TableRule
+from neuroshard.errors import UserError
+from neuroshard.torchrec import find_bags
+
+META = torch.device("meta")
+
+
+def _config(name, rows=10**9, dim=128, features=1, data_type=DataType.FP32):
+    names = [f"{name}_{i}" for i in range(features)]
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=names, data_type=data_type
+    )
+
+
+class _Model(nn.Module):
+    """Two collections, one of them deeper down."""
+
+    def __init__(self):
+        super().__init__()
+        self.users = EmbeddingBagCollection([_config("id"), _config("age", 100, 8)], device=META)
+        self.sparse = nn.ModuleDict(
+            {"items": EmbeddingBagCollection([_config("sku", 500, 16, features=2)], device=META)}
+        )
+        self.over = nn.Linear(4, 1)
+
+
+def test_collections_are_found_wherever_they_are():
+    bags = find_bags(_Model())
+    assert [(bag.path, bag.name) for bag in bags] == [("users", "id"), ("users", "age"), ("sparse.items", "sku")]
+    assert find_bags(EmbeddingBagCollection([_config("id")], device=META))[0].qualified_name == "id"
+    assert find_bags(nn.Linear(2, 2)) == ()
+
+
+def test_tables_have_the_configs_sizes():
+    table = find_bags(_Model())[0].table("users.id", 64, 2)
+    assert (table.name, table.rows, table.dim, table.pooling_factor) == ("users.id", 10**9, 128, 1.0)
+    (half,) = find_bags(EmbeddingBagCollection([_config("half", data_type=DataType.FP16)], device=META))
+    assert half.table("half", 64, 2).bytes_per_element == 2
+    (tiny,) = find_bags(EmbeddingBagCollection([_config("tiny", data_type=DataType.INT8)], device=META))
+    with pytest.raises(UserError, match="'tiny' has weights of type INT8"):
+        tiny.table("tiny", 64, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "lookups"),
+    [
+        ({}, 2.0),
+        ({"pooling_factors": [3.0]}, 6.0),
+        ({"pooling_factors": [3.0, 5.0]}, 8.0),
+        ({"pooling_factors": [3.0, 5.0], "num_poolings": [2.0, 1.0]}, 11.0),
+        ({"pooling_factors": [3.0, 5.0], "batch_sizes": [64, 32]}, 5.5),
+    ],
+)
+def test_all_features_of_a_table_count(given, lookups):
+    bag = find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2]
+    assert bag.table("sku", 64, 2).pooling_factor == lookups
+
+
+def test_numbers_for_too_few_features_are_refused():
+    bag = find_bags(_Model(), constraints={"sku": ParameterConstraints(pooling_factors=[1.0, 2.0, 3.0])})[2]
+    with pytest.raises(UserError, match=r"its 2 feature\(s\)"):
+        bag.table("sku", 64, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, TableRule("sku")),
+        ({"sharding_types": ["table_wise", "row_wise"]}, TableRule("sku", max_shards=1)),
+        ({"sharding_types": ["column_wise"], "min_partition": 8}, TableRule("sku", min_dim=8)),
+    ],
+)
+def test_limits_on_splits_become_rules(given, rule):
+    assert find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].rule("sku") == rule
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sharding_types": ["row_wise"]}, "lack table_wise and column_wise"),
+        ({"compute_kernels": ["dense"]}, "lack 'fused'"),
+    ],
+)
+def test_what_plans_cannot_say_is_refused(given, message):
+    bag = find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2]
+    with pytest.raises(UserError, match=message):
+        bag.rule("sku")
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match="a table 'skew' that the model doesn't have"):
+        find_bags(_Model(), constraints={"skew": ParameterConstraints()})
+    sequences = EmbeddingCollection(
+        [EmbeddingConfig(name="s", num_embeddings=4, embedding_dim=4, feature_names=["f"])], device=META
+    )
+    with pytest.raises(UserError, match="only pooled tables"):
+        find_bags(nn.Sequential(sequences))

@@ -1,0 +1,93 @@
+"""Costs that cross the bridge, in both directions."""
+
+import numpy as np
+import pytest
+from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
+
+import neuroshard as ns
+from neuroshard.plan import assemble
+from neuroshard.simulator import Simulator
+from neuroshard.testing import CommModelConformance, SumModelConformance, linear_models, toy_task
+from neuroshard.torchrec.estimators import (
+    NoComm,
+    SimulatorPerfModel,
+    SimulatorShardEstimator,
+    TaskStorageEstimator,
+    TorchRecCompute,
+    torchrec_models,
+)
+
+TOPOLOGY = Topology(4, "cuda", created_by_factory=True)
+
+
+class TestTorchRecCompute(SumModelConformance):
+    def make(self):
+        return TorchRecCompute(TOPOLOGY)
+
+
+class TestNoComm(CommModelConformance):
+    def make(self):
+        return NoComm()
+
+
+def _options(task, plan):
+    """The plan as TorchRec's proposals are."""
+    options = []
+    for index, table in enumerate(task.tables):
+        shards = [
+            Shard([table.rows, shard.dim], [0, shard.offset], rank=device)
+            for shard, device in zip(plan.shards, plan.devices, strict=True)
+            if shard.table == index
+        ]
+        option = object.__new__(ShardingOption)
+        option.name, option.shards = table.name, shards
+        options.append(option)
+    return options
+
+
+@pytest.fixture
+def planned():
+    task = toy_task(5, num_devices=2)
+    placed = [(i, dim, d) for i, t in enumerate(task.tables) for d, dim in enumerate((4, t.dim - 4)) if dim]
+    return task, assemble(task, placed), Simulator(linear_models(2))
+
+
+def test_proposals_are_rated_by_their_plan_cost(planned):
+    task, plan, simulator = planned
+    assert SimulatorPerfModel(task, simulator).rate(_options(task, plan)) == simulator.cost(task, plan).total_ms
+
+
+def test_shards_are_estimated_alone(planned):
+    task, plan, simulator = planned
+    options = _options(task, plan)
+    SimulatorShardEstimator(task, simulator).estimate(options, {})
+    per_column = 2 * 0.002  # both directions
+    for option, table in zip(options, task.tables, strict=True):
+        for shard in option.shards:
+            dim = shard.size[1]
+            expected = 0.05 + 0.01 * dim * table.pooling_factor + per_column * dim
+            assert shard.perf.total == pytest.approx(expected, rel=1e-5)
+
+
+def test_storage_is_what_the_task_counts(planned):
+    task, plan, _ = planned
+    options = _options(task, plan)
+    TaskStorageEstimator(task).estimate(options, {})
+    device_bytes = np.zeros(2, dtype=int)
+    for option in options:
+        for shard in option.shards:
+            device_bytes[shard.rank] += shard.storage.hbm
+    assert tuple(device_bytes) == plan.device_bytes
+
+
+def test_torchrecs_estimates_grow_with_what_is_read():
+    few, many = ns.Table("t", 1000, 64, 1.0, (1.0, *(0.0,) * 16)), ns.Table("t", 1000, 64, 9.0, (1.0, *(0.0,) * 16))
+    cost = TorchRecCompute(TOPOLOGY).predict([[few], [many], [few.with_dim(128)]], 4096)
+    assert cost[0] < cost[1]
+    assert cost[0] < cost[2]
+
+
+def test_our_search_takes_their_models():
+    task = toy_task(12)
+    plan = ns.search(task, Simulator(torchrec_models(TOPOLOGY)), "neuroshard_published")
+    assert plan.violations == ()

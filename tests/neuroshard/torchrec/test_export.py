@@ -1,0 +1,114 @@
+"""Plans to TorchRec's form and back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrec.distributed.types import ParameterSharding, ShardingPlan
+
+from neuroshard.errors import UserError
+from neuroshard.plan import Plan, assemble
+from neuroshard.tables import Table
+from neuroshard.task import Task, Topology
+from neuroshard.testing import toy_task
+from neuroshard.torchrec import load_sharding_plan, save_sharding_plan
+
+ONCE = (1.0, *(0.0,) * 16)
+TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
+PLAN = assemble(TASK, [(0, 8, 3), (1, 4, 0), (1, 12, 2)])
+
+
+def _same(one, other):
+    return {m: dict(p) for m, p in one.plan.items()} == {m: dict(p) for m, p in other.plan.items()}
+
+
+def test_whole_tables_are_table_wise_and_the_rest_column_wise():
+    exported = PLAN.to_torchrec("ebc", local_world_size=2).plan["ebc"]
+    assert (exported["a"].sharding_type, exported["a"].ranks) == ("table_wise", [3])
+    assert (exported["b.c"].sharding_type, exported["b.c"].ranks) == ("column_wise", [0, 2])
+    assert {parameter.compute_kernel for parameter in exported.values()} == {"fused"}
+    shards = exported["b.c"].sharding_spec.shards
+    assert [(s.shard_offsets, s.shard_sizes) for s in shards] == [([0, 0], [10, 4]), ([0, 4], [10, 12])]
+    assert str(exported["a"].sharding_spec.shards[0].placement) == "rank:3/cuda:1"
+
+
+def test_tables_of_several_modules():
+    exported = PLAN.to_torchrec({"a": "x.y", "b.c": "b"}, "cpu")
+    assert {module: list(plan) for module, plan in exported.plan.items()} == {"x.y": ["a"], "b": ["c"]}
+    assert Plan.from_torchrec(TASK, exported) == PLAN
+    with pytest.raises(UserError, match="no module given for table 'b.c'"):
+        PLAN.to_torchrec({"a": "x"})
+    with pytest.raises(UserError, match="local_world_size=3 must divide"):
+        PLAN.to_torchrec(local_world_size=3)
+
+
+@given(st.integers(0, 30), st.data())
+def test_there_and_back(seed, data):
+    task = toy_task(6, num_devices=4, seed=seed)
+    placed = [
+        (index, 4, data.draw(st.integers(0, 3)))
+        for index, table in enumerate(task.tables)
+        for _ in range(table.dim // 4)
+    ]
+    plan = assemble(task, placed)
+    assert Plan.from_torchrec(task, plan.to_torchrec("model.sparse")) == plan
+
+
+def test_shards_on_one_device_become_one():
+    exported = PLAN.to_torchrec(compute_device="cpu")
+    exported.plan[""]["b.c"].ranks = [1, 1]
+    merged = Plan.from_torchrec(TASK, exported)
+    assert merged == assemble(TASK, [(0, 8, 3), (1, 16, 1)])
+
+
+def test_files_hold_everything(tmp_path):
+    exported = PLAN.to_torchrec("ebc", local_world_size=2)
+    exported.plan["ebc"]["copied"] = ParameterSharding("data_parallel", "dense", [0, 1])
+    save_sharding_plan(exported, tmp_path / "plan.json")
+    assert _same(load_sharding_plan(tmp_path / "plan.json"), exported)
+    assert Plan.from_torchrec(TASK, load_sharding_plan(tmp_path / "plan.json")) == PLAN
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda content: content.update(format="x"),
+        lambda content: content.update(modules=[1]),
+        lambda content: content["modules"]["ebc"]["a"].pop("ranks"),
+        lambda content: content["modules"]["ebc"]["a"]["shards"][0].update(placement="nowhere/cpu:x"),
+        lambda content: content["modules"]["ebc"]["a"].update(shards=3),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path, break_it):
+    path = tmp_path / "plan.json"
+    save_sharding_plan(PLAN.to_torchrec("ebc"), path)
+    content = json.loads(path.read_text())
+    break_it(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"plan\.json") as caught:
+        load_sharding_plan(path)
+    assert "\n" not in str(caught.value)
+
+
+def _broken(table, **fields):
+    exported = PLAN.to_torchrec("ebc", "cpu")
+    for name, value in fields.items():
+        setattr(exported.plan["ebc"][table], name, value)
+    return exported
+
+
+@pytest.mark.parametrize(
+    ("exported", "message"),
+    [
+        (ShardingPlan({}), "0 parameters of the sharding plan are named 'a'"),
+        (_broken("a", sharding_type="row_wise"), "'a' is sharded row_wise; plans hold whole columns only"),
+        (_broken("b.c", ranks=[1]), "has 2 shards on 1 ranks"),
+        (_broken("b.c", ranks=None), "has 2 shards on 0 ranks"),
+        (_broken("a", ranks=[9]), "device 9"),
+        (_broken("b.c", sharding_spec=PLAN.to_torchrec().plan[""]["a"].sharding_spec, ranks=[0]), "covers 8"),
+    ],
+)
+def test_what_our_plans_cannot_say_is_refused(exported, message):
+    with pytest.raises(UserError, match=message):
+        Plan.from_torchrec(TASK, exported)

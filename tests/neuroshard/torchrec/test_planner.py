@@ -1,0 +1,160 @@
+"""The drop-in planner, in one process."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
+from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
+
+from neuroshard.constraints import Constraints, TableRule
+from neuroshard.errors import InfeasibleError, MissingPackageError, UserError
+from neuroshard.memory import MemoryUse
+from neuroshard.testing import linear_models
+from neuroshard.torchrec import NeuroShardPlanner
+
+META = torch.device("meta")
+SHARDERS = [EmbeddingBagCollectionSharder()]
+
+
+def _collection(*shapes):
+    configs = [
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=dim, feature_names=[f"f{i}"])
+        for i, (rows, dim) in enumerate(shapes)
+    ]
+    return EmbeddingBagCollection(configs, device=META)
+
+
+class _TwoCollections(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = _collection((100, 16), (50, 8)), _collection((1000, 32))
+
+
+def _planner(devices=2, cap=1 << 20, device="cpu", **settings):
+    topology = Topology(devices, device, ddr_cap=cap, hbm_cap=cap, local_world_size=2, created_by_factory=True)
+    settings = {"models": linear_models(devices), "batch_size": 256 // devices} | settings
+    return NeuroShardPlanner(topology=topology, **settings)
+
+
+def test_it_is_a_planner_and_covers_all_collections():
+    planner = _planner()
+    assert isinstance(planner, ShardingPlanner)
+    plan = planner.plan(_TwoCollections(), SHARDERS)
+    assert {path: sorted(names) for path, names in plan.plan.items()} == {"one": ["t0", "t1"], "other": ["t0"]}
+    ours = planner.search(_TwoCollections(), SHARDERS)
+    assert [table.name for table in ours.task.tables] == ["one.t0", "t1", "other.t0"]
+    assert ours.task.batch_size == 256
+    assert ours.violations == ()
+
+
+def test_a_model_without_tables_needs_no_plan():
+    assert _planner().plan(nn.Linear(2, 2)).plan == {}
+
+
+def test_gpus_are_numbered_within_their_host():
+    plan = _planner(4, device="cuda").plan(_collection(*[(100, 64)] * 4), SHARDERS)
+    places = {str(p.sharding_spec.shards[0].placement) for p in plan.plan[""].values()}
+    assert places == {"rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"}
+
+
+def test_memory_is_what_the_reservation_leaves():
+    task = _planner(device="cuda").search(_collection((10, 4)), SHARDERS).task
+    assert task.topology.device_memory == (int(0.85 * (1 << 20)),) * 2
+    kept = FixedAbsoluteStorageReservation(1000)
+    task = _planner(device="cuda", storage_reservation=kept).search(_collection((10, 4)), SHARDERS).task
+    assert task.topology.device_memory == ((1 << 20) - 1000,) * 2
+
+
+@pytest.mark.parametrize(
+    ("fused", "counted"),
+    [
+        (None, "sgd"),
+        ({"optimizer": "exact_sgd"}, "sgd"),
+        ({"optimizer": "exact_row_wise_adagrad"}, "rowwise_adagrad"),
+        ({"optimizer": "lamb"}, "adam"),
+    ],
+)
+def test_optimizer_state_counts(fused, counted):
+    sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
+    assert _planner().search(_collection((10, 4)), sharders).task.memory == MemoryUse(counted, batches_in_flight=1)
+
+
+def test_the_optimizer_on_the_weights_counts_more_than_the_sharders():
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+    collection = _collection((10, 4))
+    apply_optimizer_in_backward(torch.optim.Adam, collection.parameters(), {"lr": 0.1})
+    assert _planner().search(collection, SHARDERS).task.memory.optimizer == "adam"
+
+
+def test_constraints_of_both_kinds_hold():
+    constraints = {
+        "t0": ParameterConstraints(min_partition=32, bounds_check_mode=BoundsCheckMode.IGNORE),
+        "t1": ParameterConstraints(sharding_types=["table_wise"]),
+    }
+    rules = Constraints((TableRule("t1", devices=(1,)),))
+    planner = _planner(4, constraints=constraints, rules=rules)
+    plan = planner.plan(_collection((100, 128), (100, 64)), SHARDERS).plan[""]
+    assert plan["t1"].ranks == [1]
+    assert plan["t0"].bounds_check_mode == BoundsCheckMode.IGNORE
+    assert len(plan["t0"].ranks) > 1
+    assert min(shard.shard_sizes[1] for shard in plan["t0"].sharding_spec.shards) >= 32
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(InfeasibleError, match="give each"):
+        _planner(cap=1000).plan(_collection((1000, 64)), SHARDERS)
+    with pytest.raises(UserError, match="no process group"):
+        NeuroShardPlanner()
+    with pytest.raises(UserError, match="no process group"):
+        _planner().collective_plan(_collection((10, 4)), SHARDERS)
+    with pytest.raises(UserError, match="no cost models for compute device 'mtia'"):
+        NeuroShardPlanner(Topology(2, "mtia", created_by_factory=True))
+
+
+@pytest.fixture
+def group(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_process_group_gives_the_topology(group):
+    planner = NeuroShardPlanner()
+    plan = planner.collective_plan(_collection((100, 16)))
+    assert plan.plan[""]["t0"].ranks == [0]
+    with pytest.raises(UserError, match="a table 'x' that the model doesn't have"):
+        NeuroShardPlanner(constraints={"x": ParameterConstraints()}).collective_plan(_collection((10, 4)))
+
+
+def test_gpus_without_models_of_their_own_are_warned_about(caplog):
+    NeuroShardPlanner(Topology(2, "cuda", created_by_factory=True))
+    assert "datasheet (roofline:h100)" in caplog.text
+
+
+def test_without_torchrec_everything_else_works_and_the_error_says_what_to_install():
+    code = """
+import sys
+sys.modules["torchrec"] = None
+import neuroshard as ns
+from neuroshard.testing import linear_models, toy_task
+task, simulator = toy_task(), ns.Simulator(linear_models())
+ns.search(task, simulator)
+for use in (lambda: __import__("neuroshard.torchrec"), lambda: ns.search(task, simulator, "torchrec")):
+    try:
+        use()
+    except ns.UserError as error:
+        assert isinstance(error, ImportError)
+        print(error)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert len(shown.splitlines()) == 2
+    assert all("pip install --no-deps torchrec==" in line for line in shown.splitlines())
+    assert issubclass(MissingPackageError, UserError)

@@ -1,0 +1,140 @@
+"""DistributedModelParallel on our plans computes what the unsharded module computes; real gloo processes."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+
+import pytest
+import torch
+
+from neuroshard.plan import assemble
+from neuroshard.tables import Table
+from neuroshard.task import Task, Topology
+
+ONCE = (1.0, *(0.0,) * 16)
+SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
+BATCH_SIZE, LEARNING_RATE = 8, 0.5
+
+# (table, dim, device) for 2 devices; on 4, the same with two devices left empty, and one plan over all.
+PLANS = {
+    "table-wise": [(0, 16, 0), (1, 32, 1), (2, 64, 0)],
+    "equal columns": [(0, 16, 1), (1, 16, 0), (1, 16, 1), (2, 32, 0), (2, 32, 1)],
+    "unequal columns": [(0, 4, 1), (0, 12, 0), (1, 28, 0), (1, 4, 1), (2, 20, 1), (2, 44, 0)],
+    "an empty device": [(0, 16, 1), (1, 32, 1), (2, 64, 1)],
+}
+WIDE = {"over all four": [(0, 16, 3), (1, 8, 0), (1, 24, 2), (2, 4, 0), (2, 12, 1), (2, 40, 2), (2, 8, 3)]}
+
+
+def _collection(device="cpu"):
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
+        for name, (rows, dim) in SHAPES.items()
+    ]
+    return EmbeddingBagCollection(configs, device=torch.device(device))
+
+
+def _weights():
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(rows, dim, generator=generator) for name, (rows, dim) in SHAPES.items()}
+
+
+def _batch(rank):
+    from torchrec import KeyedJaggedTensor
+
+    generator = torch.Generator().manual_seed(100 + rank)
+    lengths = torch.randint(0, 5, (len(SHAPES) * BATCH_SIZE,), generator=generator)
+    counts = lengths.view(len(SHAPES), -1).sum(dim=1).tolist()
+    values = [
+        torch.randint(rows, (n,), generator=generator) for n, (rows, _) in zip(counts, SHAPES.values(), strict=True)
+    ]
+    return KeyedJaggedTensor(keys=[f"f_{name}" for name in SHAPES], values=torch.cat(values), lengths=lengths)
+
+
+def _loss(output):
+    """Every element counts differently."""
+    pooled = [output[f"f_{name}"] for name in SHAPES]  # a sharded module orders its features as it likes
+    return sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in pooled)
+
+
+def _train(rank, world_size, plan):
+    """Compare one step of the sharded module with one of the whole module."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torch import distributed as dist
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
+    sharded = DistributedModelParallel(
+        _collection("meta"),
+        device=torch.device("cpu"),
+        plan=plan.to_torchrec(compute_device="cpu"),
+        sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
+    )
+    whole, weights = _collection(), _weights()
+    for name, bag in whole.embedding_bags.items():
+        bag.weight.data.copy_(weights[name])
+    shards = [
+        (name.split(".")[-2], shard) for name, tensor in sharded.state_dict().items() for shard in tensor.local_shards()
+    ]
+    for name, shard in shards:
+        shard.tensor.copy_(_part(weights[name], shard))
+
+    output, expected = sharded(_batch(rank)), whole(_batch(rank))
+    for name in SHAPES:
+        assert torch.equal(output[f"f_{name}"], expected[f"f_{name}"]), name
+    _loss(output).backward()
+    for other in range(world_size):  # gradients are averaged over the ranks
+        (_loss(whole(_batch(other))) / world_size).backward()
+    for name, shard in shards:
+        bag = whole.embedding_bags[name].weight
+        after = bag.detach() - LEARNING_RATE * bag.grad
+        assert not torch.equal(shard.tensor, _part(weights[name], shard))
+        torch.testing.assert_close(shard.tensor, _part(after, shard))
+    dist.barrier()
+
+
+def _part(weights, shard):
+    (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+    return weights[row : row + rows, column : column + columns]
+
+
+def _process(rank, world_size, port, plans, failures):
+    try:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+        for name, plan in plans.items():
+            try:
+                _train(rank, world_size, plan)
+            except Exception:
+                failures.put(f"rank {rank}, {name}: {traceback.format_exc()}")
+                raise
+    finally:
+        failures.put(None)
+
+
+@pytest.mark.parametrize(("world_size", "placed"), [(2, PLANS), (4, PLANS | WIDE)])
+def test_sharded_training_computes_what_the_whole_module_does(world_size, placed):
+    tables = tuple(Table(name, rows, dim, 2.0, ONCE) for name, (rows, dim) in SHAPES.items())
+    task = Task(tables, Topology(world_size, 1 << 30), BATCH_SIZE * world_size)
+    plans = {name: assemble(task, places) for name, places in placed.items()}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    failures = context.Queue()
+    processes = [
+        context.Process(target=_process, args=(rank, world_size, port, plans, failures), daemon=True)
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    said = [failures.get(timeout=120) for _ in processes]
+    for process in processes:
+        process.join(timeout=30)
+        process.kill()
+    assert [text for text in said if text is not None] == []
+    assert [process.exitcode for process in processes] == [0] * world_size
