@@ -28,14 +28,14 @@ class _Model(nn.Module):
         super().__init__()
         self.users = EmbeddingBagCollection([_config("id"), _config("age", 100, 8)], device=META)
         self.sparse = nn.ModuleDict(
-            {"items": EmbeddingBagCollection([_config("sku", 500, 16, features=2)], device=META)}
+            {"bought": EmbeddingBagCollection([_config("sku", 500, 16, features=2)], device=META)}
         )
         self.over = nn.Linear(4, 1)
 
 
 def test_collections_are_found_wherever_they_are():
     bags = find_bags(_Model())
-    assert [(bag.path, bag.name) for bag in bags] == [("users", "id"), ("users", "age"), ("sparse.items", "sku")]
+    assert [(bag.path, bag.name) for bag in bags] == [("users", "id"), ("users", "age"), ("sparse.bought", "sku")]
     assert find_bags(EmbeddingBagCollection([_config("id")], device=META))[0].qualified_name == "id"
     assert find_bags(nn.Linear(2, 2)) == ()
 
@@ -43,8 +43,8 @@ def test_collections_are_found_wherever_they_are():
 def test_tables_have_the_configs_sizes():
     table = find_bags(_Model())[0].table("users.id", 64, 2)
     assert (table.name, table.rows, table.dim, table.pooling_factor) == ("users.id", 10**9, 128, 1.0)
-    (half,) = find_bags(EmbeddingBagCollection([_config("half", data_type=DataType.FP16)], device=META))
-    assert half.table("half", 64, 2).bytes_per_element == 2
+    (half,) = find_bags(EmbeddingBagCollection([_config("narrow", data_type=DataType.FP16)], device=META))
+    assert half.table("narrow", 64, 2).bytes_per_element == 2
     (tiny,) = find_bags(EmbeddingBagCollection([_config("tiny", data_type=DataType.INT8)], device=META))
     with pytest.raises(UserError, match="'tiny' has weights of type INT8"):
         tiny.table("tiny", 64, 2)
@@ -86,7 +86,7 @@ def test_limits_on_splits_become_rules(given, rule):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"sharding_types": ["row_wise"]}, "lack table_wise and column_wise"),
+        ({"sharding_types": ["row_wise"]}, "allow neither table_wise nor"),
         ({"compute_kernels": ["dense"]}, "lack 'fused'"),
     ],
 )

@@ -37,7 +37,7 @@ def test_tables_of_several_modules():
     exported = PLAN.to_torchrec({"a": "x.y", "b.c": "b"}, "cpu")
     assert {module: list(plan) for module, plan in exported.plan.items()} == {"x.y": ["a"], "b": ["c"]}
     assert Plan.from_torchrec(TASK, exported) == PLAN
-    with pytest.raises(UserError, match="no module given for table 'b.c'"):
+    with pytest.raises(UserError, match=r"no module given for table 'b\.c'"):
         PLAN.to_torchrec({"a": "x"})
     with pytest.raises(UserError, match="local_world_size=3 must divide"):
         PLAN.to_torchrec(local_world_size=3)
