@@ -15,6 +15,7 @@ COMMANDS = {
     "pretrain": "fit the cost models to measurements",
     "search": "find sharding plans for tasks",
     "evaluate": "run plans on real hardware and compare with the prediction",
+    "train-policy": "train the policy of a reinforcement-learning searcher",
 }
 _EXIT_USER_ERROR = 2
 _SWEEP_FLAGS = ("-m", "--multirun")
@@ -26,8 +27,8 @@ usage: neuroshard COMMAND [key=value ...] [-m] [--help]
 
 commands:
 {commands}
-  models      list the installed cost models; with a name, print its card
-  completion  print a bash completion script: eval "$(neuroshard completion)"
+  models       list the installed cost models; with a name, print its card
+  completion   print a bash completion script: eval "$(neuroshard completion)"
 
 key=value overrides a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
 -m sweeps: `neuroshard search -m tasks=paper searcher=random,neuroshard` runs one job for each combination.
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def usage() -> str:
     """The text of `neuroshard --help`."""
-    return _USAGE.format(commands="\n".join(f"  {name:<11} {what}" for name, what in COMMANDS.items()))
+    return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()))
 
 
 def _dispatch(given: list[str]) -> None:

@@ -1,11 +1,13 @@
-"""Pictures of plans."""
+"""Pictures."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.files import write_atomically
 from neuroshard.plan import Plan
@@ -44,4 +46,23 @@ def draw_plan(path: Path, plan: Plan, cost: Cost, title: str) -> None:
     for axes in (times, memory):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))
+
+
+def draw_curves(path: Path, curves: Mapping[str, FloatArray], references: Mapping[str, float], title: str) -> None:
+    """A PNG: learning curves, ms by round, beside what other methods reach (horizontal lines)."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for name, values in curves.items():
+        axes.plot(np.arange(1, len(values) + 1), values, label=name, linewidth=1.8)
+    for name, value in sorted(references.items(), key=lambda pair: -pair[1]):
+        axes.axhline(value, color="0.6", linestyle="--", linewidth=1)
+        axes.annotate(
+            name, (1, value), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+            va="center", fontsize=8, color="0.35",
+        )  # fmt: skip
+    axes.set(xlabel="round", ylabel="mean plan cost, ms", title=title)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
     write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))

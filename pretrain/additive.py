@@ -12,9 +12,10 @@ from neuroshard.features import FeatureSet
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Normaliser
+from neuroshard.perceptron import perceptron
 from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start, compute_tables
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import checked_widths, last_layer, load_mlp, perceptron, segment_sums, to_mlp
+from neuroshard.pretrain.networks import checked_widths, last_layer, load_mlp, segment_sums, to_mlp
 from neuroshard.pretrain.training import fit
 
 

@@ -1,7 +1,6 @@
 """The papers' networks, trainable: NeuroShard, section 3.2 and its published layer widths."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import cast
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 
 from neuroshard.errors import UserError
 from neuroshard.models.mlp import Mlp
+from neuroshard.perceptron import perceptron
 
 
 def checked_widths(name: str, widths: Sequence[int]) -> None:
@@ -76,11 +76,3 @@ def load_mlp(network: nn.Module, mlp: Mlp) -> None:
 
 def _linear_layers(network: nn.Module) -> list[nn.Linear]:
     return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
-
-
-def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
-    layers: list[nn.Module] = []
-    for width_in, width_out in pairwise(widths):
-        layers += [nn.Linear(width_in, width_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])

@@ -10,10 +10,11 @@ from torch import nn
 from neuroshard.arrays import FloatArray
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.set_comm import NUM_FEATURES, SetComm, set_features
+from neuroshard.perceptron import perceptron
 from neuroshard.pretrain.examples import FORWARD, FlatExamples
 from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import load_mlp, perceptron, to_mlp
+from neuroshard.pretrain.networks import load_mlp, to_mlp
 from neuroshard.pretrain.training import fit
 from neuroshard.samples import CommSample, Measurement
 from neuroshard.timing import typical_ms

@@ -6,11 +6,11 @@ from math import log10
 
 import numpy as np
 
-from neuroshard.errors import InfeasibleError, unknown_name
+from neuroshard.errors import unknown_name
 from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
 from neuroshard.search.items import Items
-from neuroshard.search.memory import check_total, device_memory, no_room
+from neuroshard.search.memory import check_total, check_whole, device_memory, no_room
 from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
@@ -82,11 +82,7 @@ class _Room:
         self._method = method
         sizes = Sizes.of(self.items)
         check_total(sizes)
-        if (split := np.flatnonzero(self.items.limits.min_shards > 1)).size:
-            raise InfeasibleError(
-                f"{method} never splits a table, but {self.items.name(int(split[0]))} needs "
-                f"{self.items.limits.min_shards[split[0]]} shards; use searcher=neuroshard"
-            )
+        check_whole(self.items, method)
         self._size_bytes = sizes.size_bytes[sizes.whole]
         self._free = device_memory(task)
         self._held = np.zeros(self.items.limits.allowed.shape, dtype=np.int64)

@@ -45,6 +45,15 @@ def check_total(sizes: Sizes) -> None:
         )
 
 
+def check_whole(items: Items, method: str) -> None:
+    """Raise InfeasibleError if the constraints want an item split, for a method that never splits."""
+    if (split := np.flatnonzero(items.limits.min_shards > 1)).size:
+        raise InfeasibleError(
+            f"{method} never splits a table, but {items.name(int(split[0]))} needs "
+            f"{items.limits.min_shards[split[0]]} shards; use searcher=neuroshard"
+        )
+
+
 def no_room(items: Items, index: int, size_bytes: int, most_free: int, method: str) -> InfeasibleError:
     """The error of a method that places whole items and finds no device with room for one that may hold it."""
     return InfeasibleError(

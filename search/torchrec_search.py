@@ -35,6 +35,7 @@ class Estimates(ABC):
         """Rates proposals."""
 
 
+@dataclass(frozen=True)
 class TorchRecEstimates(Estimates):
     """TorchRec's own arithmetic, with its default bandwidths of a GPU."""
 
@@ -51,6 +52,7 @@ class TorchRecEstimates(Estimates):
         return NoopPerfModel(topology)
 
 
+@dataclass(frozen=True)
 class SimulatorEstimates(Estimates):
     """Our simulator."""
 

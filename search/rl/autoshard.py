@@ -1,0 +1,59 @@
+"""AutoShard's policy (section 4): an LSTM over the tables, scores from per-device representations, a critic."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from neuroshard.perceptron import perceptron
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.dreamshard import relative
+from neuroshard.search.rl.features import TableEncoder
+from neuroshard.search.rl.policy import Policy
+from neuroshard.search.rl.reduction import Reduction
+
+
+class AutoShardPolicy(Policy):
+    """Scores a device by its tables' representations, the sequence up to the next table, and its compute cost so far.
+
+    Args:
+        table: widths of the table network's layers; its output is shared by the LSTM and the devices.
+        memory: width of the LSTM.
+        cost: widths of the cost network's layers; none at all leaves the cost features out.
+        head: width of the hidden layer of the scoring network and of the critic.
+    """
+
+    kind = "autoshard"
+
+    def __init__(
+        self, table: Sequence[int] = (128, 32), memory: int = 64, cost: Sequence[int] = (64, 32), head: int = 64
+    ) -> None:
+        super().__init__()
+        self.settings = {"table": list(table), "memory": memory, "cost": list(cost), "head": head}
+        self.reduction = Reduction("sum")
+        self.encoder = TableEncoder(tuple(table))
+        self.memory = nn.LSTM(table[-1], memory, batch_first=True)
+        self.cost = perceptron((1, *cost)) if cost else None
+        context = table[-1] + memory
+        self.head = perceptron((table[-1] + context + (cost[-1] if cost else 0), head, 1))
+        self.critic = perceptron((2 * table[-1] + context, head, 1))
+
+    def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The table network's output; that and the LSTM's."""
+        encoded = relative(batch.encode(self.encoder), batch.num_devices)
+        ordered = encoded.gather(1, order[..., None].expand_as(encoded))
+        remembered, _ = self.memory(ordered)
+        return ordered, torch.cat([ordered, remembered], dim=-1)
+
+    def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """(..., D); of the costs, compute alone."""
+        following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
+        seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs[..., :1]))])
+        scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
+        return scores
+
+    def values(self, devices: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """(...,) the reward to be expected, of devices (..., D, H) and context (..., C)."""
+        seen = torch.cat([devices.mean(dim=-2), devices.amax(dim=-2), context], dim=-1)
+        values: torch.Tensor = self.critic(seen)[..., 0]
+        return values

@@ -1,0 +1,121 @@
+"""Many tasks of one shape as tensors: what an environment plays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from neuroshard.errors import UserError
+from neuroshard.features import FeatureSet
+from neuroshard.search.items import Items
+from neuroshard.search.memory import check_total, check_whole, device_memory
+from neuroshard.search.sizes import Sizes
+from neuroshard.tables.columns import TableColumns
+from neuroshard.task import Task
+
+FEATURES = FeatureSet("physical")
+
+
+@dataclass(frozen=True, eq=False)
+class TaskBatch:
+    """B tasks of I items on D devices; an item is a table as a rule, P tables at most (kept together).
+
+    Attributes:
+        items: (B,) the items of each task.
+        features: (B, I, P, F) of their tables; zeros where an item has fewer.
+        present: (B, I, P) 1 where there is a table, else 0.
+        dims: (B, I) columns.
+        size_bytes: (B, I) float64, exact up to 2^53.
+        memory_bytes: (B, D) float64.
+        allowed: (B, I, D) whether a device may hold an item.
+        rivals: (B, I, I) whether two items must not share a device.
+    """
+
+    items: tuple[Items, ...]
+    features: torch.Tensor
+    present: torch.Tensor
+    dims: torch.Tensor
+    size_bytes: torch.Tensor
+    memory_bytes: torch.Tensor
+    allowed: torch.Tensor
+    rivals: torch.Tensor
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], method: str) -> "TaskBatch":
+        """The tasks, in order.
+
+        Raises:
+            UserError: they differ in their number of items or devices.
+            InfeasibleError: a task can't fit, or wants an item split.
+        """
+        items = tuple(Items.of(task) for task in tasks)
+        shapes = {(len(some), some.task.topology.num_devices) for some in items}
+        if len(shapes) > 1:
+            raise UserError(
+                f"tasks of one batch must have equally many tables and devices, these have {sorted(shapes)}"
+            )
+        for some in items:
+            check_whole(some, method)
+        most = max(len(item.parts) for some in items for item in some.items)
+        return cls(
+            items, *(torch.stack(parts) for parts in zip(*(_tensors(some, most) for some in items), strict=True))
+        )
+
+    @property
+    def num_items(self) -> int:
+        """I."""
+        return self.features.shape[1]
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return self.memory_bytes.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def batch_size(self) -> torch.Tensor:
+        """(B,) samples per step."""
+        return torch.tensor([some.task.batch_size for some in self.items])
+
+    def repeat(self, times: int) -> "TaskBatch":
+        """Every task so many times in a row."""
+        items = tuple(some for some in self.items for _ in range(times))
+        return TaskBatch(items, *(tensor.repeat_interleave(times, dim=0) for tensor in self._tensors()))
+
+    def take(self, tasks: torch.Tensor) -> "TaskBatch":
+        """Some of the tasks (n,), repeats allowed."""
+        items = tuple(self.items[index] for index in tasks.tolist())
+        return TaskBatch(items, *(tensor[tasks] for tensor in self._tensors()))
+
+    def encode(self, network: nn.Module) -> torch.Tensor:
+        """(B, I, H) what a network makes of the items: the sum over their tables."""
+        encoded: torch.Tensor = (network(self.features) * self.present[..., None]).sum(dim=2)
+        return encoded
+
+    def _tensors(self) -> list[Any]:
+        return [getattr(self, field.name) for field in fields(self) if field.name != "items"]
+
+
+def _tensors(items: Items, most: int) -> list[torch.Tensor]:
+    task, limits = items.task, items.limits
+    sizes = Sizes.of(items)
+    check_total(sizes)
+    every = [items.tables(index, item.width) for index, item in enumerate(items.items)]
+    features = np.zeros((len(items), most, len(FEATURES.columns)), dtype=np.float32)
+    present = np.zeros((len(items), most), dtype=np.float32)
+    for index, tables in enumerate(every):
+        features[index, : len(tables)] = FEATURES(TableColumns.of(tables), task.batch_size)
+        present[index, : len(tables)] = 1
+    rivals = np.zeros((len(items), len(items)), dtype=np.bool_)
+    for index in range(len(items)):
+        rivals[index, items.rivals_of(index)] = True
+    dims = np.array([sum(table.dim for table in tables) for tables in every], dtype=np.float32)
+    size_bytes = sizes.size_bytes[sizes.whole].astype(np.float64)
+    memory = device_memory(task).astype(np.float64)
+    arrays = (features, present, dims, size_bytes, memory, limits.allowed, rivals)
+    return [torch.from_numpy(array) for array in arrays]

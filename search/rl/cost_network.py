@@ -1,0 +1,156 @@
+"""A cost network that is trained on the way, as DreamShard has it (section 3.2)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from neuroshard.perceptron import perceptron
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.costs import NUM_PARTS, PlacementCosts
+from neuroshard.search.rl.features import TableEncoder
+from neuroshard.search.rl.reduction import Reduction
+
+
+@dataclass(frozen=True)
+class CostNetworkSettings:
+    """What it is made of, and how it is fitted.
+
+    Attributes:
+        table: widths of the table network's layers.
+        head: width of every head's hidden layer.
+        table_reduction: of tables to a device; the paper's is "sum".
+        device_reduction: of devices to a plan; the paper's is "max".
+        placements: measured before every round of policy updates.
+        partial_share: of the placements, how many are cut off after a random number of tables.
+        steps, batch_size, learning_rate: of Adam, after placements were measured.
+    """
+
+    table: tuple[int, ...] = (128, 32)
+    head: int = 64
+    table_reduction: str = "sum"
+    device_reduction: str = "max"
+    placements: int = 100
+    partial_share: float = 0.5
+    steps: int = 300
+    batch_size: int = 64
+    learning_rate: float = 5e-4
+
+
+class CostNetwork(nn.Module, PlacementCosts):
+    """Tables to devices by a sum, devices to the plan by a max; a head for each part, and one for the plan's cost.
+
+    The heads of a device's parts see the reduced representation of all devices as well: waiting depends on them.
+    """
+
+    scale_ms: torch.Tensor
+
+    def __init__(self, settings: CostNetworkSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.encoder = TableEncoder(tuple(settings.table))
+        width = settings.table[-1]
+        self.heads = nn.ModuleList(perceptron((2 * width, settings.head, 1)) for _ in range(NUM_PARTS))
+        self.total_head = perceptron((width, settings.head, 1))
+        self.register_buffer("scale_ms", torch.ones(()))
+
+    @property
+    def reduction(self) -> Reduction:
+        """Of tables to a device."""
+        return Reduction(self.settings.table_reduction)
+
+    @torch.no_grad()
+    def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
+        """(B, I, H)."""
+        return batch.encode(self.encoder)
+
+    @torch.no_grad()
+    def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """(B, D, 3) ms, not negative; an empty device computes nothing."""
+        parts = self._parts(vectors, self._of_plan(vectors)).clamp(min=0) * self.scale_ms
+        parts[..., 0] *= count > 0
+        return parts
+
+    @torch.no_grad()
+    def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+        """(B,) ms, by a head of its own."""
+        return self._total(vectors).clamp(min=0) * self.scale_ms
+
+    @torch.no_grad()
+    def alone(self, batch: TaskBatch) -> torch.Tensor:
+        """(B, I) compute ms of every item, as if on the only device."""
+        vectors = self.item_vectors(batch)[:, :, None]
+        return self._parts(vectors, vectors[:, :, 0])[:, :, 0, 0].clamp(min=0) * self.scale_ms
+
+    def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, D, 3) parts and (B,) totals of held (B, I, D), as multiples of `scale_ms`; with gradients."""
+        encoded = batch.encode(self.encoder)
+        on_device = held.float()[..., None] * encoded[:, :, None]
+        vectors = self.reduction.finish(
+            on_device.amax(dim=1) if self.reduction.kind == "max" else on_device.sum(dim=1), held.sum(dim=1)
+        )
+        return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
+
+    def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
+        """(..., D, 3) of devices (..., D, H) in plans (..., H)."""
+        seen = torch.cat([vectors, plan[..., None, :].expand_as(vectors)], dim=-1)
+        return torch.cat([head(seen) for head in self.heads], dim=-1)
+
+    def _total(self, vectors: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = self.total_head(self._of_plan(vectors))[..., 0]
+        return total
+
+    def _of_plan(self, vectors: torch.Tensor) -> torch.Tensor:
+        return Reduction(self.settings.device_reduction).over(vectors, dim=-2)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """N placements with their costs.
+
+    Attributes:
+        task: (N,) number of the training task.
+        held: (N, I, D) whether a device holds an item.
+        parts: (N, D, 3) ms.
+    """
+
+    task: torch.Tensor
+    held: torch.Tensor
+    parts: torch.Tensor
+
+    @property
+    def total(self) -> torch.Tensor:
+        """(N,) ms of the slowest device."""
+        return self.parts.sum(dim=-1).amax(dim=-1)
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    def and_more(self, other: "Measured") -> "Measured":
+        """Both."""
+        pairs = ((self.task, other.task), (self.held, other.held), (self.parts, other.parts))
+        return Measured(*(torch.cat(pair) for pair in pairs))
+
+
+def fit(
+    network: CostNetwork,
+    optimizer: torch.optim.Optimizer,
+    batch: TaskBatch,
+    measured: Measured,
+    generator: torch.Generator,
+    on_step: Callable[[], None] = lambda: None,
+) -> float:
+    """Train the network on all placements of the tasks in `batch`; returns the mean squared error of the last steps."""
+    losses = []
+    for _ in range(network.settings.steps):
+        chosen = torch.randint(len(measured), (network.settings.batch_size,), generator=generator)
+        parts, total = network.predict(batch.take(measured.task[chosen]), measured.held[chosen])
+        wanted, wanted_total = measured.parts[chosen] / network.scale_ms, measured.total[chosen] / network.scale_ms
+        loss = ((parts - wanted) ** 2).mean() + ((total - wanted_total) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        on_step()
+    return sum(losses[-50:]) / len(losses[-50:])

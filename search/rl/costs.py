@@ -1,0 +1,96 @@
+"""Costs of partial placements: what an agent sees, and what it is rewarded for."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+
+from neuroshard.errors import UserError
+from neuroshard.models import SumModel
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.reduction import Reduction
+from neuroshard.simulator import Simulator
+from neuroshard.tables.columns import TableColumns
+
+NUM_PARTS = 3  # compute, forward and backward communication
+
+
+class PlacementCosts(ABC):
+    """Costs of what lies on each device, from one vector for each item."""
+
+    @property
+    @abstractmethod
+    def reduction(self) -> Reduction:
+        """How the vectors of the items on a device become the device's."""
+
+    @abstractmethod
+    def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
+        """(B, I, H) a vector for each item."""
+
+    @abstractmethod
+    def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """(B, D, 3) ms of compute, forward and backward communication.
+
+        Args:
+            batch: the tasks.
+            vectors: (B, D, H) of the devices.
+            dims: (B, D) columns on them.
+            count: (B, D) items on them.
+        """
+
+    @abstractmethod
+    def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+        """(B,) ms of the plans of devices with such vectors (B, D, H) and parts (B, D, 3)."""
+
+    @abstractmethod
+    def alone(self, batch: TaskBatch) -> torch.Tensor:
+        """(B, I) compute ms of every item alone."""
+
+
+class SimulatorCosts(PlacementCosts):
+    """Pre-trained cost models."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        """For models of the papers' form.
+
+        Raises:
+            UserError: the compute model isn't a sum over tables.
+        """
+        model = simulator.models.compute
+        if not isinstance(model, SumModel):
+            raise UserError("learned policies need a compute model that sums over tables; these models have another")
+        self._simulator = simulator
+        self._model = model
+
+    @property
+    def reduction(self) -> Reduction:
+        """The models' form."""
+        return Reduction("sum")
+
+    def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
+        """(B, I, H) the sum of its tables' vectors."""
+        return torch.stack([self._of_task(batch, index) for index in range(len(batch))])
+
+    def _of_task(self, batch: TaskBatch, index: int) -> torch.Tensor:
+        items = batch.items[index]
+        tables = [items.tables(number, item.width) for number, item in enumerate(items.items)]
+        starts = np.concatenate([[0], np.cumsum([len(some) for some in tables])[:-1]])
+        flat = TableColumns.of([table for some in tables for table in some])
+        return torch.from_numpy(np.add.reduceat(self._model.embed(flat, items.task.batch_size), starts, axis=0))
+
+    def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """(B, D, 3) as the simulator has them."""
+        compute = self._model.head(vectors.numpy()) * (count.numpy() > 0)
+        columns, batch_size = dims.numpy().astype(np.float64), batch.items[0].task.batch_size
+        if len({some.task.batch_size for some in batch.items}) > 1:
+            raise UserError("tasks of one batch must have one batch size")
+        forward, backward = self._simulator.communication(columns, compute, batch_size)
+        return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
+
+    def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+        """(B,) the slowest device's sum."""
+        return parts.sum(dim=-1).amax(dim=1)
+
+    def alone(self, batch: TaskBatch) -> torch.Tensor:
+        """(B, I) compute ms of every item alone."""
+        return torch.from_numpy(self._model.head(self.item_vectors(batch).numpy()).astype(np.float32))

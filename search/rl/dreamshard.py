@@ -1,0 +1,56 @@
+"""DreamShard's policy network (section 3.3): device and table representations, cost features, softmax over devices."""
+
+from collections.abc import Sequence
+
+import torch
+
+from neuroshard.perceptron import perceptron
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.costs import NUM_PARTS
+from neuroshard.search.rl.features import TableEncoder
+from neuroshard.search.rl.policy import Policy
+from neuroshard.search.rl.reduction import Reduction
+
+
+class DreamShardPolicy(Policy):
+    """Scores a device by what lies on it, what comes next, and what the device costs so far.
+
+    Representations are multiples of an even share of all tables', so that tasks of any size look alike.
+
+    Args:
+        table: widths of the table network's layers.
+        cost: widths of the cost network's layers; none at all leaves the cost features out.
+        head: width of the scoring network's hidden layer.
+        reduction: of tables to a device; the paper's is "sum".
+    """
+
+    kind = "dreamshard"
+
+    def __init__(
+        self, table: Sequence[int] = (128, 32), cost: Sequence[int] = (64, 32), head: int = 64, reduction: str = "sum"
+    ) -> None:
+        super().__init__()
+        self.settings = {"table": list(table), "cost": list(cost), "head": head, "reduction": reduction}
+        self.reduction = Reduction(reduction)
+        self.encoder = TableEncoder(tuple(table))
+        self.cost = perceptron((NUM_PARTS, *cost)) if cost else None
+        self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
+
+    def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The table network's output, twice."""
+        encoded = relative(batch.encode(self.encoder), batch.num_devices)
+        ordered = encoded.gather(1, order[..., None].expand_as(encoded))
+        return ordered, ordered
+
+    def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """(..., D)."""
+        following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
+        seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
+        scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
+        return scores
+
+
+def relative(encoded: torch.Tensor, num_devices: int) -> torch.Tensor:
+    """(B, I, H) as multiples of what a device would have on average, one number for each task."""
+    share = encoded.sum(dim=1).mean(dim=-1) / num_devices
+    return encoded / share.clamp(min=1e-6)[:, None, None]

@@ -1,0 +1,111 @@
+"""The one environment: items placed one at a time, in descending predicted cost, for many tasks at once."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from neuroshard.plan import Plan
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.costs import PlacementCosts
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """After some steps.
+
+    Attributes:
+        step: number of items placed.
+        vectors: (B, D, H) what the costs make of each device.
+        dims, count: (B, D) columns and items on it.
+        free_bytes: (B, D).
+        held: (B, I, D) whether a device holds an item.
+        alive: (B,) whether every item so far found a device that might hold it.
+    """
+
+    step: int
+    vectors: torch.Tensor
+    dims: torch.Tensor
+    count: torch.Tensor
+    free_bytes: torch.Tensor
+    held: torch.Tensor
+    alive: torch.Tensor
+
+
+class Environment:
+    """Placement of a batch of tasks as a Markov decision process whose states and rewards are predicted costs.
+
+    An action is the device of the next item. Memory and constraints make actions illegal. Where none is legal the
+    episode is dead: it goes on, so that the batch stays whole, but `State.alive` says that it counts for nothing.
+    """
+
+    def __init__(self, batch: TaskBatch, costs: PlacementCosts, order: torch.Tensor | None = None) -> None:
+        """`order`: (B, I) item numbers, in which they are placed; None is descending predicted cost."""
+        self.batch = batch
+        self.costs = costs
+        self._vectors = costs.item_vectors(batch)
+        alone = costs.alone(batch)
+        self.order = torch.argsort(alone, dim=1, descending=True, stable=True) if order is None else order
+        # Of an even share of all work: what makes costs comparable over tasks of any size.
+        self._share_ms = (alone.sum(dim=1) / batch.num_devices).clamp(min=1e-6)
+        self._rows = torch.arange(len(batch))
+
+    def reset(self) -> State:
+        """Nothing placed."""
+        shape = (len(self.batch), self.batch.num_devices)
+        return State(
+            0,
+            torch.zeros(*shape, self._vectors.shape[-1]),
+            torch.zeros(shape),
+            torch.zeros(shape),
+            self.batch.memory_bytes,
+            torch.zeros(shape[0], self.batch.num_items, shape[1], dtype=torch.bool),
+            torch.ones(shape[0], dtype=torch.bool),
+        )
+
+    def legal(self, state: State) -> torch.Tensor:
+        """(B, D) devices that may hold the next item and have room for it."""
+        item = self.order[:, state.step]
+        rivals = (state.held & self.batch.rivals[self._rows, item][..., None]).any(dim=1)
+        fits = self.batch.size_bytes[self._rows, item][:, None] <= state.free_bytes
+        return self.batch.allowed[self._rows, item] & ~rivals & fits
+
+    def observe(self, state: State) -> torch.Tensor:
+        """(B, D, 3) costs of the devices, as multiples of an even share of all compute."""
+        return self.parts(state) / self._share_ms[:, None, None]
+
+    def parts(self, state: State) -> torch.Tensor:
+        """(B, D, 3) costs of the devices, ms."""
+        vectors = self.costs.reduction.finish(state.vectors, state.count)
+        return self.costs.parts(self.batch, vectors, state.dims, state.count)
+
+    def total_ms(self, state: State) -> torch.Tensor:
+        """(B,) the plans' costs."""
+        vectors = self.costs.reduction.finish(state.vectors, state.count)
+        return self.costs.total(vectors, self.parts(state))
+
+    def step(self, state: State, legal: torch.Tensor, device: torch.Tensor) -> State:
+        """The state after the next item went to `device` (B,); `legal` (B, D) as `legal()` says."""
+        rows, item = self._rows, self.order[:, state.step]
+        chosen = torch.zeros_like(state.dims)
+        chosen[rows, device] = 1
+        held = state.held.clone()
+        held[rows, item, device] = True
+        more = chosen[..., None] * self._vectors[rows, item][:, None]
+        return replace(
+            state,
+            step=state.step + 1,
+            vectors=self.costs.reduction.add(state.vectors, more),
+            dims=state.dims + chosen * self.batch.dims[rows, item][:, None],
+            count=state.count + chosen,
+            free_bytes=state.free_bytes - chosen * self.batch.size_bytes[rows, item][:, None],
+            held=held,
+            alive=state.alive & legal[rows, device],
+        )
+
+    def plans(self, state: State) -> list[Plan | None]:
+        """(B,) the plans of a final state; None where the episode is dead."""
+        return [
+            items.plan(held.numpy() * np.array([[item.width] for item in items.items])) if alive else None
+            for items, held, alive in zip(self.batch.items, state.held, state.alive.tolist(), strict=True)
+        ]

@@ -1,0 +1,187 @@
+"""The training of a policy: rounds of measuring, fitting the cost network, and policy updates on estimated costs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from neuroshard.cost import Cost
+from neuroshard.errors import UserError
+from neuroshard.plan import Plan, assemble
+from neuroshard.search.rl.agent import Agent, Tensors, part
+from neuroshard.search.rl.algorithms import Algorithm
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings, Measured, fit
+from neuroshard.search.rl.environment import Environment
+from neuroshard.search.rl.policy import Policy, play, sampling
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task
+
+Measure = Callable[[Sequence[Plan]], Sequence[Cost | str]]
+
+
+class Order(ABC):
+    """In which order items are placed while a policy is trained."""
+
+    @abstractmethod
+    def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
+        """(B, I); None leaves it to the environment: descending predicted cost."""
+
+
+@dataclass(frozen=True)
+class DescendingCost(Order):
+    """As the papers have it."""
+
+    def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
+        """The environment's."""
+
+
+@dataclass(frozen=True)
+class RandomOrder(Order):
+    """For comparison."""
+
+    def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
+        """Anew for every episode."""
+        return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """How a policy is trained.
+
+    Attributes:
+        policy: untrained; makes a policy network.
+        algorithm: what it is trained for.
+        cost_network: of its own, trained on the way; None looks at the pre-trained models instead.
+        order: of placement.
+        rounds: of measuring, fitting and updating.
+        updates: of the policy in a round.
+        tasks, episodes: in a batch: so many tasks, each played so many times.
+        learning_rate: of Adam, going down to 0 over the rounds.
+    """
+
+    policy: Callable[[], Policy]
+    algorithm: Algorithm
+    cost_network: CostNetworkSettings | None
+    order: Order
+    rounds: int = 50
+    updates: int = 20
+    tasks: int = 8
+    episodes: int = 16
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "updates", "tasks", "episodes", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"learner: {name}={getattr(self, name)} must be positive")
+
+
+class Session:
+    """A training under way: everything that a checkpoint has to hold, and one round at a time."""
+
+    def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, measure: Measure, seed: int):
+        torch.manual_seed(seed)
+        self._learner, self._simulator, self._measure, self._seed = learner, simulator, measure, seed
+        self._batch = TaskBatch.of(tasks, "train-policy")
+        network = None if learner.cost_network is None else CostNetwork(learner.cost_network)
+        self.agent = Agent(learner.policy(), network)
+        for encoder in self.agent.encoders:
+            encoder.normalise(self._batch)
+        self._optimizers = {"policy": torch.optim.Adam(self.agent.policy.parameters(), lr=learner.learning_rate)}
+        if network is not None:
+            rate = network.settings.learning_rate
+            self._optimizers["costs"] = torch.optim.Adam(network.parameters(), lr=rate)
+        self._measured: Measured | None = None
+
+    def round(self, number: int, on_update: Callable[[], None]) -> dict[str, float]:
+        """One round; what came of it: losses. Depends on the number and on what earlier rounds left, nothing else."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
+        found: dict[str, float] = {}
+        if self.agent.network is not None:
+            found["cost_loss"] = self._fit_costs(self.agent.network, generator)
+        for group in self._optimizers["policy"].param_groups:
+            group["lr"] = self._learner.learning_rate * (1 - number / self._learner.rounds)
+        losses = []
+        for _ in range(self._learner.updates):
+            losses.append(self._update(generator))
+            on_update()
+        return found | {"policy_loss": float(np.mean(losses))}
+
+    def _update(self, generator: torch.Generator) -> float:
+        learner = self._learner
+        batch = self._some_tasks(generator, learner.tasks).repeat(learner.episodes)
+        environment = Environment(batch, self.agent.costs(self._simulator), learner.order.of(batch, generator))
+        episodes = play(self.agent.policy, environment, sampling(generator))
+        loss = learner.algorithm.loss(self.agent.policy, environment, episodes, learner.episodes)
+        optimizer = self._optimizers["policy"]
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.agent.policy.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    def _some_tasks(self, generator: torch.Generator, count: int) -> TaskBatch:
+        return self._batch.take(torch.randint(len(self._batch), (count,), generator=generator))
+
+    def _fit_costs(self, network: CostNetwork, generator: torch.Generator) -> float:
+        more = self._collect(network, generator)
+        self._measured = more if self._measured is None else self._measured.and_more(more)
+        if len(self._measured) == len(more):
+            network.scale_ms.fill_(float(more.total.mean()))
+        return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
+
+    def _collect(self, network: CostNetwork, generator: torch.Generator) -> Measured:
+        """Placements that the policy draws, some of them cut off half-way, measured."""
+        count, items = network.settings.placements, self._batch.num_items
+        chosen = torch.randint(len(self._batch), (count,), generator=generator)
+        batch = self._batch.take(chosen)
+        environment = Environment(batch, network, self._learner.order.of(batch, generator))
+        final = play(self.agent.policy, environment, sampling(generator)).final
+        cut = torch.rand(count, generator=generator) < network.settings.partial_share
+        steps = torch.where(cut, torch.randint(1, items + 1, (count,), generator=generator), items)
+        placed = environment.order.argsort(dim=1) < steps[:, None]
+        held = final.held & placed[..., None]
+        costs = self._measure([_placed_plan(batch, index, held[index]) for index in range(count)])
+        good = [index for index, cost in enumerate(costs) if isinstance(cost, Cost)]
+        if not good:
+            raise UserError(f"no placement could be measured: {costs[0]}")
+        parts = [np.stack([c.compute, c.forward, c.backward], axis=-1) for c in costs if isinstance(c, Cost)]
+        return Measured(chosen[good], held[good], torch.from_numpy(np.stack(parts).astype(np.float32)))
+
+    def tensors(self) -> Tensors:
+        """For a checkpoint."""
+        found = self.agent.tensors()
+        for name, optimizer in self._optimizers.items():
+            for index, state in optimizer.state_dict()["state"].items():
+                found |= {f"optimizer.{name}.{index}.{key}": value for key, value in state.items()}
+        if self._measured is not None:
+            found |= {"measured.task": self._measured.task, "measured.held": self._measured.held}
+            found |= {"measured.parts": self._measured.parts}
+        return found
+
+    def restore(self, tensors: Tensors) -> None:
+        """Go on where `tensors` were taken."""
+        self.agent.restore(tensors)
+        for name, optimizer in self._optimizers.items():
+            fresh, state = optimizer.state_dict(), dict[int, Tensors]()
+            for key, value in part(tensors, f"optimizer.{name}").items():
+                index, field = key.split(".", 1)
+                state.setdefault(int(index), {})[field] = value
+            optimizer.load_state_dict(fresh | {"state": state})
+        if measured := part(tensors, "measured"):
+            self._measured = Measured(measured["task"], measured["held"], measured["parts"])
+
+
+def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
+    """The plan of the items placed so far, of a task that has only their tables."""
+    items = batch.items[index]
+    places = [
+        (table, device)
+        for item, device in held.nonzero().tolist()
+        for table, _ in items.items[item].columns(items.items[item].width)
+    ]
+    tables = tuple(items.task.tables[table] for table, _ in places)
+    task = replace(items.task, tables=tables, constraints=items.task.constraints.of(tables))
+    return assemble(task, [(number, tables[number].dim, device) for number, (_, device) in enumerate(places)])

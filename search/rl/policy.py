@@ -1,0 +1,133 @@
+"""What a policy is, and how it plays."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.environment import Environment, State
+from neuroshard.search.rl.features import TableEncoder
+from neuroshard.search.rl.reduction import Reduction
+
+Choose = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Policy(nn.Module):
+    """Scores the devices for the next item, any number of them.
+
+    Attributes:
+        kind: its class's name in files.
+        settings: what made it, JSON-ready.
+        encoder: what looks at tables.
+        reduction: of items to a device.
+    """
+
+    kind: ClassVar[str]
+    settings: dict[str, Any]
+    encoder: TableEncoder
+    reduction: Reduction
+
+    @abstractmethod
+    def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the items in the order (B, I) of their placement.
+
+        Returns:
+            (B, I, H) what each leaves on its device, not negative; (B, I, C) what is known when it is placed.
+        """
+
+    @abstractmethod
+    def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
+        """(..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, 3)."""
+
+    def log_probabilities(
+        self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor, legal: torch.Tensor
+    ) -> torch.Tensor:
+        """(..., D) of a softmax over the legal devices; over all where none is."""
+        scores = self.scores(devices, context, costs)
+        open_to = legal | ~legal.any(dim=-1, keepdim=True)
+        return torch.log_softmax(scores.masked_fill(~open_to, -torch.inf), dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """What happened: I steps of B episodes.
+
+    Attributes:
+        actions: (B, I) devices.
+        legal: (B, I, D).
+        costs: (B, I, D, 3) observed before each step.
+        final: the last state.
+    """
+
+    actions: torch.Tensor
+    legal: torch.Tensor
+    costs: torch.Tensor
+    final: State
+
+
+def greedy(log_probabilities: torch.Tensor) -> torch.Tensor:
+    """(B,) the likeliest of (B, D)."""
+    return log_probabilities.argmax(dim=-1)
+
+
+def sampling(generator: torch.Generator) -> Choose:
+    """Devices drawn by their probabilities."""
+    return lambda logs: torch.multinomial(logs.exp(), 1, generator=generator)[:, 0]
+
+
+@torch.no_grad()
+def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
+    """Place all items."""
+    left, context = policy.encode(environment.batch, environment.order)
+    state = environment.reset()
+    devices = torch.zeros(len(environment.batch), environment.batch.num_devices, left.shape[-1])
+    actions, legals, observed = [], [], []
+    for step in range(environment.batch.num_items):
+        legal, costs = environment.legal(state), environment.observe(state)
+        seen = policy.reduction.finish(devices, state.count)
+        action = choose(policy.log_probabilities(seen, context[:, step], costs, legal))
+        chosen = nn.functional.one_hot(action, environment.batch.num_devices)
+        devices = policy.reduction.add(devices, chosen[..., None] * left[:, step, None])
+        state = environment.step(state, legal, action)
+        actions.append(action)
+        legals.append(legal)
+        observed.append(costs)
+    return Episodes(torch.stack(actions, 1), torch.stack(legals, 1), torch.stack(observed, 1), state)
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """The same steps, as the policy sees them now, with gradients.
+
+    Attributes:
+        log_probabilities: (B, I, D).
+        chosen: (B, I) those of the actions.
+        devices: (B, I, D, H) before each step.
+        context: (B, I, C).
+    """
+
+    log_probabilities: torch.Tensor
+    chosen: torch.Tensor
+    devices: torch.Tensor
+    context: torch.Tensor
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """(B, I)."""
+        logs = self.log_probabilities.clamp(min=-30)
+        return -(logs.exp() * logs).sum(dim=-1)
+
+
+def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
+    """All steps at once."""
+    left, context = policy.encode(environment.batch, environment.order)
+    chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
+    totals = policy.reduction.before(chosen[..., None] * left[:, :, None])
+    count = chosen.cumsum(dim=1) - chosen
+    devices = policy.reduction.finish(totals, count)
+    logs = policy.log_probabilities(devices, context, episodes.costs, episodes.legal)
+    return Replayed(logs, logs.gather(-1, episodes.actions[..., None])[..., 0], devices, context)

@@ -1,0 +1,66 @@
+"""Learned policies as searchers."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.plan import Plan
+from neuroshard.search.base import Searcher
+from neuroshard.search.rl.agent import Agent, load_agent
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.environment import Environment
+from neuroshard.search.rl.policy import greedy, play, sampling
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task
+
+
+@dataclass(frozen=True)
+class PolicySearch(Searcher):
+    """Whole tables, placed one by one by a trained policy.
+
+    Attributes:
+        policy: name of an installed one, or a directory that `neuroshard train-policy` wrote.
+        samples: plans drawn from the policy besides its likeliest one; the simulator's cheapest counts. 0 is how the
+            papers use it.
+        seed: fixes the samples.
+    """
+
+    policy: str
+    samples: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.samples, int) or self.samples < 0:
+            raise UserError(f"searcher: samples={self.samples!r} must be a whole number, 0 or more")
+
+    @cached_property
+    def _agent(self) -> Agent:
+        return load_agent(self.policy)
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan among the likeliest one and the samples.
+
+        Raises:
+            InfeasibleError: all of them get stuck, with a table that no device has room for.
+            UserError: no such policy, or the models are of a form that it can't look at.
+        """
+        simulator.models.check(task)
+        agent = self._agent
+        batch = TaskBatch.of([task], f"policy {self.policy}")
+        environment = Environment(batch, agent.costs(simulator))
+        plans = environment.plans(play(agent.policy, environment, greedy).final)
+        if self.samples:
+            drawn = Environment(batch.repeat(self.samples), agent.costs(simulator))
+            generator = torch.Generator().manual_seed(self.seed)
+            plans += drawn.plans(play(agent.policy, drawn, sampling(generator)).final)
+        found = [plan for plan in plans if plan is not None]
+        if not found:
+            raise InfeasibleError(
+                f"policy {self.policy}: some table finds no device with room left that may hold it; give the devices "
+                "more memory, try searcher.samples=32, or split columns: searcher=neuroshard"
+            )
+        costs = simulator.costs(task, found)
+        return found[int(np.argmin([cost.total_ms for cost in costs]))]

@@ -1,0 +1,218 @@
+"""The train-policy run: a learner, training tasks, checkpoints after every round."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.files import read_json, write_atomically, write_json
+from neuroshard.hardware.fingerprint import versions
+from neuroshard.models import CostModels
+from neuroshard.progress import progress_bar
+from neuroshard.report import draw_curves
+from neuroshard.search.heuristics import Greedy, Random
+from neuroshard.search.rl.agent import Agent, Tensors, part, save_agent
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.environment import Environment
+from neuroshard.search.rl.learner import Learner, Session
+from neuroshard.search.rl.measures import CostSource
+from neuroshard.search.rl.policy import greedy, play
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task
+from neuroshard.tasks import from_file, save_tasks
+
+_CHECKPOINT = "checkpoint.safetensors"
+_HEURISTICS = ("size", "dim", "lookup", "size_lookup")
+
+
+@dataclass(frozen=True)
+class TrainPolicy:
+    """Everything `neuroshard train-policy` needs.
+
+    Attributes:
+        model: cost models: the simulator.
+        tasks: of equally many tables and devices; the last `num_valid` say which round's policy is kept.
+        learner: how it is trained.
+        method: its name.
+        source: who says what placements cost, for a cost network of its own.
+        seed: fixes everything that isn't measured.
+        out: a directory for the policy; a run that was killed goes on there.
+    """
+
+    model: str
+    tasks: tuple[Task, ...]
+    num_valid: int
+    learner: Learner
+    method: str
+    source: CostSource
+    seed: int
+    out: str
+
+    def run(self) -> "TrainResult":
+        """Train, round by round; the policy of the best round on the validation tasks is kept.
+
+        Raises:
+            UserError: too few tasks, or `out` holds another run.
+        """
+        if not 0 < self.num_valid < len(self.tasks):
+            raise UserError(
+                f"num_valid={self.num_valid} must lie in 1..{len(self.tasks) - 1}, there are {len(self.tasks)} tasks"
+            )
+        simulator = Simulator(CostModels.load(self.model))
+        for task in self.tasks:
+            simulator.models.check(task)
+        path = Path(self.out)
+        self._claim(path)
+        train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
+        session = Session(self.learner, train, simulator, lambda plans: self.source.costs(plans, simulator), self.seed)
+        history, best = _restored(path, session)
+        references = _references(valid, simulator)
+        with progress_bar() as progress:
+            total = self.learner.rounds * self.learner.updates
+            bar = progress.add_task(self.method, total=total, completed=len(history) * self.learner.updates)
+            for number in range(len(history), self.learner.rounds):
+                losses = session.round(number, lambda: progress.advance(bar))
+                cost, success = _validate(session.agent, valid, simulator)
+                known = [row["valid_ms"] for row in history]
+                history.append({"round": number, "valid_ms": cost, "success": success} | losses)
+                if not known or cost <= min(known):
+                    best = {name: tensor.clone() for name, tensor in session.agent.tensors().items()}
+                _checkpoint(path, session, history, best)
+                progress.update(bar, description=f"{self.method}: {cost:.2f} ms")
+        session.agent.restore(best)
+        result = TrainResult(path, self.method, pd.DataFrame(history), references)
+        save_agent(path, session.agent, self._card(result))
+        result.save()
+        return result
+
+    def _claim(self, path: Path) -> None:
+        """Raise UserError if the directory holds a run with other settings."""
+        record, tasks = path / "run.json", path / "tasks.json"
+        if record.exists():
+            found = read_json(record, "training run")
+            if found.get("settings") != self._settings() or from_file(str(tasks)) != self.tasks:
+                raise UserError(
+                    f"{path} holds a run with other settings or tasks; give another out=DIRECTORY or delete it"
+                )
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        save_tasks(tasks, self.tasks)
+        write_json(record, {"settings": self._settings(), "versions": versions(), "cores": os.cpu_count()})
+
+    def _settings(self) -> dict[str, Any]:
+        """What a policy depends on, besides the tasks."""
+        return {
+            "method": self.method,
+            "model": self.model,
+            "num_valid": self.num_valid,
+            "seed": self.seed,
+            "learner": repr(self.learner),
+            "source": repr(self.source),
+        }
+
+    def _card(self, result: "TrainResult") -> dict[str, Any]:
+        return {
+            "settings": self._settings(),
+            "versions": versions(),
+            "tables": len(self.tasks[0].tables),
+            "devices": self.tasks[0].topology.num_devices,
+            "valid_ms": result.best_ms,
+            "references_ms": result.references,
+        }
+
+
+def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tensors]:
+    """History and best weights of the rounds that a checkpoint holds; none without one."""
+    file = path / _CHECKPOINT
+    if not file.exists():
+        return [], {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            history = json.loads(opened.metadata()["history"])
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
+        session.restore(part(tensors, "session"))
+        return history, part(tensors, "best")
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"{file} is damaged ({text}); delete {path} and train again") from None
+
+
+def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], best: Tensors) -> None:
+    tensors = {f"session.{name}": tensor for name, tensor in session.tensors().items()}
+    tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
+    # One tensor may stand under two names: safetensors wants each to have memory of its own.
+    own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    metadata = {"history": json.dumps(history)}
+    write_atomically(path / _CHECKPOINT, lambda temporary: save_file(own, temporary, metadata=metadata))
+
+
+def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
+    """Mean cost, ms, of the likeliest plans by the simulator, over tasks that have one; and the share of those."""
+    environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
+    plans = environment.plans(play(agent.policy, environment, greedy).final)
+    costs = [simulator.cost(plan.task, plan).total_ms for plan in plans if plan is not None]
+    return float(np.mean(costs)) if costs else float("inf"), len(costs) / len(tasks)
+
+
+def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
+    """Mean costs, ms, of random placement and of every heuristic, over the tasks that each solves."""
+    found = {}
+    for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in _HEURISTICS}}.items():
+        costs = []
+        for task in tasks:
+            try:
+                costs.append(simulator.cost(task, searcher.search(task, simulator)).total_ms)
+            except InfeasibleError:
+                continue
+        if costs:
+            found[name] = float(np.mean(costs))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """A trained policy: where it is, how it came to be.
+
+    Attributes:
+        history: one row for each round.
+        references: mean cost of other methods on the validation tasks, ms.
+    """
+
+    path: Path
+    method: str
+    history: pd.DataFrame
+    references: dict[str, float]
+
+    @property
+    def best_ms(self) -> float:
+        """Mean cost on the validation tasks."""
+        return float(self.history["valid_ms"].min())
+
+    def save(self) -> None:
+        """Write `curve.parquet` and the learning curve as a picture."""
+        write_atomically(self.path / "curve.parquet", lambda file: self.history.to_parquet(file, index=False))
+        draw_curves(
+            self.path / "curve.png",
+            {self.method: self.history["valid_ms"].to_numpy()},
+            self.references,
+            f"{self.method}: plans for validation tasks",
+        )
+
+    def show(self, console: Console) -> None:
+        """Print the outcome beside the other methods."""
+        console.print(
+            f"{self.method}: {self.best_ms:.2f} ms on the validation tasks (best of {len(self.history)} rounds)"
+        )
+        for name, ms in sorted(self.references.items(), key=lambda pair: pair[1]):
+            console.print(f"  {name}: {ms:.2f} ms", highlight=False)
+        console.print(f"policy: {self.path} (learning curve: {self.path / 'curve.png'})")
+        console.print(f"use it: neuroshard search searcher={self.method} searcher.policy={self.path} ...", markup=False)
