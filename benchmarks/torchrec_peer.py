@@ -1,9 +1,10 @@
 """Our search and TorchRec's, each with our cost models and with TorchRec's estimates, all judged by our simulator.
 
-usage: torchrec_peer.py MODEL BATCH_SIZE NUM_TABLES NUM_DEVICES COUNT [FACTORS]    (FACTORS: such as 1,2,4,8)
+usage: torchrec_peer.py MODEL BATCH_SIZE NUM_TABLES NUM_DEVICES COUNT [FACTORS [SPARE]]    (FACTORS: such as 1,2,4,8)
 
-Tables of 4 to 128 columns with the statistics of the public data set, devices with 1.3 times the memory that even parts
-take. TorchRec's planner runs once for each split factor and order; the plan that our simulator finds cheapest counts.
+Tables of 4 to 128 columns with the statistics of the public data set, devices with SPARE (1.3) times the memory that
+even parts take. TorchRec's planner runs once for each split factor and order; the plan that our simulator finds
+cheapest counts.
 """
 
 import sys
@@ -25,19 +26,18 @@ from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn
 from neuroshard.torchrec.estimators import torchrec_models
 
-_SPARE = 1.3
-
 Method = Callable[[Task], Plan]
 
 
 def main() -> None:
     model, batch_size, num_tables, num_devices, count = sys.argv[1], *map(int, sys.argv[2:6])
     factors = tuple(map(int, sys.argv[6].split(","))) if len(sys.argv) > 6 else (1, 2, 4, 8)
+    spare = float(sys.argv[7]) if len(sys.argv) > 7 else 1.3
     simulator = Simulator(CostModels.load(model))
     theirs = Simulator(torchrec_models(TorchRecTopology(num_devices, "cuda", created_by_factory=True)))
     tables = dlrm_like(batch_size=batch_size, seed=1, num_tables=max(num_tables, 856))
     draw = TaskDraw(count=count, min_tables=num_tables, max_tables=num_tables)
-    tasks = [_with_memory(task) for task in drawn(tables, Topology(num_devices, 1 << 40), batch_size, draw)]
+    tasks = [_with_memory(task, spare) for task in drawn(tables, Topology(num_devices, 1 << 40), batch_size, draw)]
     methods: dict[str, Method] = {
         "size-lookup greedy": lambda task: Greedy("size_lookup").search(task, simulator),
         "TorchRec's search, TorchRec's estimates": lambda task: TorchRecSearch(factors).search(task, simulator),
@@ -50,23 +50,21 @@ def main() -> None:
     NeuroShard().search(tasks[0], simulator)  # compiles
     print(f"{model}, batch {batch_size}, {count} tasks of {num_tables} tables x {num_devices} devices")
     print(f"TorchRec: the best of {2 * len(factors)} runs")
-    print("| method | solved | mean cost, ms | mean ratio to ours | median search, s (min to max) |")
+    print("| method | solved | mean cost of those, ms | mean ratio to ours on them | median search, s (min to max) |")
     print("| --- | --- | --- | --- | --- |")
     found = {name: [_timed(method, task, simulator) for task in tasks] for name, method in methods.items()}
-    solved = [i for i in range(count) if all(np.isfinite(results[i][0]) for results in found.values())]
-    ours = np.array([found["our search, our models"][i][0] for i in solved])
+    ours = np.array([cost for cost, _ in found["our search, our models"]])
     for name, results in found.items():
-        cost = np.array([results[i][0] for i in solved])
-        seconds = [result[1] for result in results]
+        cost, seconds = (np.array(values) for values in zip(*results, strict=True))
+        solved = np.isfinite(cost)
+        mean = f"{cost[solved].mean():.3f} | {(cost / ours)[solved].mean():.3f}" if solved.any() else " | "
         spread = f"{np.median(seconds):.3g} ({min(seconds):.3g} to {max(seconds):.3g})"
-        number = sum(np.isfinite(result[0]) for result in results)
-        print(f"| {name} | {number} | {cost.mean():.3f} | {(cost / ours).mean():.3f} | {spread} |", flush=True)
-    print(f"costs: over the {len(solved)} tasks that all solved")
+        print(f"| {name} | {solved.sum()} | {mean} | {spread} |", flush=True)
 
 
-def _with_memory(task: Task) -> Task:
+def _with_memory(task: Task, spare: float) -> Task:
     devices = task.topology.num_devices
-    cap = int(_SPARE * task.size_bytes / devices)
+    cap = int(spare * task.size_bytes / devices)
     return Task(task.tables, Topology(devices, cap), task.batch_size)
 
 

@@ -21,6 +21,7 @@ GROUPS = {
     "pretrain": ["compute_model", "comm_model"],
     "search": ["tables", "tasks", "searcher", "memory", "constraints"],
     "evaluate": ["hardware"],
+    "train-policy": ["learner", "source"],
 }
 MANDATORY = {"evaluate": ["plan=plan.json"]}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]

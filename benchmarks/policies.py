@@ -1,0 +1,66 @@
+"""Learned policies beside heuristics and NeuroShard, on tasks of sizes they were not trained on.
+
+usage: policies.py MODEL COUNT POLICY...    (POLICY: installed or a directory, trained on 30 tables x 4 devices)
+
+Tables unseen in training, dims 4 to 128, devices of 4 GiB, batch size 4,096.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from neuroshard.errors import InfeasibleError
+from neuroshard.models import CostModels
+from neuroshard.search.base import Searcher
+from neuroshard.search.beam import BeamSearch
+from neuroshard.search.heuristics import Greedy, Random
+from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.search.rl.searcher import PolicySearch
+from neuroshard.simulator import Simulator
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.task import Task, Topology
+from neuroshard.tasks import TaskDraw, drawn
+
+SHAPES = ((30, 4), (10, 4), (50, 4), (100, 4), (30, 2), (30, 8))
+SCORES = ("size", "dim", "lookup", "size_lookup")
+BATCH_SIZE = 4096
+
+
+def main() -> None:
+    simulator, count, names = Simulator(CostModels.load(sys.argv[1])), int(sys.argv[2]), sys.argv[3:]
+    methods: dict[str, Searcher] = {"random": Random()}
+    methods |= {f"{score} greedy": Greedy(score) for score in SCORES}
+    methods |= {name: PolicySearch(name) for name in names}
+    methods |= {f"{name}, best of 33": PolicySearch(name, samples=32) for name in names}
+    methods |= {"whole tables, grid search": BeamSearch(max_splits=0), "published search": BeamSearch()}
+    methods |= {"neuroshard": NeuroShard()}
+    tables = dlrm_like(batch_size=BATCH_SIZE, seed=1)
+    print("mean cost, ms, over the tasks that all solve; (solved); search time, ms")
+    for num_tables, num_devices in SHAPES:
+        draw = TaskDraw(count=count, min_tables=num_tables, max_tables=num_tables, seed=num_tables)
+        tasks = drawn(tables, Topology(num_devices, 4 << 30), BATCH_SIZE, draw)
+        found = {name: [_timed(method, task, simulator) for task in tasks] for name, method in methods.items()}
+        common = np.all([[np.isfinite(cost) for cost, _ in results] for results in found.values()], axis=0)
+        print(f"\n{num_tables} tables x {num_devices} devices: {common.sum()} of {count} tasks solved by all")
+        print("| method | mean cost, ms | solved | search, ms (median) |")
+        print("| --- | --- | --- | --- |")
+        for name, results in found.items():
+            cost, seconds = (np.array(values) for values in zip(*results, strict=True))
+            mean = cost[common].mean() if common.any() else float("nan")
+            print(f"| {name} | {mean:.2f} | {np.isfinite(cost).sum()} | {1e3 * np.median(seconds):.1f} |", flush=True)
+
+
+def _timed(method: Searcher, task: Task, simulator: Simulator) -> tuple[float, float]:
+    """(ms, s); infinite ms where no plan is found."""
+    start = time.perf_counter()
+    try:
+        plan = method.search(task, simulator)
+    except InfeasibleError:
+        return float("inf"), time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    return simulator.cost(task, plan).total_ms, seconds
+
+
+if __name__ == "__main__":
+    main()

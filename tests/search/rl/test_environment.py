@@ -1,0 +1,122 @@
+"""The environment: what is legal, what is seen, what it costs, and where it ends."""
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from neuroshard.constraints import Constraints, TableRule
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.plan import assemble
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.costs import SimulatorCosts
+from neuroshard.search.rl.environment import Environment
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task, Topology
+from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toys import task
+
+
+def _environment(tasks, models=None):
+    devices = tasks[0].topology.num_devices
+    return Environment(TaskBatch.of(tasks, "test"), SimulatorCosts(Simulator(models or linear_models(devices))))
+
+
+def _random_walk(environment, seed):
+    generator, state = torch.Generator().manual_seed(seed), environment.reset()
+    for _ in range(environment.batch.num_items):
+        legal = environment.legal(state)
+        weights = torch.where(legal.any(dim=1, keepdim=True), legal.float(), torch.ones_like(legal.float()))
+        state = environment.step(state, legal, torch.multinomial(weights, 1, generator=generator)[:, 0])
+    return state
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_final_costs_are_the_simulators(seed):
+    tasks = [toy_task(9, 3, seed=seed), toy_task(9, 3, seed=seed + 50)]
+    models = random_models(3, seed)
+    environment = _environment(tasks, models)
+    state = _random_walk(environment, seed)
+    for plan, parts, total in zip(
+        environment.plans(state), environment.parts(state), environment.total_ms(state), strict=True
+    ):
+        cost = Simulator(models).cost(plan.task, plan)
+        expected = np.stack([cost.compute, cost.forward, cost.backward], axis=-1)
+        np.testing.assert_allclose(parts.numpy(), expected, rtol=1e-4, atol=1e-5)
+        assert float(total) == pytest.approx(cost.total_ms, rel=1e-4)
+
+
+def test_every_sequence_of_actions_is_its_own_plan():
+    """All 2^3 of them; the cheapest is the known optimum: the heavy table alone."""
+    one = task([6, 3, 2])
+    found = {}
+    for actions in product(range(2), repeat=3):
+        environment = _environment([one])
+        state = environment.reset()
+        for action in actions:
+            state = environment.step(state, environment.legal(state), torch.tensor([action]))
+        (plan,) = environment.plans(state)
+        assert plan == assemble(one, [(index, 8, device) for index, device in enumerate(actions)])
+        found[actions] = float(environment.total_ms(state))
+    assert min(found, key=found.get) in {(0, 1, 1), (1, 0, 0)}
+
+
+def test_items_come_in_descending_cost():
+    environment = _environment([task([2, 9, 5]), task([8, 1, 3])])
+    assert environment.order.tolist() == [[1, 2, 0], [0, 2, 1]]
+
+
+def test_memory_makes_actions_illegal():
+    one = task([3, 2, 1], memory_bytes=2 * 1000 * 8 * 4)
+    environment = _environment([one])
+    state = environment.reset()
+    for _ in range(2):
+        assert environment.legal(state).tolist() == [[True, True]]
+        state = environment.step(state, environment.legal(state), torch.tensor([0]))
+    assert environment.legal(state).tolist() == [[False, True]]
+    dead = environment.step(state, environment.legal(state), torch.tensor([0]))
+    assert environment.plans(dead) == [None]
+    alive = environment.step(state, environment.legal(state), torch.tensor([1]))
+    assert environment.plans(alive)[0].fits
+
+
+@pytest.mark.parametrize("seed", range(0, 12, 2))
+def test_constraints_make_actions_illegal(seed):
+    try:
+        environment = _environment([constrained_task(seed)], random_models(2 + seed % 3, seed))
+    except InfeasibleError as error:
+        assert "never splits" in str(error) or "iB" in str(error)
+        return
+    for walk in range(8):
+        (plan,) = environment.plans(_random_walk(environment, walk))
+        assert plan is None or plan.violations == ()
+
+
+def test_what_is_seen_does_not_depend_on_the_scale():
+    """Tables ten times as expensive look the same, beside what a device has to do on average."""
+    cheap, dear = task([1000, 2000, 4000]), task([10_000, 20_000, 40_000])
+    seen = []
+    for one in (cheap, dear):
+        environment = _environment([one])
+        state = environment.step(environment.reset(), torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]))
+        seen.append(environment.observe(state)[..., 0])
+    torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-3)
+
+
+def test_mistakes_are_named():
+    with pytest.raises(UserError, match="equally many tables"):
+        TaskBatch.of([toy_task(4), toy_task(5)], "test")
+    split = Constraints((TableRule("t0", min_shards=2),))
+    with pytest.raises(InfeasibleError, match="test never splits a table"):
+        TaskBatch.of([Task(task([1, 2]).tables, Topology(2, 1 << 30), 64, constraints=split)], "test")
+    from neuroshard.models import CostModels
+
+    opaque = CostModels(OpaqueCompute(), *[linear_models(2).forward] * 2, None)
+    with pytest.raises(UserError, match="compute model that sums"):
+        SimulatorCosts(Simulator(opaque))

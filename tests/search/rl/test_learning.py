@@ -1,0 +1,192 @@
+"""Learning: toy tasks whose optimum is known, cost networks that fit, killed runs that go on."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.hardware import Hardware
+from neuroshard.registry import compose_config, instantiate_config
+from neuroshard.search.heuristics import Random
+from neuroshard.search.rl.agent import load_agent, policy_card
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.environment import Environment
+from neuroshard.search.rl.learner import RandomOrder, Session
+from neuroshard.search.rl.measures import OnHardware, Simulated
+from neuroshard.search.rl.policy import greedy, play
+from neuroshard.search.rl.searcher import PolicySearch
+from neuroshard.search.rl.train_run import TrainPolicy
+from neuroshard.simulator import Simulator
+from neuroshard.testing import linear_models, toy_task
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toys import NETWORK, autoshard, dreamshard, task
+
+# Best on two devices: the 9 beside the 1 and the 2, the rest together.
+KNOWN = [task(lookups) for lookups in ([9, 5, 4, 2, 1], [5, 9, 1, 4, 2], [2, 1, 9, 5, 4], [4, 5, 2, 1, 9])]
+
+
+def _best_ms(one, simulator):
+    """Over all placements."""
+    from itertools import product
+
+    from neuroshard.plan import assemble
+
+    plans = [
+        assemble(one, [(index, 8, device) for index, device in enumerate(devices)])
+        for devices in product(range(2), repeat=len(one.tables))
+    ]
+    return min(cost.total_ms for cost in simulator.costs(one, plans))
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        dreamshard(rounds=30, episodes=16),
+        autoshard(rounds=40, episodes=16),
+        replace(dreamshard(rounds=40, episodes=16), cost_network=replace(NETWORK, placements=60, steps=100)),
+    ],
+    ids=["dreamshard on models", "autoshard on models", "dreamshard on its own cost network"],
+)
+def test_the_known_optimum_is_learned(learner):
+    simulator = Simulator(linear_models(2))
+    session = Session(learner, KNOWN, simulator, lambda plans: Simulated().costs(plans, simulator), seed=1)
+    for number in range(learner.rounds):
+        session.round(number, lambda: None)
+    costs = session.agent.costs(simulator)
+    environment = Environment(TaskBatch.of(KNOWN, "test"), costs)
+    plans = environment.plans(play(session.agent.policy, environment, greedy).final)
+    gaps = [
+        simulator.cost(one, plan).total_ms / _best_ms(one, simulator) for one, plan in zip(KNOWN, plans, strict=True)
+    ]
+    random = [
+        simulator.cost(one, Random(seed).search(one, simulator)).total_ms / _best_ms(one, simulator)
+        for one in KNOWN
+        for seed in range(8)
+    ]
+    assert np.mean(gaps) < 1.05
+    assert np.mean(random) > 1.15
+
+
+def _run(tmp_path, name="run", **settings):
+    tasks = tuple(toy_task(6, 2, seed=seed) for seed in range(8))
+    given = {"learner": dreamshard(NETWORK), "num_valid": 3, "seed": 5, "source": Simulated()} | settings
+    return TrainPolicy(
+        model=str(tmp_path / "models"), tasks=tasks, method="dreamshard", out=str(tmp_path / name), **given
+    )
+
+
+@pytest.fixture
+def models(tmp_path):
+    from neuroshard.models.bundle import Card, save_bundle
+    from neuroshard.testing import random_models
+
+    save_bundle(tmp_path / "models", random_models(2), Card({}, {}, {}, {}, {}))
+
+
+@pytest.mark.parametrize("learner", [dreamshard(NETWORK), autoshard(NETWORK), dreamshard()])
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path, models, learner, monkeypatch):
+    whole = _run(tmp_path, learner=learner).run()
+    killed = _run(tmp_path, "killed", learner=learner)
+    play_round = Session.round
+
+    def dies(self, number, on_update):
+        if number == 2:
+            raise KeyboardInterrupt
+        return play_round(self, number, on_update)
+
+    monkeypatch.setattr(Session, "round", dies)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    monkeypatch.setattr(Session, "round", play_round)
+    again = killed.run()
+    pd.testing.assert_frame_equal(again.history, whole.history)
+    one, other = (load_agent(str(tmp_path / name)).tensors() for name in ("run", "killed"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_a_run_leaves(tmp_path, models):
+    result = _run(tmp_path).run()
+    assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
+    assert list(result.history["round"]) == [0, 1, 2, 3]
+    assert result.history["cost_loss"].iloc[-1] < result.history["cost_loss"].iloc[0]
+    assert "random" in result.references
+    plan = PolicySearch(str(tmp_path / "run"), samples=4).search(toy_task(9, 2), Simulator(linear_models(2)))
+    assert plan.fits
+    again = _run(tmp_path).run()  # nothing left to do
+    pd.testing.assert_frame_equal(again.history, result.history)
+
+
+def test_other_settings_are_refused(tmp_path, models):
+    _run(tmp_path).run()
+    for other in (
+        {"seed": 6},
+        {"learner": dreamshard()},
+        {"learner": replace(dreamshard(NETWORK), order=RandomOrder())},
+    ):
+        with pytest.raises(UserError, match="run with other settings"):
+            _run(tmp_path, **other).run()
+    with pytest.raises(UserError, match=r"num_valid=8 must lie in 1\.\.7"):
+        _run(tmp_path, num_valid=8).run()
+
+
+def test_damaged_files_are_one_line(tmp_path, models):
+    _run(tmp_path).run()
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors is damaged"):
+        _run(tmp_path).run()
+    policy = tmp_path / "run" / "policy.safetensors"
+    policy.write_bytes(policy.read_bytes()[:500])
+    with pytest.raises(UserError, match="is damaged") as caught:
+        load_agent(str(tmp_path / "run"))
+    assert "\n" not in str(caught.value)
+    policy.unlink()
+    with pytest.raises(UserError, match="lacks policy"):
+        load_agent(str(tmp_path / "run"))
+    with pytest.raises(UserError, match="installed: autoshard, dreamshard"):
+        load_agent(str(tmp_path / "nowhere"))
+
+
+def test_costs_from_hardware(tmp_path):
+    """Real processes, a few placements."""
+    hardware: Hardware = instantiate_config(compose_config("evaluate", ["plan=x", "hardware=cpu"]).hardware)
+    fast = replace(hardware, compute_timing=replace(hardware.compute_timing, rounds=2))
+    few = replace(NETWORK, placements=3, steps=5)
+    tasks = [toy_task(4, 2, seed=seed) for seed in range(2)]
+    source, simulator = OnHardware(fast), Simulator(linear_models(2))
+    session = Session(dreamshard(few), tasks, simulator, lambda plans: source.costs(plans, simulator), seed=0)
+    losses = session.round(0, lambda: None)
+    assert np.isfinite(losses["cost_loss"])
+    assert (session.tensors()["measured.parts"].sum(dim=-1) > 0).any(dim=-1).all()
+
+
+def test_installed_policies_say_where_they_come_from():
+    for name in ("dreamshard", "autoshard"):
+        card = policy_card(name)
+        assert card["settings"]["model"] == "cpu"
+        assert card["valid_ms"] < min(card["references_ms"].values())
+
+
+def test_a_policy_that_gets_stuck_says_so():
+    tight = task([5, 4, 3], memory_bytes=int(1.5 * 1000 * 8 * 4))
+    with pytest.raises(InfeasibleError, match="some table finds no device with room left"):
+        PolicySearch("dreamshard", samples=8).search(tight, Simulator(linear_models(2)))
+
+
+def test_samples_never_make_it_worse():
+    simulator = Simulator(linear_models())
+    for seed in range(4):
+        one = toy_task(12, seed=seed)
+        alone = simulator.cost(one, PolicySearch("dreamshard").search(one, simulator)).total_ms
+        more = simulator.cost(one, PolicySearch("dreamshard", samples=16).search(one, simulator)).total_ms
+        assert more <= alone
+    with pytest.raises(UserError, match="samples=-1"):
+        PolicySearch("dreamshard", samples=-1)

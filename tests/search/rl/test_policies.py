@@ -1,0 +1,112 @@
+"""Policies and cost networks: what they are invariant to, and that playing and replaying agree."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from neuroshard.errors import UserError
+from neuroshard.search.rl.autoshard import AutoShardPolicy
+from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings
+from neuroshard.search.rl.costs import SimulatorCosts
+from neuroshard.search.rl.dreamshard import DreamShardPolicy
+from neuroshard.search.rl.environment import Environment
+from neuroshard.search.rl.policy import greedy, play, replay, sampling
+from neuroshard.search.rl.reduction import Reduction
+from neuroshard.simulator import Simulator
+from neuroshard.testing import random_models, toy_task
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from toys import NETWORK, SMALL
+
+POLICIES = {
+    "dreamshard": partial(DreamShardPolicy, **SMALL),
+    "without cost features": partial(DreamShardPolicy, **(SMALL | {"cost": []})),
+    "mean of tables": partial(DreamShardPolicy, **SMALL, reduction="mean"),
+    "max of tables": partial(DreamShardPolicy, **SMALL, reduction="max"),
+    "autoshard": partial(AutoShardPolicy, memory=8, **SMALL),
+}
+
+
+def _environment(tasks):
+    costs = SimulatorCosts(Simulator(random_models(tasks[0].topology.num_devices)))
+    return Environment(TaskBatch.of(tasks, "test"), costs)
+
+
+def _policy(name, environment):
+    torch.manual_seed(0)
+    policy = POLICIES[name]()
+    policy.encoder.normalise(environment.batch)
+    return policy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_replaying_gives_the_probabilities_of_playing(name):
+    environment = _environment([toy_task(7, 3, seed=1), toy_task(7, 3, seed=2)])
+    policy = _policy(name, environment)
+    seen = []
+
+    def choose(logs):
+        seen.append(logs)
+        return sampling(torch.Generator().manual_seed(len(seen)))(logs)
+
+    episodes = play(policy, environment, choose)
+    replayed = replay(policy, environment, episodes)
+    torch.testing.assert_close(replayed.log_probabilities, torch.stack(seen, dim=1), rtol=1e-4, atol=1e-4)
+    assert replayed.chosen.shape == (2, 7)
+    assert (replayed.entropy >= 0).all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_number_of_tables_and_devices(name):
+    first = _environment([toy_task(5, 2)])
+    policy = _policy(name, first)
+    for tables, devices in ((5, 2), (11, 4), (3, 8)):
+        environment = _environment([toy_task(tables, devices)])
+        (plan,) = environment.plans(play(policy, environment, greedy).final)
+        assert plan.fits
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_devices_are_alike(name):
+    """Permuting devices permutes their scores."""
+    policy = _policy(name, _environment([toy_task(5, 4)]))
+    order = torch.tensor([2, 0, 3, 1])
+    devices, costs = torch.rand(3, 4, 8), torch.rand(3, 4, 3)
+    context = torch.rand(3, policy.encode(TaskBatch.of([toy_task(5, 4)], "test"), torch.arange(5)[None])[1].shape[-1])
+    scores = policy.scores(devices, context, costs)
+    torch.testing.assert_close(policy.scores(devices[:, order], context, costs[:, order]), scores[:, order])
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "max"])
+def test_cost_networks_see_the_same_state_as_their_training(kind):
+    """What the environment adds up step by step is what `predict` sees at once."""
+    torch.manual_seed(0)
+    network = CostNetwork(CostNetworkSettings(table=(16, 8), head=16, table_reduction=kind, device_reduction=kind))
+    batch = TaskBatch.of([toy_task(6, 3, seed=1), toy_task(6, 3, seed=2)], "test")
+    network.encoder.normalise(batch)
+    environment = Environment(batch, network)
+    policy = _policy("dreamshard", environment)
+    state = play(policy, environment, sampling(torch.Generator().manual_seed(0))).final
+    parts, total = network.predict(batch, state.held)
+    parts = parts.clamp(min=0)
+    parts[..., 0] *= state.count > 0
+    torch.testing.assert_close(environment.parts(state), parts)
+    torch.testing.assert_close(environment.total_ms(state), total.clamp(min=0))
+
+
+def test_alone_means_alone():
+    network = CostNetwork(NETWORK)
+    both = TaskBatch.of([toy_task(6, 3, seed=1)], "test")
+    single = TaskBatch.of([toy_task(6, 1, seed=1)], "test")
+    expected = network.predict(single.repeat(6), torch.eye(6, dtype=torch.bool)[..., None])[0][:, 0, 0].clamp(min=0)
+    torch.testing.assert_close(network.alone(both)[0], expected)
+
+
+def test_unknown_reductions_are_named():
+    with pytest.raises(UserError, match="unknown reduction 'min'"):
+        Reduction("min")

@@ -1,0 +1,31 @@
+"""Tasks and learners small enough to be solved in seconds."""
+
+from functools import partial
+
+from neuroshard.search.rl.algorithms import ActorCritic, Reinforce
+from neuroshard.search.rl.autoshard import AutoShardPolicy
+from neuroshard.search.rl.cost_network import CostNetworkSettings
+from neuroshard.search.rl.dreamshard import DreamShardPolicy
+from neuroshard.search.rl.learner import DescendingCost, Learner
+from neuroshard.tables import Table
+from neuroshard.task import Task, Topology
+
+ONCE = (1.0, *(0.0,) * 16)
+SMALL = {"table": [16, 8], "cost": [8], "head": 16}
+NETWORK = CostNetworkSettings(table=(16, 8), head=16, placements=24, steps=40, batch_size=16, learning_rate=3e-3)
+
+
+def task(lookups, num_devices=2, memory_bytes=1 << 30, dim=8, batch_size=256):
+    """Tables that differ in their pooling factors."""
+    tables = tuple(Table(f"t{i}", 1000, dim, float(factor), ONCE) for i, factor in enumerate(lookups))
+    return Task(tables, Topology(num_devices, memory_bytes), batch_size)
+
+
+def dreamshard(cost_network=None, **settings):
+    fewer = {"rounds": 4, "updates": 4, "tasks": 2, "episodes": 8, "learning_rate": 0.01} | settings
+    return Learner(partial(DreamShardPolicy, **SMALL), Reinforce(), cost_network, DescendingCost(), **fewer)
+
+
+def autoshard(cost_network=None, **settings):
+    fewer = {"rounds": 4, "updates": 4, "tasks": 2, "episodes": 8, "learning_rate": 0.01} | settings
+    return Learner(partial(AutoShardPolicy, memory=8, **SMALL), ActorCritic(), cost_network, DescendingCost(), **fewer)
