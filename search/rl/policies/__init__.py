@@ -1,0 +1,1 @@
+"""Trained policies that come with the package, one directory each."""
