@@ -57,6 +57,10 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	$(BIN)/python benchmarks/learning_curve.py benchmarks/data/cpu
 	$(BIN)/python benchmarks/ablation.py benchmarks/data/cpu
 	$(BIN)/python benchmarks/device_counts.py benchmarks/data/cpu
+	$(BIN)/python benchmarks/torchrec_peer.py cpu 4096 60 4 20
+	$(BIN)/python benchmarks/torchrec_peer.py roofline:h100 65536 200 16 5
+	$(BIN)/torchrun --nproc-per-node=2 benchmarks/dlrm_training.py
+	$(BIN)/python benchmarks/policies.py cpu 50 dreamshard autoshard
 
 clean:  ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,12 @@
 """Learned policies beside heuristics and NeuroShard, on tasks of sizes they were not trained on.
 
-usage: policies.py MODEL COUNT POLICY...    (POLICY: installed or a directory, trained on 30 tables x 4 devices)
+usage: policies.py [--only] MODEL COUNT POLICY...    (POLICY: installed or a directory, trained on 30 tables x 4 devices;
+--only leaves the other methods out)
 
 Tables unseen in training, dims 4 to 128, devices of 4 GiB, batch size 4,096.
 """
 
-import sys
+import argparse
 import time
 
 import numpy as np
@@ -28,13 +29,14 @@ BATCH_SIZE = 4096
 
 
 def main() -> None:
-    simulator, count, names = Simulator(CostModels.load(sys.argv[1])), int(sys.argv[2]), sys.argv[3:]
-    methods: dict[str, Searcher] = {"random": Random()}
-    methods |= {f"{score} greedy": Greedy(score) for score in SCORES}
-    methods |= {name: PolicySearch(name) for name in names}
-    methods |= {f"{name}, best of 33": PolicySearch(name, samples=32) for name in names}
-    methods |= {"whole tables, grid search": BeamSearch(max_splits=0), "published search": BeamSearch()}
-    methods |= {"neuroshard": NeuroShard()}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", action="store_true")
+    parser.add_argument("model")
+    parser.add_argument("count", type=int)
+    parser.add_argument("policies", nargs="+")
+    given = parser.parse_args()
+    simulator, count = Simulator(CostModels.load(given.model)), given.count
+    methods = _policies(given.policies) if given.only else _everyone(given.policies)
     tables = dlrm_like(batch_size=BATCH_SIZE, seed=1)
     print("mean cost, ms, over the tasks that all solve; (solved); search time, ms")
     for num_tables, num_devices in SHAPES:
@@ -49,6 +51,23 @@ def main() -> None:
             cost, seconds = (np.array(values) for values in zip(*results, strict=True))
             mean = cost[common].mean() if common.any() else float("nan")
             print(f"| {name} | {mean:.2f} | {np.isfinite(cost).sum()} | {1e3 * np.median(seconds):.1f} |", flush=True)
+
+
+def _policies(names: list[str]) -> dict[str, Searcher]:
+    likeliest: dict[str, Searcher] = {name: PolicySearch(name) for name in names}
+    return likeliest | {f"{name}, best of 33": PolicySearch(name, samples=32) for name in names}
+
+
+def _everyone(names: list[str]) -> dict[str, Searcher]:
+    heuristics: dict[str, Searcher] = {f"{score} greedy": Greedy(score) for score in SCORES}
+    return {
+        "random": Random(),
+        **heuristics,
+        **_policies(names),
+        "whole tables, grid search": BeamSearch(max_splits=0),
+        "published search": BeamSearch(),
+        "neuroshard": NeuroShard(),
+    }
 
 
 def _timed(method: Searcher, task: Task, simulator: Simulator) -> tuple[float, float]:

@@ -253,3 +253,41 @@ def test_models_are_listed_and_described(here, capsys):
     assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
     _refused(capsys, "takes one name at most", "models", "a", "b")
     _refused(capsys, "no model card", "models", "nothing")
+
+
+def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):
+    fewer = ("searcher.split_factors=[2]", "searcher.sort_by=[perf]", "out=found")
+    code, out, err = _run(capsys, *_search(here, "searcher=torchrec", *fewer))
+    assert code == 0, err
+    assert "solved 1 of 1 tasks" in out
+    assert json.loads(Path("found/run.json").read_text())["searcher"] == "torchrec"
+
+
+def _train(here, *more):
+    few = ("tables.num_tables=20", "tasks.draw.count=6", "tasks.draw.min_tables=5", "tasks.draw.max_tables=5")
+    return ("train-policy", f"model={here}/models", "batch_size=256", "num_valid=2", *few, *more)
+
+
+@pytest.mark.parametrize("searcher", ["dreamshard", "autoshard"])
+def test_a_policy_is_trained_then_used(capsys, here, searcher):
+    fast = (
+        "learner.rounds=2",
+        "learner.updates=1",
+        "learner.cost_network.placements=5",
+        "learner.cost_network.steps=2",
+    )
+    code, out, err = _run(capsys, *_train(here, f"searcher={searcher}", *fast, "out=trained"))
+    assert code == 0, err
+    assert "on the validation tasks (best of 2 rounds)" in out
+    code, out, err = _run(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
+    assert code == 0, err
+    assert "solved 1 of 1 tasks" in out
+
+
+def test_methods_without_a_policy_are_not_trained(capsys, here):
+    _refused(capsys, "learner/random", *_train(here, "searcher=random"))
+    _refused(
+        capsys,
+        "no policy (installed: autoshard, dreamshard) at nowhere",
+        *_search(here, "searcher=dreamshard", "searcher.policy=nowhere"),
+    )
