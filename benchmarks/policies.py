@@ -1,7 +1,8 @@
 """Learned policies beside heuristics and NeuroShard, on tasks of sizes they were not trained on.
 
-usage: policies.py [--only] MODEL COUNT POLICY...    (POLICY: installed or a directory, trained on 30 tables x 4 devices;
---only leaves the other methods out)
+usage: policies.py [--only] MODEL COUNT POLICY...
+
+POLICY: installed or a directory, trained on 30 tables x 4 devices; --only leaves the other methods out.
 
 Tables unseen in training, dims 4 to 128, devices of 4 GiB, batch size 4,096.
 """
