@@ -14,6 +14,7 @@ from neuroshard.augment.comm import CommAugmentation
 from neuroshard.augment.compute import ComputeAugmentation
 from neuroshard.augment.summary import KindSummary, Summary
 from neuroshard.errors import UserError
+from neuroshard.files import exclusive
 from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
@@ -74,7 +75,10 @@ class Collect:
 
             follow(self.hardware)
             return None
-        directory = DataDirectory(Path(self.out))
+        with exclusive(Path(self.out)):
+            return self._collect(DataDirectory(Path(self.out)))
+
+    def _collect(self, directory: DataDirectory) -> Summary:
         here = self.hardware.fingerprint
         if Manifest.exists(directory.path):
             directory.manifest().check_hardware(here, directory.path)

@@ -48,12 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _dispatch(given)
-    except UserError as error:
-        print(f"neuroshard: error: {error}", file=sys.stderr)
-        sys.exit(_EXIT_USER_ERROR)
+    except (UserError, OSError) as error:
+        _exit_with(error)
     except KeyboardInterrupt:
         print("neuroshard: interrupted; what was finished is kept", file=sys.stderr)
         sys.exit(130)
+
+
+def _exit_with(error: UserError | OSError) -> None:
+    """One line on standard error; a full disk, or a directory that can't be written, is the user's to mend too."""
+    hint = "" if isinstance(error, UserError) else "; what was finished is kept, start it again when this is mended"
+    print(f"neuroshard: error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
+    sys.exit(_EXIT_USER_ERROR)
 
 
 def usage() -> str:
@@ -95,8 +101,7 @@ def _run(config: Any) -> None:
 
     try:
         result: Result | None = instantiate_config(config.run).run()
-    except UserError as error:
-        print(f"neuroshard: error: {error}", file=sys.stderr)
-        sys.exit(_EXIT_USER_ERROR)  # inside Hydra's job an exception would become a traceback
+    except (UserError, OSError) as error:
+        _exit_with(error)  # inside Hydra's job an exception would become a traceback
     if result is not None:
         result.show(Console())

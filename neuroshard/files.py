@@ -1,8 +1,10 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one, and directories so that one run has them."""
 
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +42,21 @@ def read_json(path: Path, what: str) -> Any:
         raise UserError(f"no {what} at {path}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{what} {path} is not readable JSON: {error}") from None
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Keep other runs out of a directory, which is made; the lock ends with the process, however it ends.
+
+    Raises:
+        UserError: another run is at work there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another run is at work in {directory}; wait for it, or give another out=DIRECTORY"
+            ) from None
+        yield

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from neuroshard.files import exclusive
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.trust import Ranges
@@ -43,10 +44,12 @@ class Pretrain:
         manifest = directory.manifest()
         compute = Measured.of(directory.compute().read(), "compute samples", directory.path).limited(self.max_samples)
         comm = Measured.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
-        fitted = self._fit(compute, comm)
-        margins = margins_of(fitted, compute, comm)
-        metrics = tested(fitted, margins, compute, comm)
-        save_bundle(Path(self.out), replace(fitted, margins=margins), self._card(manifest, compute, comm, metrics))
+        with exclusive(Path(self.out)):
+            fitted = self._fit(compute, comm)
+            margins = margins_of(fitted, compute, comm)
+            metrics = tested(fitted, margins, compute, comm)
+            card = self._card(manifest, compute, comm, metrics)
+            save_bundle(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
     def _fit(self, compute: Measured, comm: Measured) -> CostModels:

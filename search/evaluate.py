@@ -56,6 +56,8 @@ class Evaluate:
         if not runnable:
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory")
         plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
+        if self.out is not None and (Path(self.out) / "run.json").exists():
+            raise UserError(f"{self.out} holds a run already; give another out=DIRECTORY or delete it")
         directory = claim_directory(self.out, "evaluate", self.hardware.device.kind)
         steps = sum(1 for plan in plans for tables in plan.device_tables if tables) + len(plans)
         with progress_bar() as progress:

@@ -59,6 +59,11 @@ class SearchRun:
         write_atomically(self.path / "results.parquet", lambda temporary: frame.to_parquet(temporary, index=False))
         write_json(self.path / "run.json", {"format": _FORMAT, "searcher": self.searcher} | settings)
 
+    @staticmethod
+    def is_finished(path: Path) -> bool:
+        """Whether a directory holds a whole run."""
+        return (path / "run.json").exists()
+
     @classmethod
     def load(cls, path: Path) -> "SearchRun":
         """The run in a directory.
@@ -89,17 +94,10 @@ class SearchRun:
 
 
 def claim_directory(out: str | None, kind: str, searcher: str) -> Path:
-    """A directory for a run: `out` itself, or the next free `runs/<kind>/<number>-<searcher>`.
-
-    Raises:
-        UserError: `out` holds a run already.
-    """
+    """A directory for a run: `out` itself, or the next free `runs/<kind>/<number>-<searcher>`."""
     if out is not None:
-        path = Path(out)
-        if (path / "run.json").exists():
-            raise UserError(f"{path} holds a run already; give another out=DIRECTORY or delete it")
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        Path(out).mkdir(parents=True, exist_ok=True)
+        return Path(out)
     parent = Path("runs") / kind
     parent.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(entry.name[:4]) for entry in parent.iterdir() if entry.name[:4].isdigit()), default=0)

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.errors import InfeasibleError
+from neuroshard.files import exclusive
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.progress import progress_bar
 from neuroshard.search.base import Searcher
 from neuroshard.search.runs import SearchRecord, SearchRun, claim_directory
+from neuroshard.search.unfinished import Unfinished
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
-from neuroshard.tasks import save_tasks
 
 _SHOWN_TASKS = 20
 
@@ -31,7 +33,7 @@ class Search:
         model: path of a bundle.
         tasks: what is searched.
         searcher: how; `method` is its name in results.
-        out: a directory for the run; None takes the next free one under runs/search.
+        out: a directory, where a run that was killed goes on; None takes the next free one under runs/search.
     """
 
     model: str
@@ -43,30 +45,49 @@ class Search:
     def run(self) -> "SearchResult":
         """Search every task; a task without a plan is recorded with its error.
 
+        A run in `out` that was killed goes on; one that is whole is not run again.
+
         Raises:
             InfeasibleError: there is one task only, and it has no plan.
+            UserError: `out` holds another run, or the models can't serve the tasks.
         """
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
-        first = _search_one(self.searcher, self.tasks[0], simulator)
-        if len(self.tasks) == 1 and isinstance(first.found, InfeasibleError):
+        if self.out is not None and SearchRun.is_finished(Path(self.out)):
+            Unfinished(Path(self.out)).claim(self._settings(), self.tasks)
+            return SearchResult(SearchRun.load(Path(self.out)), self.tasks)
+        first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
+        if first is not None and isinstance(first.found, InfeasibleError):
             raise first.found
         directory = claim_directory(self.out, "search", self.method)
-        save_tasks(directory / "tasks.json", self.tasks)
-        records = []
+        with exclusive(directory):
+            under_way = Unfinished(directory)
+            under_way.claim(self._settings(), self.tasks)
+            records = self._search(under_way, simulator, first)
+            run = SearchRun(directory, self.method, tuple(records))
+            run.save(self._settings() | {"versions": versions()})
+        return SearchResult(run, self.tasks)
+
+    def _settings(self) -> dict[str, Any]:
+        """What the plans depend on, besides the tasks."""
+        settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
+        return {"settings": settings, "kind": type(self.searcher).__name__, "model": self.model}
+
+    def _search(self, under_way: Unfinished, simulator: Simulator, first: "_Timed | None") -> Iterator[SearchRecord]:
+        """A record for every task, one by one; `first` is what is known of the first task."""
         with progress_bar() as progress:
             bar = progress.add_task(self.method, total=len(self.tasks))
             for number, task in enumerate(self.tasks):
-                timed = first if number == 0 else _search_one(self.searcher, task, simulator)
-                records.append(self._record(directory, number, timed, simulator))
+                record = under_way.record(number)
+                if record is None:
+                    timed = first if first is not None else _search_one(self.searcher, task, simulator)
+                    record = self._record(under_way.path, number, timed, simulator)
+                    under_way.keep(record)
                 progress.advance(bar)
-        run = SearchRun(directory, self.method, tuple(records))
-        settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
-        run.save({"settings": settings, "model": self.model, "versions": versions()})
-        return SearchResult(run, self.tasks)
+                yield record
 
-    def _record(self, directory: Any, number: int, timed: "_Timed", simulator: Simulator) -> SearchRecord:
+    def _record(self, directory: Path, number: int, timed: "_Timed", simulator: Simulator) -> SearchRecord:
         if isinstance(timed.found, InfeasibleError):
             return SearchRecord(number, None, str(timed.found), float("nan"), timed.seconds)
         name = f"plans/task-{number:04d}.json"

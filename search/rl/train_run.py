@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.files import read_json, write_atomically, write_json
+from neuroshard.files import exclusive, read_json, write_atomically, write_json
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.progress import progress_bar
@@ -70,7 +70,10 @@ class TrainPolicy:
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
-        path = Path(self.out)
+        with exclusive(Path(self.out)):
+            return self._train(Path(self.out), simulator)
+
+    def _train(self, path: Path, simulator: Simulator) -> "TrainResult":
         self._claim(path)
         train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
         session = Session(self.learner, train, simulator, lambda plans: self.source.costs(plans, simulator), self.seed)
@@ -104,7 +107,6 @@ class TrainPolicy:
                     f"{path} holds a run with other settings or tasks; give another out=DIRECTORY or delete it"
                 )
             return
-        path.mkdir(parents=True, exist_ok=True)
         save_tasks(tasks, self.tasks)
         write_json(record, {"settings": self._settings(), "versions": versions(), "cores": os.cpu_count()})
 

@@ -70,9 +70,27 @@ def test_search_finds_and_writes_a_plan(here, capsys):
     assert code == 0
     assert "solved 1 of 1 tasks" in out
     assert Path("found/plans/task-0000.json").exists()
-    _refused_again = _run(capsys, *_search(here, "out=found"))
-    assert _refused_again[0] == 2
-    assert "holds a run already" in _refused_again[2]
+    before = Path("found/results.parquet").stat().st_mtime_ns
+    code, again, _ = _run(capsys, *_search(here, "out=found"))
+    assert (code, again) == (0, out)
+    assert Path("found/results.parquet").stat().st_mtime_ns == before
+    for other in ("searcher=random", "searcher.beam_width=2", "topology.memory_bytes=1000000"):
+        code, _, err = _run(capsys, *_search(here, "out=found", other))
+        assert code == 2
+        assert "found holds a run already" in err
+
+
+def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("neuroshard.plan.write_json", full)
+    code, _, err = _run(capsys, *_search(here, "out=found"))
+    assert code == 2
+    last = err.splitlines()[-1]  # after the progress bar
+    assert last.startswith("neuroshard: error: [Errno 28] No space left on device")
+    assert "what was finished is kept" in last
+    assert "Traceback" not in err
 
 
 def test_sweeps_run_every_combination(here, capsys):
