@@ -29,7 +29,10 @@ def described(group: str, name: str) -> DictConfig:
         raise unknown_name(group, name, choices(group))
     config = OmegaConf.create(files("neuroshard.conf").joinpath(group, f"{name}.yaml").read_text())
     assert isinstance(config, DictConfig)
-    return config
+    if "defaults" not in config:
+        return config
+    composed: DictConfig = compose_config(f"{group}/{name}", [])[group]  # built on others
+    return composed
 
 
 def build(group: str, name: str, /, **settings: Any) -> Any:

@@ -37,6 +37,17 @@ class Measured:
         """With the first `most` training samples only; None keeps all."""
         return replace(self, train=self.train[:most])
 
+    def combining(self, most: int | None) -> "Measured":
+        """With training samples of at most so many tables only; None keeps all.
+
+        Raises:
+            UserError: there are none.
+        """
+        train = [m for m in self.train if most is None or len(m.sample.tables) <= most]
+        if not train:
+            raise UserError(f"max_tables={most} leaves no sample to train on")
+        return replace(self, train=train)
+
     @property
     def sizes(self) -> dict[str, int]:
         """Number of samples in each split."""

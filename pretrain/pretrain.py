@@ -27,6 +27,7 @@ class Pretrain:
         compute_model, comm_model: the forms of the models, and how they are fitted.
         init: a bundle whose models are fitted further instead of new ones; None starts from nothing.
         max_samples: of each kind for training; None takes all. Validation and test keep theirs.
+        max_tables: in a compute sample for training; None takes all, 1 does without augmented combinations.
         seed: of the initial weights and the order of samples.
     """
 
@@ -36,13 +37,15 @@ class Pretrain:
     comm_model: CommFitter
     init: str | None = None
     max_samples: int | None = None
+    max_tables: int | None = None
     seed: int = 0
 
     def run(self) -> PretrainResult:
         """Fit, test on unseen tables, save."""
         directory = DataDirectory(Path(self.data))
         manifest = directory.manifest()
-        compute = Measured.of(directory.compute().read(), "compute samples", directory.path).limited(self.max_samples)
+        compute = Measured.of(directory.compute().read(), "compute samples", directory.path)
+        compute = compute.combining(self.max_tables).limited(self.max_samples)
         comm = Measured.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
         with exclusive(Path(self.out)):
             fitted = self._fit(compute, comm)

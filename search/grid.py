@@ -16,14 +16,17 @@ from neuroshard.tables.table import DIM_MULTIPLE
 
 @dataclass(frozen=True)
 class GridSettings:
-    """Caps on a device's sum of dims: `points` of them, from 1.0 to `max_factor` times the mean over devices."""
+    """Caps on a device's sum of dims: `points` of them, from 1.0 to `max_factor` times the mean over devices.
+
+    Without any (0 points) shards are placed by compute cost alone.
+    """
 
     points: int = 11
     max_factor: float = 1.5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.points, int) or self.points < 1:
-            raise UserError(f"grid: points={self.points!r} must be a whole number of at least 1")
+        if not isinstance(self.points, int) or self.points < 0:
+            raise UserError(f"grid: points={self.points!r} must be a whole number of at least 0")
         if not self.max_factor >= 1:
             raise UserError(f"grid: max_factor={self.max_factor} must be at least 1")
 
@@ -69,8 +72,8 @@ class GridSearch:
         """The best placement of each layout; all must have the same number of shards."""
         placements = self._placer.place(layouts, self._caps)
         total = self._total_ms(placements)
-        capped = total[:, :-1]
-        best = np.where(np.isfinite(capped).any(axis=1), np.argmin(capped, axis=1), capped.shape[1])
+        last_resort = np.where(np.isfinite(total[:, -1:]), np.finfo(np.float64).max, np.inf)
+        best = np.argmin(np.concatenate([total[:, :-1], last_resort], axis=1), axis=1)
         return [
             Placed(layout, placements.shards[p], placements.devices[p, best[p]], float(total[p, best[p]]))
             for p, layout in enumerate(layouts)

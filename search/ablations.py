@@ -1,0 +1,101 @@
+"""A searcher that sees less than the simulator that judges it: what a part of the cost models is worth."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.errors import UserError
+from neuroshard.models import CommModel, CostModels, ReluHead, SumModel
+from neuroshard.plan import Plan
+from neuroshard.search.base import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.tables.columns import TableColumns
+from neuroshard.task import Task
+
+
+class ModelChange(ABC):
+    """Other cost models in place of the given ones."""
+
+    @abstractmethod
+    def of(self, models: CostModels) -> CostModels:
+        """What the searcher gets to see."""
+
+
+@dataclass(frozen=True)
+class WithModels(Searcher):
+    """A searcher that searches with changed cost models; its plans are judged by the unchanged ones.
+
+    Attributes:
+        searcher: any.
+        models: the change.
+    """
+
+    searcher: Searcher
+    models: ModelChange
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The searcher's plan."""
+        return self.searcher.search(task, Simulator(self.models.of(simulator.models)))
+
+
+@dataclass(frozen=True)
+class NoCommunication(ModelChange):
+    """Communication is free."""
+
+    def of(self, models: CostModels) -> CostModels:
+        """Compute alone."""
+        return replace(models, forward=_Free(models.num_devices), backward=_Free(models.num_devices), margins=None)
+
+
+@dataclass(frozen=True)
+class SingleTableCosts(ModelChange):
+    """A device computes as long as its tables would one after the other, each in a kernel of its own."""
+
+    def of(self, models: CostModels) -> CostModels:
+        """With sums instead of the fused model."""
+        if not isinstance(models.compute, SumModel):
+            raise UserError("an ablation of the fused model needs a compute model that sums over tables")
+        return replace(models, compute=_OneByOne(models.compute), margins=None)
+
+
+@dataclass(frozen=True)
+class OtherModels(ModelChange):
+    """Another bundle's models.
+
+    Attributes:
+        model: name or path.
+    """
+
+    model: str
+
+    def of(self, models: CostModels) -> CostModels:
+        """Those."""
+        return CostModels.load(self.model)
+
+
+@dataclass(frozen=True)
+class _Free(CommModel):
+    devices: int | None
+
+    @property
+    def num_devices(self) -> int | None:
+        return self.devices
+
+    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
+        return np.zeros_like(dims)
+
+
+@dataclass(frozen=True)
+class _OneByOne(SumModel):
+    fused: SumModel
+
+    @property
+    def head(self) -> ReluHead:
+        return ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), 0.0, 1.0)
+
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, 1) the cost of each table alone."""
+        alone = self.fused.head(self.fused.embed(tables, batch_size))
+        return alone[:, None].astype(np.float32)
