@@ -15,8 +15,11 @@ COMMANDS = {
     "pretrain": "fit the cost models to measurements",
     "search": "find sharding plans for tasks",
     "evaluate": "run plans on real hardware and compare with the prediction",
+    "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
+    "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
     "train-policy": "train the policy of a reinforcement-learning searcher",
 }
+_POSITIONAL = {"report": "runs", "explain": "plans"}  # what paths without a key are
 _EXIT_USER_ERROR = 2
 _SWEEP_FLAGS = ("-m", "--multirun")
 
@@ -77,9 +80,19 @@ def _dispatch(given: list[str]) -> None:
 
         show_models(given[1:], Console())
     elif given[0] in COMMANDS:
-        _run_command(given[0], given[1:])
+        _run_command(given[0], _with_paths(given[0], given[1:]))
     else:
         raise unknown_name("command", given[0], [*COMMANDS, "models", "completion"])
+
+
+def _with_paths(command: str, arguments: list[str]) -> list[str]:
+    """Arguments in which bare paths, where a command takes some, have become an override."""
+    if command not in _POSITIONAL:
+        return arguments
+    paths = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
+    others = [argument for argument in arguments if argument not in paths]
+    quoted = ",".join("'" + path.replace("'", "\\'") + "'" for path in paths)
+    return [*others, f"{_POSITIONAL[command]}=[{quoted}]"] if paths else others
 
 
 def _run_command(command: str, arguments: list[str]) -> None:

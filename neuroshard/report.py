@@ -1,6 +1,7 @@
 """Pictures."""
 
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,12 @@ _GIB = 1 << 30
 
 
 def draw_plan(path: Path, plan: Plan, cost: Cost, title: str) -> None:
+    """The picture that `plan_png` makes, as a file."""
+    png = plan_png(plan, cost, title)
+    write_atomically(path, lambda temporary: temporary.write_bytes(png))
+
+
+def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
     """A PNG: stacked bars of every device's cost by part, and bars of its memory beside the cap."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -46,7 +53,9 @@ def draw_plan(path: Path, plan: Plan, cost: Cost, title: str) -> None:
     for axes in (times, memory):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
 
 
 def draw_curves(path: Path, curves: Mapping[str, FloatArray], references: Mapping[str, float], title: str) -> None:

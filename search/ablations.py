@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.arrays import Float32Array
 from neuroshard.errors import UserError
-from neuroshard.models import CommModel, CostModels, ReluHead, SumModel
+from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
 from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
 from neuroshard.simulator import Simulator
@@ -46,7 +46,7 @@ class NoCommunication(ModelChange):
 
     def of(self, models: CostModels) -> CostModels:
         """Compute alone."""
-        return replace(models, forward=_Free(models.num_devices), backward=_Free(models.num_devices), margins=None)
+        return replace(models, forward=FreeComm(), backward=FreeComm(), margins=None)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SingleTableCosts(ModelChange):
         """With sums instead of the fused model."""
         if not isinstance(models.compute, SumModel):
             raise UserError("an ablation of the fused model needs a compute model that sums over tables")
-        return replace(models, compute=_OneByOne(models.compute), margins=None)
+        return replace(models, compute=OneByOne(models.compute), margins=None)
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,14 @@ class OtherModels(ModelChange):
 
 
 @dataclass(frozen=True)
-class _Free(CommModel):
-    devices: int | None
+class OneByOne(SumModel):
+    """A sum of single tables' costs."""
 
-    @property
-    def num_devices(self) -> int | None:
-        return self.devices
-
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        return np.zeros_like(dims)
-
-
-@dataclass(frozen=True)
-class _OneByOne(SumModel):
     fused: SumModel
 
     @property
     def head(self) -> ReluHead:
+        """The sum itself."""
         return ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:

@@ -27,6 +27,29 @@ class Layout:
         ]
         return cls(tuple((item, _even(int(catalog.full_width[item]), count)) for item, count in needed))
 
+    @classmethod
+    def even(cls, catalog: Catalog, most: float) -> "Layout":
+        """Every item in as few shards, as even as it goes, as leave none above `most` of a device's even share.
+
+        A shard's share is of all compute or of all columns, whichever is larger. Items that may not be split that far
+        are split as far as they may.
+        """
+        limits, num_devices = catalog.items.limits, catalog.items.task.topology.num_devices
+        cost_ms, columns = catalog.cost_ms[catalog.whole].sum() / num_devices, catalog.full_width.sum() / num_devices
+        counts = np.minimum(limits.max_shards, limits.allowed.sum(axis=1))
+        splits = []
+        for item in range(catalog.num_items):
+            width, count = int(catalog.full_width[item]), int(limits.min_shards[item])
+            while count < counts[item]:
+                widest = -(-width // count)
+                share = max(catalog.cost_ms[catalog.first[item] + widest] / cost_ms, widest / columns)
+                if share <= most:
+                    break
+                count += 1
+            if count > 1:
+                splits.append((item, _even(width, count)))
+        return cls(tuple(splits))
+
     def widths_of(self, item: int, catalog: Catalog) -> tuple[int, ...]:
         """Widths of the item's shards, ascending."""
         return dict(self.splits).get(item, (int(catalog.full_width[item]),))

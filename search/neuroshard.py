@@ -3,15 +3,20 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from neuroshard.arrays import IntArray
 from neuroshard.errors import UserError
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
 from neuroshard.search.beam import BeamSearch
 from neuroshard.search.catalog import Catalog
+from neuroshard.search.grid import GridSearch
 from neuroshard.search.improve import Improvement, predicted_ms
+from neuroshard.search.layout import Layout
 from neuroshard.search.local import LocalSearch, State
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
+
+_EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take in the layouts tried besides
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,25 @@ class NeuroShard(BeamSearch):
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found."""
         catalog = Catalog.checked(task, simulator)
-        held = self.best_held(catalog, simulator)
+        held = self._best_start(catalog, simulator)
         model = simulator.models.compute
         if isinstance(model, SumModel):
             local = LocalSearch(catalog, simulator, model)
             held = self.improvement.improve(local, local.state(held), self._rank(catalog, simulator)).held
         return catalog.items.plan(held)
+
+    def _best_start(self, catalog: Catalog, simulator: Simulator) -> IntArray:
+        """(I, D) the published search's plan, or a cheaper one of a layout whose shards are all small enough.
+
+        The published search splits one shard at a time, a few times; many devices want many tables split.
+        """
+        grid = GridSearch(catalog, simulator, self.grid)
+        layouts = dict.fromkeys(Layout.even(catalog, most) for most in _EVEN_SHARES)
+        placed = [grid.place([layout])[0] for layout in layouts]
+        held = self.best_held(catalog, simulator)
+        best = min(placed, key=lambda one: one.cost_ms)
+        cost = simulator.cost(catalog.items.task, catalog.items.plan(held))
+        return grid.held(best) if best.cost_ms < cost.total_ms else held
 
     def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[State], float]:
         """By cost and margins."""

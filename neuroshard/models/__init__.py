@@ -2,6 +2,7 @@
 
 from neuroshard.models.bundle import Card, load_bundle, save_bundle
 from neuroshard.models.cost_models import CostModels
+from neuroshard.models.free_comm import FreeComm
 from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "CommModel",
     "ComputeModel",
     "CostModels",
+    "FreeComm",
     "ReluHead",
     "SumModel",
     "load_bundle",

@@ -24,8 +24,8 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.models import CommModel, CostModels, ReluHead, SumModel
+from neuroshard.arrays import Float32Array
+from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
 from neuroshard.plan import Plan, assemble
 from neuroshard.simulator import Simulator
 from neuroshard.tables.columns import TableColumns
@@ -157,20 +157,6 @@ class TorchRecCompute(SumModel):
         )
 
 
-@dataclass(frozen=True)
-class NoComm(CommModel):
-    """Communication that costs nothing besides waiting: it is counted elsewhere."""
-
-    @property
-    def num_devices(self) -> None:
-        """Any."""
-
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        """(B, D) ms of waiting."""
-        waiting: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
-        return waiting
-
-
 def torchrec_models(topology: TorchRecTopology) -> CostModels:
     """TorchRec's estimates as cost models, for our searchers."""
-    return CostModels(TorchRecCompute(topology), NoComm(), NoComm(), None)
+    return CostModels(TorchRecCompute(topology), FreeComm(), FreeComm(), None)

@@ -13,7 +13,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
     "tables": {"dlrm": ["tables.path=SET"], "user_file": ["tables.path=TABLES"]},
     "constraints": {"file": ["constraints.path=RULES"]},
-    "searcher": {"replan": ["searcher.start=plan.json"]},
+    "searcher": {"replan": ["searcher.start=plan.json"], "with_other_models": ["searcher.models.model=cpu"]},
     "tasks": {"file": ["tasks.path=TASKS"], "paper": ["tables.num_tables=60"]},
 }
 GROUPS = {
@@ -23,7 +23,7 @@ GROUPS = {
     "evaluate": ["hardware"],
     "train-policy": ["learner", "source"],
 }
-MANDATORY = {"evaluate": ["plan=plan.json"]}
+MANDATORY = {"evaluate": ["plan=plan.json"], "explain": ["plans=plan.json"], "report": ["runs=runs"]}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 
@@ -63,6 +63,11 @@ def test_every_choice_of_every_command_builds(command, group, name, files):
         overrides.append(f"{key}={files.get(value, value)}")
     built = instantiate_config(_compose(command, overrides).run)
     assert hasattr(built, "run")
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])
+def test_commands_without_groups_build(command):
+    assert hasattr(instantiate_config(_compose(command, MANDATORY[command]).run), "run")
 
 
 @pytest.mark.parametrize("name", choices("experiment"))

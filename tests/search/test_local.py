@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 
+from neuroshard.search.beam import BeamSearch
 from neuroshard.search.catalog import Catalog
+from neuroshard.search.improve import Improvement
 from neuroshard.search.items import Items
+from neuroshard.search.layout import Layout
 from neuroshard.search.local import LocalSearch, Moves
+from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.search.packing import pack
 from neuroshard.simulator import Simulator
+from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 
@@ -128,3 +133,27 @@ def test_a_balanced_pair_is_left_alone():
 
 def _fields(table):
     return table.rows, table.dim, table.pooling_factor, table.reuse
+
+
+@pytest.mark.parametrize("most", [0.15, 0.5, 1.0])
+def test_even_layouts_leave_no_shard_too_large(most):
+    for seed in range(4):
+        task = toy_task(10, num_devices=8, seed=seed)
+        catalog = Catalog.checked(task, Simulator(linear_models(8)))
+        shards = Layout.even(catalog, most).shards(catalog)
+        cost = catalog.cost_ms[catalog.first[shards[:, 0]] + shards[:, 1]]
+        share = np.maximum(
+            cost / (catalog.cost_ms[catalog.whole].sum() / 8), shards[:, 1] / (catalog.full_width.sum() / 8)
+        )
+        count = np.bincount(shards[:, 0])[shards[:, 0]]
+        can_split = (count < 8) & (count < catalog.full_width[shards[:, 0]])
+        assert (share[can_split] <= most + 1e-9).all()
+
+
+def test_many_devices_get_many_splits():
+    """Where the published search's ten splits leave most devices empty."""
+    tables = tuple(Table(f"t{i}", 1000, 64, 8.0, (1.0, *(0.0,) * 16)) for i in range(3))
+    task, simulator = Task(tables, Topology(24, 1 << 30), 256), Simulator(linear_models(24))
+    published = simulator.cost(task, BeamSearch(max_splits=2).search(task, simulator)).total_ms
+    searcher = NeuroShard(max_splits=2, improvement=Improvement(shakes=0, time_limit_s=0))
+    assert simulator.cost(task, searcher.search(task, simulator)).total_ms < published / 3

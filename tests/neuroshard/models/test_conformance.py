@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from neuroshard.models import FreeComm
 from neuroshard.testing import (
     CommModelConformance,
     ComputeModelConformance,
@@ -71,3 +72,8 @@ def test_a_set_model_serves_any_number_of_devices_and_batch_size(devices):
     assert small.shape == (6, devices)
     assert (small >= starts.max(axis=1, keepdims=True) - starts).all()
     assert (small != large).any() == (devices > 1)
+
+
+class TestFreeComm(CommModelConformance):
+    def make(self):
+        return FreeComm()

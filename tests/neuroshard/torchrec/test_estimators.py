@@ -7,9 +7,8 @@ from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
 import neuroshard as ns
 from neuroshard.plan import assemble
 from neuroshard.simulator import Simulator
-from neuroshard.testing import CommModelConformance, SumModelConformance, linear_models, toy_task
+from neuroshard.testing import SumModelConformance, linear_models, toy_task
 from neuroshard.torchrec.estimators import (
-    NoComm,
     SimulatorPerfModel,
     SimulatorShardEstimator,
     TaskStorageEstimator,
@@ -23,11 +22,6 @@ TOPOLOGY = Topology(4, "cuda", created_by_factory=True)
 class TestTorchRecCompute(SumModelConformance):
     def make(self):
         return TorchRecCompute(TOPOLOGY)
-
-
-class TestNoComm(CommModelConformance):
-    def make(self):
-        return NoComm()
 
 
 def _options(task, plan):

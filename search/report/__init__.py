@@ -1,0 +1,1 @@
+"""Reports over any number of runs: one page, with its tables as CSV and its figures as PNG."""
