@@ -1,0 +1,175 @@
+"""Kills runs at random moments, again and again, and looks whether anything was lost.
+
+usage: kill_runs.py [KILLS]    (50; of each of collect, pretrain and a sweep of searches)
+
+A run is started, killed with SIGKILL after a random time, and started again with the same command, until it has been
+killed that often or is done; then a fresh one begins. After every kill, whatever was finished before must still be
+there, byte for byte, and be readable; worker processes must have ended. Finished runs must equal one that nobody
+killed, where nothing is timed.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from neuroshard.models.bundle import load_bundle
+from neuroshard.records import DataDirectory
+from neuroshard.search.runs import SearchRun
+
+DATA = Path(__file__).resolve().parent / "data" / "cpu"
+_WORKERS_END_S = 10.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of run.
+
+    Attributes:
+        arguments: of the neuroshard command; the run leaves `out` in its working directory.
+        finished: the files that must survive, once they are there.
+        readable: reads what is there; raises where something is damaged.
+        least_s, most_s: of the time after which it is killed.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    finished: tuple[str, ...]
+    readable: Callable[[Path], None]
+    same: Callable[[Path, Path], bool]
+    least_s: float
+    most_s: float
+
+
+def _read_data(out: Path) -> None:
+    if (out / "manifest.json").exists():
+        directory = DataDirectory(out)
+        directory.manifest()
+        directory.compute().read()
+        directory.comm().read()
+
+
+def _read_bundle(out: Path) -> None:
+    if (out / "bundle.json").exists():
+        load_bundle(out)
+
+
+def _read_runs(out: Path) -> None:
+    for record in out.rglob("run.json"):
+        SearchRun.load(record.parent).plans()
+
+
+def _same_samples(one: Path, other: Path) -> bool:
+    ids = [[m.sample_id for m in DataDirectory(path).compute().read()] for path in (one, other)]
+    return ids[0] == ids[1]
+
+
+def _same_weights(one: Path, other: Path) -> bool:
+    names = ("compute", "forward", "backward")
+    return all((one / f"{n}.safetensors").read_bytes() == (other / f"{n}.safetensors").read_bytes() for n in names)
+
+
+def _same_plans(one: Path, other: Path) -> bool:
+    names = [sorted(str(plan.relative_to(path)) for plan in path.rglob("plans/*.json")) for path in (one, other)]
+    return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
+
+
+KINDS = (
+    Kind(
+        "collect",
+        ("collect", "out=out", "num_compute_samples=96", "num_comm_samples=64", "num_second_pass=0",
+         "batch_sizes=[256]", "comm.num_devices=[2]", "compute.max_tables=3", "tables.num_tables=60"),
+        ("compute/*.parquet", "comm/*.parquet", "manifest.json", "tables.parquet"),
+        _read_data, _same_samples, 3.0, 25.0,
+    ),
+    Kind(
+        "pretrain",
+        ("pretrain", f"data={DATA}", "out=out", "max_samples=100", "compute_model.member.training.epochs=20",
+         "comm_model.training.epochs=20"),
+        ("*.safetensors", "bundle.json"), _read_bundle, _same_weights, 2.0, 14.0,
+    ),
+    Kind(
+        "sweep",
+        ("search", "-m", "tasks=paper", "tasks.draw.count=12", "searcher=random,dim_greedy,neuroshard_published",
+         "out='out/${method}'"),
+        ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _read_runs, _same_plans, 1.5, 8.0,
+    ),
+)  # fmt: skip
+
+
+def main() -> None:
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
+    rng = np.random.default_rng(0)
+    print("| run | kills | of them with files finished | finished files lost or changed | runs finished and compared |")
+    print("| --- | --- | --- | --- | --- |")
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            print(_tried(kind, kills, Path(folder), rng), flush=True)
+
+
+def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> str:
+    whole = folder / "whole"
+    whole.mkdir()
+    subprocess.run(_command(kind), cwd=whole, check=True, capture_output=True)
+    done, with_files, lost, compared = 0, 0, 0, 0
+    place, held = folder / "killed", dict[str, str]()
+    while done < kills:
+        place.mkdir(exist_ok=True)
+        killed = _killed(kind, place, float(rng.uniform(kind.least_s, kind.most_s)))
+        kind.readable(place / "out")
+        now = _digests(kind, place / "out")
+        lost += sum(now.get(name) != digest for name, digest in held.items())
+        held = now
+        if killed:
+            done += 1
+            with_files += bool(now)
+        else:
+            assert kind.same(whole / "out", place / "out"), f"{kind.name}: a killed run ended elsewhere"
+            compared += 1
+            shutil.rmtree(place)
+            held = {}
+    return f"| {kind.name} | {done} | {with_files} | {lost} | {compared} |"
+
+
+def _command(kind: Kind) -> list[str]:
+    return [sys.executable, "-m", "neuroshard", *kind.arguments]
+
+
+def _killed(kind: Kind, place: Path, after_s: float) -> bool:
+    """Whether it had to be killed; False if it ended before, as it should."""
+    process = subprocess.Popen(
+        _command(kind), cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
+    )
+    try:
+        _, said = process.communicate(timeout=after_s)
+    except subprocess.TimeoutExpired:
+        process.kill()  # it alone: its workers have to notice
+        process.communicate()
+        _await_workers(process.pid)
+        return True
+    assert process.returncode == 0, said
+    return False
+
+
+def _await_workers(session: int) -> None:
+    """Every process of the session ends by itself."""
+    deadline = time.monotonic() + _WORKERS_END_S
+    while subprocess.run(["pgrep", "--session", str(session)], capture_output=True, check=False).stdout:
+        assert time.monotonic() < deadline, "worker processes outlive their run"
+        time.sleep(0.1)
+
+
+def _digests(kind: Kind, out: Path) -> dict[str, str]:
+    files = [file for pattern in kind.finished for file in out.glob(pattern) if not file.name.startswith(".")]
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+if __name__ == "__main__":
+    main()
