@@ -245,7 +245,7 @@ def load_constraints(path: str) -> Constraints:
     except FileNotFoundError:
         raise UserError(f"no constraints at {path}") from None
     except Exception as error:  # whatever the YAML parser makes of it
-        raise UserError(f"{path} can't be read: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path} can't be read: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold any of rules, pinned, together, apart")
     try:

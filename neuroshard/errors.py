@@ -7,7 +7,10 @@ _SHOWN_NAMES = 20
 
 
 class UserError(ValueError):
-    """One clear line: the value, the limit it breaks and what to do about it."""
+    """One clear line, whatever values it names: the value, the limit it breaks and what to do about it."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(" ".join(str(message).split()))
 
 
 class InfeasibleError(UserError):

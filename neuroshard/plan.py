@@ -51,8 +51,9 @@ class Plan:
     def __post_init__(self) -> None:
         if len(self.shards) != len(self.devices):
             raise UserError(f"plan: {len(self.shards)} shards but {len(self.devices)} devices")
+        by_table = self._by_table()
         self._check_devices()
-        for index, shards in enumerate(self._by_table()):
+        for index, shards in enumerate(by_table):
             _check_cover(self.task.tables[index], shards)
 
     def _check_devices(self) -> None:

@@ -62,8 +62,9 @@ def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_module("neuroshard.conf", version_base="1.3"):
             return compose(command, overrides=list(overrides))
-    except HydraException as error:
-        raise UserError(_one_line(error)) from None
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        # Of what it can't make sense of, Hydra says some things by exceptions of its own, others by Python's.
+        raise UserError(error) from None
 
 
 def instantiate_config(config: Any) -> Any:
@@ -77,7 +78,7 @@ def instantiate_config(config: Any) -> Any:
     except InstantiationException as error:
         raise _user_error(error) from error
     except OmegaConfBaseException as error:
-        raise UserError(_one_line(error)) from None
+        raise UserError(error) from None
 
 
 def _user_error(error: InstantiationException) -> UserError:
@@ -86,10 +87,6 @@ def _user_error(error: InstantiationException) -> UserError:
         if isinstance(cause, UserError):
             return cause
         if isinstance(cause, (TypeError, OmegaConfBaseException)):
-            return UserError(_one_line(cause))
+            return UserError(cause)
         cause = cause.__cause__
-    return UserError(_one_line(error))
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return UserError(error)

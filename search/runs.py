@@ -79,9 +79,10 @@ class SearchRun:
             texts = frame[_TEXTS].astype(object)
             rows: Any = frame.assign(**texts.where(texts.notna(), None)).to_dict("records")
             records = tuple(SearchRecord(**row) for row in rows)
+            searcher = str(content["searcher"])
         except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            raise UserError(f"{path / 'results.parquet'} can't be read: {str(error).splitlines()[0]}") from None
-        return cls(path, str(content["searcher"]), records)
+            raise UserError(f"the run in {path} can't be read: {error}") from None
+        return cls(path, searcher, records)
 
     def plans(self) -> dict[int, Plan]:
         """The plans found, by number of the task."""

@@ -53,7 +53,7 @@ class Unfinished:
         try:
             fields = read_json(path, "record")
             return SearchRecord(**(fields | {name: _number(fields[name]) for name in _NUMBERS}))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise UserError(f"{path} is malformed ({error}); delete it, and the task is searched again") from None
 
     def keep(self, record: SearchRecord) -> None:
@@ -71,4 +71,6 @@ def _plain(number: float) -> float | None:
 
 
 def _number(plain: float | None) -> float:
+    if plain is not None and not isinstance(plain, (int, float)):
+        raise TypeError(f"{plain!r} is not a number")
     return math.nan if plain is None else float(plain)

@@ -49,7 +49,7 @@ def good(tmp_path_factory):
     frame.to_parquet(root / "tables.parquet")
     frame.to_json(root / "tables.json")
     (root / "rules.yaml").write_text("rules:\n- {tables: a*, max_shards: 1}\ntogether: [[a, b]]\n")
-    ranges = Ranges(**{name: Range(0.0, 1.0) for name in Ranges.__dataclass_fields__})
+    ranges = Ranges(**{name: Range(name, 0.0, 1.0) for name in Ranges.__dataclass_fields__})
     models = random_models()
     save_bundle(root / "bundle", models, Card({}, {}, {}, {}, {}))
     from dataclasses import replace

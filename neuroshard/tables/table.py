@@ -77,7 +77,9 @@ class Table:
             raise UserError(f"a table must be an object of named fields, not {type(fields).__name__}")
         try:
             return cls(**(fields | {"reuse": tuple(float(share) for share in fields["reuse"])}))
-        except (TypeError, KeyError, AttributeError) as error:
+        except UserError:
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise UserError(f"table {fields.get('name', '?')!r}: bad or missing field ({error})") from None
 
 

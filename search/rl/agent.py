@@ -61,7 +61,7 @@ class Agent:
             if self.network is not None:
                 self.network.load_state_dict(part(tensors, "costs"))
         except RuntimeError as error:
-            raise ValueError(" ".join(str(error).split())) from None
+            raise ValueError(error) from None
 
     def description(self) -> dict[str, Any]:
         """What isn't a tensor."""
@@ -115,7 +115,7 @@ def load_agent(name: str) -> Agent:
     except UserError:
         raise
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise UserError(f"policy {path} is damaged ({' '.join(str(error).split())}); train it again") from None
+        raise UserError(f"policy {path} is damaged ({error}); train it again") from None
     return agent
 
 

@@ -144,8 +144,7 @@ def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tenso
         session.restore(part(tensors, "session"))
         return history, part(tensors, "best")
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        text = " ".join(str(error).split())
-        raise UserError(f"{file} is damaged ({text}); delete {path} and train again") from None
+        raise UserError(f"{file} is damaged ({error}); delete {path} and train again") from None
 
 
 def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], best: Tensors) -> None:
