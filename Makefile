@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test lint types format bench clean
+.PHONY: help install demo test lint types format docs bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ format: $(INSTALLED)  ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(INSTALLED)  ## write the generated pages: docs/cli.md, docs/api.md
+	$(BIN)/python docs/generate.py
+
 bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else run
 	$(BIN)/python benchmarks/search_speed.py
 	$(BIN)/python benchmarks/training_speed.py
@@ -61,6 +64,8 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	$(BIN)/python benchmarks/torchrec_peer.py roofline:h100 65536 200 16 5
 	$(BIN)/torchrun --nproc-per-node=2 benchmarks/dlrm_training.py
 	$(BIN)/python benchmarks/policies.py cpu 50 dreamshard autoshard
+	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py
+	$(BIN)/python benchmarks/kill_runs.py
 
 clean:  ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,10 +1,8 @@
 """Writes docs/cli.md and docs/api.md from the code: `make docs`."""
 
 import inspect
-import io
 import re
 import textwrap
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,14 @@ from neuroshard.cli import COMMANDS, usage
 from neuroshard.registry import choices, compose_config
 
 DOCS = Path(__file__).resolve().parent
-GROUPS = ("tables", "tasks", "searcher", "memory", "constraints", "hardware", "compute_model", "comm_model", "learner", "source", "experiment")
+GROUPS = (
+    "tables", "tasks", "searcher", "memory", "constraints", "hardware", "compute_model", "comm_model", "learner",
+    "source", "experiment",
+)  # fmt: skip
 
 
 def main() -> None:
+    """Write every page, and name it."""
     for name, text in pages().items():
         (DOCS / name).write_text(text)
         print(f"docs/{name}")
@@ -35,7 +37,8 @@ def _cli() -> str:
         config: Any = OmegaConf.to_yaml(compose_config(command, []), resolve=False)
         config = re.sub(r"^run:\n(  .*\n|- .*\n)*", "", config, flags=re.MULTILINE)
         parts += [f"## neuroshard {command}", what[0].upper() + what[1:] + ".", _block(config, "yaml")]
-    parts += ["## Choices", "\n".join(f"- `{group}=` " + ", ".join(f"`{n}`" for n in choices(group)) for group in GROUPS)]
+    named = [f"- `{group}=` " + ", ".join(f"`{name}`" for name in choices(group)) for group in GROUPS]
+    parts += ["## Choices", "\n".join(named)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -68,12 +71,25 @@ def _signature(thing: Any) -> str:
     except (TypeError, ValueError):
         return ""
     text = re.sub(r"\(self(, )?", "(", re.sub(r"<factory>", "...", text))
-    return re.sub(r"(neuroshard|collections|torchrec|pathlib)\.[\w.]*\.(?=\w)|'", "", text)
+    text = re.sub(
+        r"numpy\.ndarray\[tuple\[typing\.Any, \.\.\.\], numpy\.dtype\[numpy\.(\w+?)\d*\]\]", r"\1 array", text
+    )
+    return re.sub(r"(neuroshard|typing|collections|torchrec|pathlib)\.[\w.]*\.(?=\w)|'", "", text)
 
 
 def _text(thing: Any) -> str:
-    doc = inspect.getdoc(thing) or ""
-    return re.sub(r"^(Attributes|Args|Raises|Returns):$", r"\1:\n", doc, flags=re.MULTILINE).replace("\n    ", "\n- ") if doc else ""
+    """Its docstring, with lists where sections are."""
+    lines, in_list = [], False
+    for line in (inspect.getdoc(thing) or "").splitlines():
+        if re.fullmatch(r"(Attributes|Args|Raises|Returns):", line):
+            lines += [line, ""]
+            in_list = True
+        elif in_list and re.match(r"    \S", line):
+            lines.append(f"- {line.strip()}")
+        else:
+            in_list = in_list and (not line or line.startswith(" "))
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _block(text: str, language: str = "") -> str:
@@ -81,6 +97,4 @@ def _block(text: str, language: str = "") -> str:
 
 
 if __name__ == "__main__":
-    with redirect_stdout(io.StringIO()) as said:
-        main()
-    print(said.getvalue(), end="")
+    main()

@@ -1,0 +1,88 @@
+"""The pages say what is: generated ones are current, commands are commands, links lead somewhere."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuroshard.cli import COMMANDS, _with_paths
+from neuroshard.overrides import check_overrides
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OWN = ("models", "completion", "COMMAND")
+
+
+def _blocks(text):
+    """Code blocks that are no language's."""
+    language, lines = None, []
+    for line in text.splitlines():
+        if line.startswith("```"):
+            if language == "":
+                yield "\n".join(lines)
+            language, lines = (line.removeprefix("```") if language is None else None), []
+        else:
+            lines.append(line)
+
+
+def _commands(page):
+    """Every command line of the page, in blocks and in tables, as arguments after `neuroshard`."""
+    text = "\n".join(_blocks(page.read_text())).replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines()] + re.findall(r"`(neuroshard [^`\n]+)`", page.read_text())
+    for line in lines:
+        command = re.sub(r"^(srun )?torchrun .*-m (?=neuroshard )", "", line)
+        if command.startswith("neuroshard ") and not command.startswith("neuroshard shards"):
+            yield shlex.split(command.removeprefix("neuroshard "), comments=True)
+
+
+CASES = [(page.name, arguments) for page in PAGES for arguments in _commands(page)]
+
+
+def test_commands_were_found():
+    assert len(CASES) > 50
+    assert {arguments[0] for _, arguments in CASES} >= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("page", "arguments"), CASES, ids=lambda value: value if isinstance(value, str) else value[0])
+def test_every_command_is_one(page, arguments):
+    command, *rest = arguments
+    if command in OWN:
+        return
+    assert command in COMMANDS
+    if "--help" not in rest:
+        check_overrides(command, [text for text in _with_paths(command, rest) if text not in ("...", "[...]")])
+
+
+def test_generated_pages_are_current():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    for name, text in generate.pages().items():
+        assert (ROOT / "docs" / name).read_text() == text, f"docs/{name} is out of date: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_five_minutes_work(tmp_path):
+    """Every command of the guide's tutorial, one after the other."""
+    text = (ROOT / "docs" / "guide.md").read_text()
+    section = text[text.index("## Five minutes") : text.index("## Your own tables")]
+    commands = "\n".join(_blocks(section))
+    fewer = commands.replace("tasks.draw.count=4", "tasks.draw.count=2")
+    program = f'set -e\nneuroshard() {{ {shlex.quote(sys.executable)} -m neuroshard "$@"; }}\n{fewer}'
+    done = subprocess.run(
+        ["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "page: found/explained.html" in done.stdout
+    for file in ("found/explained.html", "found/measured/plan.png", "compared/page/report.html"):
+        assert (tmp_path / file).stat().st_size > 1000
