@@ -1,4 +1,4 @@
-"""The published search, then local search from its best plan."""
+"""The published search and evenly split layouts, then local search from the best plan."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,9 +21,11 @@ _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
 
 @dataclass(frozen=True)
 class NeuroShard(BeamSearch):
-    """The published search, then local search from its plan: never costs more than that one, by prediction.
+    """The published search, evenly split layouts beside it, then local search from the cheapest plan.
 
-    Compute models that are not of the papers' form get the published search alone.
+    By prediction it never costs more than the published search.
+
+    Compute models that are not of the papers' form get no local search.
 
     Attributes:
         improvement: of the published search's plan.
