@@ -114,7 +114,16 @@ def load_agent(name: str) -> Agent:
         raise UserError(f"policy {path} lacks {file.name}; train it again with neuroshard train-policy") from None
     except UserError:
         raise
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         raise UserError(f"policy {path} is damaged ({error}); train it again") from None
     return agent
 
