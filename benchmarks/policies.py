@@ -8,11 +8,10 @@ Tables unseen in training, dims 4 to 128, devices of 4 GiB, batch size 4,096.
 """
 
 import argparse
-import time
 
 import numpy as np
+from timed import timed
 
-from neuroshard.errors import InfeasibleError
 from neuroshard.models import CostModels
 from neuroshard.search.base import Searcher
 from neuroshard.search.beam import BeamSearch
@@ -21,7 +20,7 @@ from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.search.rl.searcher import PolicySearch
 from neuroshard.simulator import Simulator
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Task, Topology
+from neuroshard.task import Topology
 from neuroshard.tasks import TaskDraw, drawn
 
 SHAPES = ((30, 4), (10, 4), (50, 4), (100, 4), (30, 2), (30, 8))
@@ -43,7 +42,10 @@ def main() -> None:
     for num_tables, num_devices in SHAPES:
         draw = TaskDraw(count=count, min_tables=num_tables, max_tables=num_tables, seed=num_tables)
         tasks = drawn(tables, Topology(num_devices, 4 << 30), BATCH_SIZE, draw)
-        found = {name: [_timed(method, task, simulator) for task in tasks] for name, method in methods.items()}
+        found = {
+            name: [timed(lambda task, method=method: method.search(task, simulator), task, simulator) for task in tasks]
+            for name, method in methods.items()
+        }
         common = np.all([[np.isfinite(cost) for cost, _ in results] for results in found.values()], axis=0)
         print(f"\n{num_tables} tables x {num_devices} devices: {common.sum()} of {count} tasks solved by all")
         print("| method | mean cost, ms | solved | search, ms (median) |")
@@ -69,17 +71,6 @@ def _everyone(names: list[str]) -> dict[str, Searcher]:
         "published search": BeamSearch(),
         "neuroshard": NeuroShard(),
     }
-
-
-def _timed(method: Searcher, task: Task, simulator: Simulator) -> tuple[float, float]:
-    """(ms, s); infinite ms where no plan is found."""
-    start = time.perf_counter()
-    try:
-        plan = method.search(task, simulator)
-    except InfeasibleError:
-        return float("inf"), time.perf_counter() - start
-    seconds = time.perf_counter() - start
-    return simulator.cost(task, plan).total_ms, seconds
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ cheapest counts.
 """
 
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
+from timed import timed
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
-from neuroshard.errors import InfeasibleError
 from neuroshard.models import CostModels
 from neuroshard.plan import Plan
 from neuroshard.search.heuristics import Greedy
@@ -52,7 +51,7 @@ def main() -> None:
     print(f"TorchRec: the best of {2 * len(factors)} runs")
     print("| method | solved | mean cost of those, ms | mean ratio to ours on them | median search, s (min to max) |")
     print("| --- | --- | --- | --- | --- |")
-    found = {name: [_timed(method, task, simulator) for task in tasks] for name, method in methods.items()}
+    found = {name: [timed(method, task, simulator) for task in tasks] for name, method in methods.items()}
     ours = np.array([cost for cost, _ in found["our search, our models"]])
     for name, results in found.items():
         cost, seconds = (np.array(values) for values in zip(*results, strict=True))
@@ -66,17 +65,6 @@ def _with_memory(task: Task, spare: float) -> Task:
     devices = task.topology.num_devices
     cap = int(spare * task.size_bytes / devices)
     return Task(task.tables, Topology(devices, cap), task.batch_size)
-
-
-def _timed(method: Method, task: Task, simulator: Simulator) -> tuple[float, float]:
-    """(ms, s); infinite ms where no plan is found."""
-    start = time.perf_counter()
-    try:
-        plan = method(task)
-    except InfeasibleError:
-        return float("inf"), time.perf_counter() - start
-    seconds = time.perf_counter() - start
-    return simulator.cost(task, plan).total_ms, seconds
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from neuroshard.completion import BASH_SCRIPT
+from neuroshard.completion import bash_script
 from neuroshard.errors import UserError, unknown_name
 
 COMMANDS = {
@@ -19,6 +19,7 @@ COMMANDS = {
     "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
     "train-policy": "train the policy of a reinforcement-learning searcher",
 }
+_ALL = (*COMMANDS, "models", "completion")
 _POSITIONAL = {"report": "runs", "explain": "plans"}  # what paths without a key are
 _EXIT_USER_ERROR = 2
 _SWEEP_FLAGS = ("-m", "--multirun")
@@ -74,7 +75,7 @@ def _dispatch(given: list[str]) -> None:
     if not given or given[0] in ("-h", "--help"):
         print(usage(), end="")
     elif given[0] == "completion":
-        print(BASH_SCRIPT, end="")
+        print(bash_script(_ALL), end="")
     elif given[0] == "models":
         from neuroshard.listing import show_models  # slow to import: not for --help
 
@@ -82,7 +83,7 @@ def _dispatch(given: list[str]) -> None:
     elif given[0] in COMMANDS:
         _run_command(given[0], _with_paths(given[0], given[1:]))
     else:
-        raise unknown_name("command", given[0], [*COMMANDS, "models", "completion"])
+        raise unknown_name("command", given[0], _ALL)
 
 
 def _with_paths(command: str, arguments: list[str]) -> list[str]:

@@ -1,10 +1,12 @@
 """Shell completion: subcommands by ourselves, everything after them by Hydra."""
 
-BASH_SCRIPT = """\
+from collections.abc import Iterable
+
+_BASH_SCRIPT = """\
 _neuroshard() {
     local word="${COMP_WORDS[COMP_CWORD]}"
     if [ "$COMP_CWORD" -le 1 ]; then
-        COMPREPLY=($(compgen -W "collect pretrain search evaluate models completion" -- "$word"))
+        COMPREPLY=($(compgen -W "@COMMANDS@" -- "$word"))
         return
     fi
     local command="${COMP_WORDS[1]}"
@@ -16,3 +18,8 @@ _neuroshard() {
 COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
 complete -o nospace -o default -F _neuroshard neuroshard
 """
+
+
+def bash_script(commands: Iterable[str]) -> str:
+    """What completes `commands`, for bash to evaluate."""
+    return _BASH_SCRIPT.replace("@COMMANDS@", " ".join(commands))

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard import cli
-from neuroshard.completion import BASH_SCRIPT
+from neuroshard.completion import bash_script
+from neuroshard.files import exclusive
 from neuroshard.models import Card, save_bundle
 from neuroshard.plan import Plan, assemble
 from neuroshard.testing import random_models, toy_task
@@ -220,7 +221,7 @@ def test_help_lists_choices_and_settings(capsys, here):
 
 
 def test_completion_completes_commands_groups_and_choices(tmp_path):
-    script = BASH_SCRIPT + "\n".join(
+    script = bash_script(["search"]) + "\n".join(
         f'COMP_WORDS=({line}) COMP_LINE="{line}" COMP_CWORD={line.count(" ")}; _neuroshard; echo "${{COMPREPLY[@]}}"'
         for line in ("neuroshard se", "neuroshard search searcher=siz")
     )
@@ -309,3 +310,20 @@ def test_methods_without_a_policy_are_not_trained(capsys, here):
         "no policy (installed: autoshard, dreamshard) at nowhere",
         *_search(here, "searcher=dreamshard", "searcher.policy=nowhere"),
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("collect", "num_compute_samples=1", "out=busy"),
+        ("pretrain", f"data={Path(__file__).resolve().parents[2] / 'benchmarks' / 'data' / 'cpu'}", "out=busy"),
+        ("train-policy", "tables.num_tables=40", "tasks.draw.count=3", "num_valid=1", "out=busy"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
+    with exclusive(Path("busy")):
+        code, _, err = _run(capsys, *command)
+    assert code == 2
+    assert "another run is at work in busy; wait for it, or give another out=DIRECTORY" in err
+    assert [path.name for path in Path("busy").iterdir()] == [".lock"]

@@ -14,6 +14,8 @@ from neuroshard.task import Task, Topology
 
 ONCE = (1.0, *(0.0,) * 16)
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
+FEATURES = {"a": ["f_a"], "b": ["f_b", "g_b"], "c": ["f_c"]}  # two features share b
+NAMES = [name for names in FEATURES.values() for name in names]
 BATCH_SIZE, LEARNING_RATE = 8, 0.5
 
 # (table, dim, device) for 2 devices; on 4, the same with two devices left empty, and one plan over all.
@@ -30,7 +32,7 @@ def _collection(device="cpu"):
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
     configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=FEATURES[name])
         for name, (rows, dim) in SHAPES.items()
     ]
     return EmbeddingBagCollection(configs, device=torch.device(device))
@@ -45,17 +47,16 @@ def _batch(rank):
     from torchrec import KeyedJaggedTensor
 
     generator = torch.Generator().manual_seed(100 + rank)
-    lengths = torch.randint(0, 5, (len(SHAPES) * BATCH_SIZE,), generator=generator)
-    counts = lengths.view(len(SHAPES), -1).sum(dim=1).tolist()
-    values = [
-        torch.randint(rows, (n,), generator=generator) for n, (rows, _) in zip(counts, SHAPES.values(), strict=True)
-    ]
-    return KeyedJaggedTensor(keys=[f"f_{name}" for name in SHAPES], values=torch.cat(values), lengths=lengths)
+    lengths = torch.randint(0, 5, (len(NAMES) * BATCH_SIZE,), generator=generator)
+    counts = lengths.view(len(NAMES), -1).sum(dim=1).tolist()
+    rows = [SHAPES[table][0] for table, names in FEATURES.items() for _ in names]
+    values = [torch.randint(most, (n,), generator=generator) for n, most in zip(counts, rows, strict=True)]
+    return KeyedJaggedTensor(keys=NAMES, values=torch.cat(values), lengths=lengths)
 
 
 def _loss(output):
     """Every element counts differently."""
-    pooled = [output[f"f_{name}"] for name in SHAPES]  # a sharded module orders its features as it likes
+    pooled = [output[name] for name in NAMES]  # a sharded module orders its features as it likes
     return sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).sum() for part in pooled)
 
 
@@ -83,8 +84,8 @@ def _train(rank, world_size, plan):
         shard.tensor.copy_(_part(weights[name], shard))
 
     output, expected = sharded(_batch(rank)), whole(_batch(rank))
-    for name in SHAPES:
-        assert torch.equal(output[f"f_{name}"], expected[f"f_{name}"]), name
+    for name in NAMES:
+        assert torch.equal(output[name], expected[name]), name
     _loss(output).backward()
     for other in range(world_size):  # gradients are averaged over the ranks
         (_loss(whole(_batch(other))) / world_size).backward()

@@ -1,0 +1,20 @@
+"""One timed search, as benchmarks compare them."""
+
+import time
+from collections.abc import Callable
+
+from neuroshard.errors import InfeasibleError
+from neuroshard.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.task import Task
+
+
+def timed(search: Callable[[Task], Plan], task: Task, simulator: Simulator) -> tuple[float, float]:
+    """(predicted ms, s of search); infinite ms where no plan is found."""
+    start = time.perf_counter()
+    try:
+        plan = search(task)
+    except InfeasibleError:
+        return float("inf"), time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    return simulator.cost(task, plan).total_ms, seconds
