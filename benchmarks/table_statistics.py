@@ -1,6 +1,7 @@
 """Prints docs/tables.md's comparison: the statistics of `dlrm_like` beside the published ones."""
 
 import numpy as np
+import torch
 
 from neuroshard.hardware.lookups import draw_lookups
 from neuroshard.tables.dlrm_like import dlrm_like
@@ -14,8 +15,8 @@ PLAN_ROWS = {25: 14, 50: 538, 75: 3_000, 90: 500_000, 95: 10_000_000, 99: 25_000
 
 def main() -> None:
     tables = dlrm_like()
-    rng = np.random.default_rng(0)
-    counts = [np.unique(draw_lookups(table, BATCH_SIZE, rng)[0], return_counts=True)[1] for table in tables]
+    generator = torch.Generator().manual_seed(0)
+    counts = [draw_lookups(table, BATCH_SIZE, generator)[0].unique(return_counts=True)[1].numpy() for table in tables]
     unique = sum(map(len, counts))
     pooling = np.array([table.pooling_factor for table in tables])
     rows = np.array([table.rows for table in tables])

@@ -48,12 +48,13 @@ def build_run(
         UserError: the tables mix precisions, which one fused call can't.
     """
     operator = build_operator(sample, settings, device, arenas, rng)
-    drawn = [draw_lookups(table, sample.batch_size, rng) for table in sample.tables]
-    indices = torch.from_numpy(np.concatenate([indices for indices, _ in drawn])).to(device)
-    lengths = np.concatenate([lengths for _, lengths in drawn])
-    offsets = torch.from_numpy(np.concatenate([[0], lengths.cumsum()])).to(device)
+    generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
+    drawn = [draw_lookups(table, sample.batch_size, generator) for table in sample.tables]
+    indices = torch.cat([indices for indices, _ in drawn])
+    lengths = torch.cat([lengths for _, lengths in drawn])
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     columns = sum(table.dim for table in sample.tables)
-    gradient = torch.from_numpy(rng.standard_normal((sample.batch_size, columns), dtype=np.float32)).to(device)
+    gradient = torch.randn(sample.batch_size, columns, generator=generator, device=device)
     return partial(_forward_backward, operator, indices, offsets, gradient)
 
 

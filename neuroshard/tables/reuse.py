@@ -11,9 +11,9 @@ from neuroshard.errors import UserError
 from neuroshard.tables.table import NUM_REUSE_BINS
 
 BIN_TOPS = 2 ** np.arange(NUM_REUSE_BINS - 1)  # the last bin has no top
-_BOTTOMS = np.concatenate([[0], BIN_TOPS])
-_TOPS = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])  # counts in the open last bin are taken up to twice its bottom
-MEAN_COUNTS: FloatArray = (_BOTTOMS + 1 + _TOPS) / 2  # (17,) of the rows in each bin, taken as uniform
+BOTTOMS = np.concatenate([[0], BIN_TOPS])
+TOPS = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])  # counts in the open last bin are taken up to twice its bottom
+MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) of the rows in each bin, taken as uniform
 _RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
 
 
@@ -42,7 +42,7 @@ def expected_bins(rows: int, lookups: float, exponent: float, shift: float = 0.0
     rank = np.sqrt(edges[:-1] * (edges[1:] - 1)) if rows > 1 else np.ones(1)
     weight = (rank + shift) ** -exponent
     rate = lookups * weight / (weight * width).sum()
-    below = poisson.cdf(_BOTTOMS[:, None], rate)
+    below = poisson.cdf(BOTTOMS[:, None], rate)
     inside = np.diff(np.concatenate([below, np.ones((1, len(rate)))]), axis=0)
     bins: FloatArray = (inside * width).sum(axis=1)
     return bins
@@ -53,31 +53,3 @@ def _normalised(bins: FloatArray, rows: int, lookups: float) -> tuple[float, ...
     if not total > 0:
         raise UserError(f"no reuse histogram for rows={rows} and {lookups:g} lookups in a batch")
     return tuple(float(share) for share in bins / total)
-
-
-def draw_counts(reuse: tuple[float, ...], rows: int, lookups: int, rng: np.random.Generator) -> IntArray:
-    """Counts (U,) for U unique rows that follow `reuse` and sum to `lookups`, with U <= rows.
-
-    Within a bin, counts are uniform. Where histogram, rows and lookups contradict each other, rows and
-    lookups win: counts are scaled up (too few rows) or the number of unique rows is cut.
-    """
-    shares = np.asarray(reuse)
-    mean_count = (shares * MEAN_COUNTS).sum() / shares.sum()
-    unique = int(np.clip(round(lookups / mean_count), 1, min(rows, lookups)))
-    bins = rng.choice(NUM_REUSE_BINS, size=unique, p=shares / shares.sum())
-    counts = rng.integers(_BOTTOMS[bins] + 1, _TOPS[bins] + 1)
-    return _scale_to(counts, lookups, rng)
-
-
-def _scale_to(counts: IntArray, total: int, rng: np.random.Generator) -> IntArray:
-    """Counts near `counts`, all at least 1, that sum to `total` >= len(counts)."""
-    spare = total - len(counts)
-    extra = (counts - 1).astype(np.float64)
-    if extra.sum() == 0:
-        extra = np.ones(len(counts))
-    exact = extra * (spare / extra.sum())
-    scaled = np.floor(exact).astype(np.int64)
-    missing = spare - int(scaled.sum())
-    scaled[np.argsort(exact - scaled + rng.random(len(counts)) * 1e-6)[len(counts) - missing :]] += 1
-    counts_out: IntArray = scaled + 1
-    return counts_out

@@ -1,0 +1,271 @@
+"""Everything that can be measured on one device in a few minutes: the data of a compute model, and what it is worth.
+
+usage: measure_device.py OUT [--hardware cuda|cpu] [--seconds 420] [--batch-sizes 65536,16384,4096]
+                         [--max-samples 20000]
+
+In this order: the fused operator against plain torch (both optimizers, fp32 and fp16); the copy bandwidth; single
+tables at every width, which shows what halving a dim costs; combinations of up to 60 tables; random combinations until
+the time is up; and some of those a second time, which gives the noise. Everything is written as it is measured:
+
+OUT/summary.json                    what came of it, figures for a model card
+OUT/data/                           a data directory, as `neuroshard collect` writes it, without exchanges
+OUT/data/sweeps/, OUT/data/large/   the single tables and the large combinations, in the same form
+
+With --hardware cpu it is a dry run of itself.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from neuroshard.augment.compute import ComputeAugmentation
+from neuroshard.files import write_json
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.device import Device, make_device
+from neuroshard.hardware.embedding import Arenas, build_run
+from neuroshard.hardware.fingerprint import versions
+from neuroshard.hardware.settings import EmbeddingSettings
+from neuroshard.noise import pass_drift, pass_repeatability
+from neuroshard.records import DataDirectory, Manifest, Parts
+from neuroshard.registry import compose_config, instantiate_config
+from neuroshard.samples import ComputeSample, Measurement
+from neuroshard.splits import split_tables
+from neuroshard.tables import Table, halvings
+from neuroshard.tables.columns import TableColumns
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.reuse import MEAN_COUNTS
+from neuroshard.testing import toy_tables
+from neuroshard.timing import typical_ms
+
+SWEPT_TABLES, LARGE_COMBINATIONS, MOST_TABLES, MAX_DIM = 100, 200, 60, 128
+SECOND_PASS_SHARE, COPY_BYTES = 0.05, 1 << 30
+RATE, SEED = 1e-3, 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--hardware", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--seconds", type=float, default=420.0)
+    parser.add_argument("--batch-sizes", default="65536,16384,4096")
+    parser.add_argument("--max-samples", type=int, default=20_000)
+    given = parser.parse_args()
+    deadline = time.monotonic() + given.seconds
+    hardware: Hardware = instantiate_config(compose_config("collect", [f"hardware={given.hardware}"]).hardware)
+    batch_sizes = [int(size) for size in given.batch_sizes.split(",")]
+    summary = {"versions": versions(), "hardware": hardware.fingerprint.to_json(), "batch_sizes": batch_sizes}
+    device = make_device(hardware.device)
+    device.prepare(0, hardware.compute_timing.flush_bytes)
+    summary["errors_beside_plain_torch"] = _checked(device)
+    summary["copy_gb_per_s"] = _copy_gb_per_s(device)
+    _say(summary)
+    campaign = _Campaign(hardware, given.out / "data", batch_sizes)
+    summary |= campaign.run(deadline, given.max_samples, float(summary["copy_gb_per_s"]))
+    write_json(given.out / "summary.json", summary)
+    _say(summary)
+
+
+def _say(summary: dict) -> None:
+    print(json.dumps(summary), flush=True)
+
+
+def _checked(device: Device) -> dict[str, float]:
+    """Largest error of output and updated weights, of each optimizer and precision; raises if one is wrong."""
+    found = {}
+    for optimizer in ("sgd", "rowwise_adagrad"):
+        for element_bytes in (4, 2):
+            error = _error(device, optimizer, element_bytes)
+            found[f"{optimizer}, {8 * element_bytes} bits"] = error
+            limit = 1e-4 if element_bytes == 4 else 2e-2
+            assert error < limit, f"{optimizer}, {element_bytes} bytes: off by {error}, more than {limit}"
+    return found
+
+
+def _error(device: Device, optimizer: str, element_bytes: int) -> float:
+    tables = tuple(replace(table, bytes_per_element=element_bytes) for table in toy_tables(3))
+    sample, rng = ComputeSample(tables, 64), np.random.default_rng(0)
+    run = build_run(sample, EmbeddingSettings(optimizer), device.torch_device, Arenas(), rng)
+    operator, indices, offsets, gradient = run.args
+    for weight in operator.split_embedding_weights():
+        weight.data.copy_(torch.randn_like(weight, dtype=torch.float32))
+    before = [weight.detach().float().clone() for weight in operator.split_embedding_weights()]
+    output = operator(indices, offsets)
+    output.backward(gradient)
+    errors, column = [], 0
+    for index, (table, weight) in enumerate(zip(tables, before, strict=True)):
+        ends = offsets[64 * index : 64 * (index + 1) + 1]
+        own, start = indices[ends[0] : ends[-1]], ends[:-1] - ends[0]
+        plain = torch.nn.functional.embedding_bag(own, weight.requires_grad_(), start, mode="sum")
+        columns = slice(column, column + table.dim)
+        errors.append(float((output[:, columns].float() - plain).detach().abs().max()))
+        plain.backward(gradient[:, columns])
+        step = weight.grad
+        if optimizer == "rowwise_adagrad":
+            step = step / (step.pow(2).mean(dim=1, keepdim=True).sqrt() + 1e-8)
+        expected = weight.detach() - RATE * step
+        errors.append(float((operator.split_embedding_weights()[index].float() - expected).abs().max()))
+        column += table.dim
+    return max(errors)
+
+
+def _copy_gb_per_s(device: Device) -> float:
+    """Bytes read and written in a second by a copy, the best of 20."""
+    source = torch.zeros(COPY_BYTES // 4, device=device.torch_device)
+    target = torch.zeros_like(source)
+    best = min(device.time_ms(lambda: target.copy_(source)) for _ in range(20))
+    return 2 * COPY_BYTES / best / 1e6
+
+
+class _Campaign:
+    """Samples into a data directory until time is up."""
+
+    def __init__(self, hardware: Hardware, path: Path, batch_sizes: list[int]) -> None:
+        self._hardware, self._batch_sizes = hardware, batch_sizes
+        self._tables = dlrm_like(batch_size=max(batch_sizes), seed=SEED)
+        self._split = split_tables(self._tables, SEED)
+        self._directory = DataDirectory(path)
+        manifest = Manifest(hardware.fingerprint.to_json(), versions(), {"script": "measure_device"}, SEED)
+        self._directory.begin(manifest, self._tables)
+
+    def run(self, deadline: float, most: int, copy_gb_per_s: float) -> dict:
+        """Measure; what came of it."""
+        parts = self._directory.compute()
+        sweeps, large = (replace(parts, directory=self._directory.path / name) for name in ("sweeps", "large"))
+        begun, seconds = time.monotonic(), deadline - time.monotonic()
+        with self._hardware.compute_meter(print) as meter:
+            swept = self._measure(meter, sweeps, list(self._sweep()), begun + 0.2 * seconds)
+            many = [self._large(i) for i in range(LARGE_COMBINATIONS)]
+            combined = self._measure(meter, large, many, begun + 0.35 * seconds)
+            start, left = time.monotonic(), deadline - time.monotonic()
+            first = self._until(meter, parts, deadline - SECOND_PASS_SHARE * left, most)
+            rate = len(first) / (time.monotonic() - start)
+            again = [m.sample for m in first[: int(SECOND_PASS_SHARE * len(first))]]
+            second = self._measure(meter, parts, again, deadline + 0.2 * left, second_pass=True, part=len(first))
+        for kind in (parts, sweeps, large):
+            _compact(kind)
+        good = [m for m in first if m.error is None]
+        return {
+            "samples": len(first),
+            "failed": len(first) - len(good),
+            "samples_per_s": rate,
+            "swept": len(swept),
+            "large_combinations": len(combined),
+            "second_pass": len(second),
+            "noise": _noise(first, second),
+            "halving_costs": _halving(swept),
+            "share_of_copy_bandwidth": _bandwidth_share(good, copy_gb_per_s),
+        }
+
+    def _sweep(self) -> Iterator[ComputeSample]:
+        chosen = np.random.default_rng(SEED).permutation(len(self._tables))[:SWEPT_TABLES]
+        for index in chosen.tolist():
+            for width in halvings(MAX_DIM):
+                yield ComputeSample((self._tables[index].with_dim(width),), self._batch_sizes[0])
+
+    def _large(self, number: int) -> ComputeSample:
+        rng = np.random.default_rng([SEED, 1, number])
+        count = int(rng.integers(16, MOST_TABLES + 1))
+        chosen = rng.choice(len(self._tables), size=count, replace=False)
+        tables = tuple(self._tables[i].with_dim(int(rng.choice(halvings(MAX_DIM)))) for i in chosen)
+        return ComputeSample(tables, int(rng.choice(self._batch_sizes)))
+
+    def _random(self, number: int) -> tuple[ComputeSample, str]:
+        rng = np.random.default_rng([SEED, 2, number])
+        return ComputeAugmentation(any_width_share=0.5).draw(self._split, int(rng.choice(self._batch_sizes)), rng)
+
+    def _until(self, meter: object, parts: Parts, deadline: float, most: int) -> list[Measurement]:
+        live = self._hardware.compute_timing.live
+        found: list[Measurement] = []
+        while len(found) < most and time.monotonic() < deadline:
+            drawn = [self._random(len(found) + i) for i in range(live)]
+            outcomes = meter.measure([sample for sample, _ in drawn], list(range(len(found), len(found) + live)))
+            more = [
+                Measurement(sample, len(found) + i, split, SEED, outcome.repeats, outcome.error, False)
+                for i, ((sample, split), outcome) in enumerate(zip(drawn, outcomes, strict=True))
+            ]
+            parts.write(len(found), more)
+            found += more
+        return found
+
+    def _measure(
+        self, meter: object, parts: Parts, samples: list, deadline: float, second_pass: bool = False, part: int = 0
+    ) -> list[Measurement]:
+        """The samples, as far as time allows."""
+        live, found = self._hardware.compute_timing.live, []
+        for start in range(0, len(samples), live):
+            if time.monotonic() > deadline:
+                break
+            batch = samples[start : start + live]
+            outcomes = meter.measure(batch, list(range(start, start + len(batch))))
+            more = [
+                Measurement(sample, start + i, "train", SEED, outcome.repeats, outcome.error, second_pass)
+                for i, (sample, outcome) in enumerate(zip(batch, outcomes, strict=True))
+            ]
+            parts.write(part + start, more)
+            found += more
+        return found
+
+
+def _compact(parts: Parts) -> None:
+    """One file of many."""
+    files = sorted(parts.directory.glob("part-*.parquet"))
+    if len(files) > 1:
+        everything = parts.read()
+        parts.write(0, everything)
+        for file in files[1:]:
+            file.unlink()
+
+
+def _ms(measurement: Measurement) -> float:
+    return float(typical_ms(measurement.repeats.times_ms))
+
+
+def _noise(first: list[Measurement], second: list[Measurement]) -> dict[str, float]:
+    apart = pass_repeatability([*first, *second])
+    if not len(apart):
+        return {}
+    quantiles = {name: float(np.quantile(apart, level)) for name, level in (("median", 0.5), ("p90", 0.9))}
+    return {"mean": float(apart.mean()), **quantiles, "drift": pass_drift([*first, *second])}
+
+
+def _halving(swept: list[Measurement]) -> dict[str, float]:
+    """Median over tables of the cost at half the width, relative to the whole."""
+    widths = list(halvings(MAX_DIM))
+    cost = {(m.sample.tables[0].name, m.sample.tables[0].dim): _ms(m) for m in swept if m.error is None}
+    found = {}
+    for wide, narrow in pairwise(widths):
+        ratios = [
+            cost[name, narrow] / ms for (name, width), ms in cost.items() if width == wide and (name, narrow) in cost
+        ]
+        if ratios:
+            found[f"{wide} to {narrow}"] = float(np.median(ratios))
+    return found
+
+
+def _bandwidth_share(good: list[Measurement], copy_gb_per_s: float) -> dict[str, float]:
+    """Bytes that the kernels can't do without, in the time they took, beside the copy bandwidth; quartiles."""
+    rates = [_least_bytes(m.sample.tables, m.sample.batch_size) / _ms(m) / 1e6 for m in good]
+    if not rates:
+        return {}
+    low, middle, high = np.quantile(np.array(rates) / copy_gb_per_s, [0.25, 0.5, 0.75])
+    return {"lower quartile": float(low), "median": float(middle), "upper quartile": float(high)}
+
+
+def _least_bytes(tables: tuple[Table, ...], batch_size: int) -> float:
+    """Rows read for every lookup, unique rows read and written by the update, outputs written and gradients read."""
+    columns = TableColumns.of(tables)
+    lookups = batch_size * columns.pooling_factor
+    unique = np.minimum(lookups / (columns.reuse @ MEAN_COUNTS), columns.rows)
+    row_bytes = columns.dim * columns.bytes_per_element
+    return float((lookups * (row_bytes + 8) + 2 * unique * row_bytes + 2 * 4 * batch_size * columns.dim).sum())
+
+
+if __name__ == "__main__":
+    main()
