@@ -1,7 +1,7 @@
 """Everything that can be measured on one device in a few minutes: the data of a compute model, and what it is worth.
 
 usage: measure_device.py OUT [--hardware cuda|cpu] [--seconds 420] [--batch-sizes 65536,16384,4096]
-                         [--max-samples 20000]
+                         [--max-samples 20000] [--swept-tables 100] [--large-combinations 200]
 
 In this order: the fused operator against plain torch (both optimizers, fp32 and fp16); the copy bandwidth; single
 tables at every width, which shows what halving a dim costs; combinations of up to 60 tables; random combinations until
@@ -44,7 +44,7 @@ from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.testing import toy_tables
 from neuroshard.timing import typical_ms
 
-SWEPT_TABLES, LARGE_COMBINATIONS, MOST_TABLES, MAX_DIM = 100, 200, 60, 128
+MOST_TABLES, MAX_DIM = 60, 128
 SECOND_PASS_SHARE, COPY_BYTES = 0.05, 1 << 30
 RATE, SEED = 1e-3, 0
 
@@ -56,6 +56,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--batch-sizes", default="65536,16384,4096")
     parser.add_argument("--max-samples", type=int, default=20_000)
+    parser.add_argument("--swept-tables", type=int, default=100)
+    parser.add_argument("--large-combinations", type=int, default=200)
     given = parser.parse_args()
     deadline = time.monotonic() + given.seconds
     hardware: Hardware = instantiate_config(compose_config("collect", [f"hardware={given.hardware}"]).hardware)
@@ -67,7 +69,7 @@ def main() -> None:
     summary["copy_gb_per_s"] = _copy_gb_per_s(device)
     _say(summary)
     campaign = _Campaign(hardware, given.out / "data", batch_sizes)
-    summary |= campaign.run(deadline, given.max_samples, float(summary["copy_gb_per_s"]))
+    summary |= campaign.run(deadline, given, float(summary["copy_gb_per_s"]))
     write_json(given.out / "summary.json", summary)
     _say(summary)
 
@@ -134,17 +136,17 @@ class _Campaign:
         manifest = Manifest(hardware.fingerprint.to_json(), versions(), {"script": "measure_device"}, SEED)
         self._directory.begin(manifest, self._tables)
 
-    def run(self, deadline: float, most: int, copy_gb_per_s: float) -> dict:
-        """Measure; what came of it."""
+    def run(self, deadline: float, given: argparse.Namespace, copy_gb_per_s: float) -> dict:
+        """Measure; what came of it. A batch of random combinations is measured however little time is left."""
         parts = self._directory.compute()
         sweeps, large = (replace(parts, directory=self._directory.path / name) for name in ("sweeps", "large"))
         begun, seconds = time.monotonic(), deadline - time.monotonic()
         with self._hardware.compute_meter(print) as meter:
-            swept = self._measure(meter, sweeps, list(self._sweep()), begun + 0.2 * seconds)
-            many = [self._large(i) for i in range(LARGE_COMBINATIONS)]
+            swept = self._measure(meter, sweeps, list(self._sweep(given.swept_tables)), begun + 0.2 * seconds)
+            many = [self._large(i) for i in range(given.large_combinations)]
             combined = self._measure(meter, large, many, begun + 0.35 * seconds)
             start, left = time.monotonic(), deadline - time.monotonic()
-            first = self._until(meter, parts, deadline - SECOND_PASS_SHARE * left, most)
+            first = self._until(meter, parts, deadline - SECOND_PASS_SHARE * left, given.max_samples)
             rate = len(first) / (time.monotonic() - start)
             again = [m.sample for m in first[: int(SECOND_PASS_SHARE * len(first))]]
             second = self._measure(meter, parts, again, deadline + 0.2 * left, second_pass=True, part=len(first))
@@ -163,8 +165,8 @@ class _Campaign:
             "share_of_copy_bandwidth": _bandwidth_share(good, copy_gb_per_s),
         }
 
-    def _sweep(self) -> Iterator[ComputeSample]:
-        chosen = np.random.default_rng(SEED).permutation(len(self._tables))[:SWEPT_TABLES]
+    def _sweep(self, count: int) -> Iterator[ComputeSample]:
+        chosen = np.random.default_rng(SEED).permutation(len(self._tables))[:count]
         for index in chosen.tolist():
             for width in halvings(MAX_DIM):
                 yield ComputeSample((self._tables[index].with_dim(width),), self._batch_sizes[0])
@@ -183,7 +185,7 @@ class _Campaign:
     def _until(self, meter: object, parts: Parts, deadline: float, most: int) -> list[Measurement]:
         live = self._hardware.compute_timing.live
         found: list[Measurement] = []
-        while len(found) < most and time.monotonic() < deadline:
+        while not found or (len(found) < most and time.monotonic() < deadline):
             drawn = [self._random(len(found) + i) for i in range(live)]
             outcomes = meter.measure([sample for sample, _ in drawn], list(range(len(found), len(found) + live)))
             more = [
