@@ -1,7 +1,9 @@
 """Tables of TorchRec modules."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from typing import Any
 
 from torch import nn
@@ -17,6 +19,7 @@ from neuroshard.tables.reuse import zipf_reuse
 
 _ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 _ZIPF_EXPONENT = 1.05  # as for tables from a file that come without a reuse histogram
+_log = logging.getLogger(__name__)
 _WHOLE, _SPLIT = "table_wise", "column_wise"
 _KERNEL = "fused"
 
@@ -95,7 +98,7 @@ class BagTable:
             )
         if given.compute_kernels and _KERNEL not in given.compute_kernels:
             raise UserError(f"constraints of table {name!r}: compute_kernels={given.compute_kernels} lack {_KERNEL!r}")
-        return TableRule(name, max_shards=None if _SPLIT in types else 1, min_dim=given.min_partition)
+        return TableRule(escape(name), max_shards=None if _SPLIT in types else 1, min_dim=given.min_partition)
 
 
 def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
@@ -115,14 +118,13 @@ def find_bags(
         constraints: by name of the table, as TorchRec has them.
 
     Raises:
-        UserError: a sharder would shard a module that holds no pooled tables, or constraints name no table.
+        UserError: a sharder would shard a module that holds no pooled tables.
     """
     by_type = {sharder.module_type: sharder for sharder in sharders or get_default_sharders()}
     bags = tuple(_walk("", module, by_type, constraints or {}))
     names = {bag.name for bag in bags}
-    for name in constraints or {}:
-        if name not in names:
-            raise UserError(f"constraints name a table {name!r} that the model doesn't have; it has {sorted(names)}")
+    for name in sorted(set(constraints or {}) - names):
+        _log.warning("constraints name a table %r that no collection of the model has", name)  # TorchRec ignores it
     return bags
 
 

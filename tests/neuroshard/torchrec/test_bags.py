@@ -1,5 +1,7 @@
 """Tables read from TorchRec modules, on the meta device: nothing is materialised."""
 
+from fnmatch import fnmatchcase
+
 import pytest
 import torch
 from torch import nn
@@ -96,9 +98,19 @@ def test_what_plans_cannot_say_is_refused(given, message):
         bag.rule("sku")
 
 
+def test_constraints_for_other_tables_are_warned_about(caplog):
+    assert len(find_bags(_Model(), constraints={"skew": ParameterConstraints()})) == 3
+    assert "'skew' that no collection of the model has" in caplog.text
+
+
+def test_names_are_no_patterns():
+    config = EmbeddingBagCollection([_config("a*"), _config("ab")], device=META)
+    rule = find_bags(config, constraints={"a*": ParameterConstraints()})[0].rule("a*")
+    assert fnmatchcase("a*", rule.tables)
+    assert not fnmatchcase("ab", rule.tables)
+
+
 def test_mistakes_are_named():
-    with pytest.raises(UserError, match="a table 'skew' that the model doesn't have"):
-        find_bags(_Model(), constraints={"skew": ParameterConstraints()})
     sequences = EmbeddingCollection(
         [EmbeddingConfig(name="s", num_embeddings=4, embedding_dim=4, feature_names=["f"])], device=META
     )

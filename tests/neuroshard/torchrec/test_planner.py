@@ -130,8 +130,9 @@ def test_the_process_group_gives_the_topology(group):
     planner = NeuroShardPlanner()
     plan = planner.collective_plan(_collection((100, 16)))
     assert plan.plan[""]["t0"].ranks == [0]
-    with pytest.raises(UserError, match="a table 'x' that the model doesn't have"):
-        NeuroShardPlanner(constraints={"x": ParameterConstraints()}).collective_plan(_collection((10, 4)))
+    refused = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    with pytest.raises(UserError, match="allow neither"):
+        NeuroShardPlanner(constraints=refused).collective_plan(_collection((10, 4)))
 
 
 def test_gpus_without_models_of_their_own_are_warned_about(caplog):
