@@ -84,3 +84,11 @@ def test_every_group_is_tested():
 
 def test_every_command_has_a_config():
     assert {path.stem for path in CONF.glob("*.yaml")} == {*COMMANDS, "quiet"}
+
+
+def test_sweeps_go_to_slurm():
+    """As far as that can be seen without a cluster."""
+    overrides = ["experiment=search_beam", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu"]
+    launcher = _compose("search", overrides).hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher")
+    assert launcher.partition == "cpu"

@@ -327,3 +327,12 @@ def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
     assert code == 2
     assert "another run is at work in busy; wait for it, or give another out=DIRECTORY" in err
     assert [path.name for path in Path("busy").iterdir()] == [".lock"]
+
+
+def test_sweeps_run_in_parallel_and_go_on(capsys, here):
+    parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "out='swept/${method}'")
+    for _ in range(2):
+        code, _, err = _run(capsys, *_search(here, "-m", "searcher=random,dim_greedy", *parallel))
+        assert code == 0, err
+    found = {json.loads(path.read_text())["searcher"] for path in Path("swept").rglob("run.json")}
+    assert found == {"random", "dim_greedy"}
