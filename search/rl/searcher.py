@@ -13,6 +13,7 @@ from neuroshard.search.rl.agent import Agent, load_agent
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.policy import greedy, play, sampling
+from neuroshard.search.rl.threads import one_thread
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 
@@ -48,14 +49,8 @@ class PolicySearch(Searcher):
             UserError: no such policy, or the models are of a form that it can't look at.
         """
         simulator.models.check(task)
-        agent = self._agent
-        batch = TaskBatch.of([task], f"policy {self.policy}")
-        environment = Environment(batch, agent.costs(simulator))
-        plans = environment.plans(play(agent.policy, environment, greedy).final)
-        if self.samples:
-            drawn = Environment(batch.repeat(self.samples), agent.costs(simulator))
-            generator = torch.Generator().manual_seed(self.seed)
-            plans += drawn.plans(play(agent.policy, drawn, sampling(generator)).final)
+        with one_thread():
+            plans = self._plans(task, simulator)
         found = [plan for plan in plans if plan is not None]
         if not found:
             raise InfeasibleError(
@@ -64,3 +59,15 @@ class PolicySearch(Searcher):
             )
         costs = simulator.costs(task, found)
         return found[int(np.argmin([cost.total_ms for cost in costs]))]
+
+    def _plans(self, task: Task, simulator: Simulator) -> list[Plan | None]:
+        """The likeliest plan, then the samples; None where an episode is dead."""
+        agent = self._agent
+        batch = TaskBatch.of([task], f"policy {self.policy}")
+        environment = Environment(batch, agent.costs(simulator))
+        plans = environment.plans(play(agent.policy, environment, greedy).final)
+        if self.samples:
+            drawn = Environment(batch.repeat(self.samples), agent.costs(simulator))
+            generator = torch.Generator().manual_seed(self.seed)
+            plans += drawn.plans(play(agent.policy, drawn, sampling(generator)).final)
+        return plans

@@ -26,6 +26,7 @@ from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.learner import Learner, Session
 from neuroshard.search.rl.measures import CostSource
 from neuroshard.search.rl.policy import greedy, play
+from neuroshard.search.rl.threads import one_thread
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 from neuroshard.tasks import from_file, save_tasks
@@ -158,8 +159,9 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
     """Mean cost, ms, of the likeliest plans by the simulator, over tasks that have one; and the share of those."""
-    environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
-    plans = environment.plans(play(agent.policy, environment, greedy).final)
+    with one_thread():
+        environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
+        plans = environment.plans(play(agent.policy, environment, greedy).final)
     costs = [simulator.cost(plan.task, plan).total_ms for plan in plans if plan is not None]
     return float(np.mean(costs)) if costs else float("inf"), len(costs) / len(tasks)
 
