@@ -34,7 +34,13 @@ from oracle import oracle_search
 
 ONCE = (1.0, *(0.0,) * 16)
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}
-FASTER = {"torchrec": FEWER_SETTINGS, "torchrec_simulated": FEWER_SETTINGS}
+INSTALLED = {"models": {"model": "cpu"}}
+SETTINGS = {
+    "torchrec": FEWER_SETTINGS,
+    "torchrec_simulated": FEWER_SETTINGS,
+    "with_other_models": INSTALLED,
+    "without_augmentation": INSTALLED,
+}
 
 
 @pytest.mark.parametrize("name", [name for name in choices("searcher") if name != "replan"])
@@ -44,7 +50,7 @@ class TestEverySearcher(SearcherConformance):
         self.name = name
 
     def make(self):
-        return build("searcher", self.name, **FASTER.get(self.name, {}))
+        return build("searcher", self.name, **SETTINGS.get(self.name, {}))
 
 
 def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):
