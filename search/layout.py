@@ -7,6 +7,8 @@ import numpy as np
 from neuroshard.arrays import IntArray
 from neuroshard.search.catalog import Catalog
 
+_LEAST_MS = 1e-9  # of a device's share: models may say that nothing costs anything
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -35,7 +37,8 @@ class Layout:
         are split as far as they may.
         """
         limits, num_devices = catalog.items.limits, catalog.items.task.topology.num_devices
-        cost_ms, columns = catalog.cost_ms[catalog.whole].sum() / num_devices, catalog.full_width.sum() / num_devices
+        cost_ms = max(catalog.cost_ms[catalog.whole].sum() / num_devices, _LEAST_MS)
+        columns = catalog.full_width.sum() / num_devices
         counts = np.minimum(limits.max_shards, limits.allowed.sum(axis=1))
         splits = []
         for item in range(catalog.num_items):
