@@ -15,7 +15,7 @@ from timed import timed
 from neuroshard.models import CostModels
 from neuroshard.search.base import Searcher
 from neuroshard.search.beam import BeamSearch
-from neuroshard.search.heuristics import Greedy, Random
+from neuroshard.search.heuristics import SCORES, Greedy, Random
 from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.search.rl.searcher import PolicySearch
 from neuroshard.simulator import Simulator
@@ -24,7 +24,6 @@ from neuroshard.task import Topology
 from neuroshard.tasks import TaskDraw, drawn
 
 SHAPES = ((30, 4), (10, 4), (50, 4), (100, 4), (30, 2), (30, 8))
-SCORES = ("size", "dim", "lookup", "size_lookup")
 BATCH_SIZE = 4096
 
 

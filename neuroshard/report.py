@@ -1,6 +1,6 @@
 """Pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -17,16 +17,9 @@ _COLORS = {"backward communication": "#c44e52", "compute": "#4c72b0", "forward c
 _GIB = 1 << 30
 
 
-def draw_plan(path: Path, plan: Plan, cost: Cost, title: str) -> None:
-    """The picture that `plan_png` makes, as a file."""
-    png = plan_png(plan, cost, title)
-    write_atomically(path, lambda temporary: temporary.write_bytes(png))
-
-
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
     """A PNG: stacked bars of every device's cost by part, and bars of its memory beside the cap."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
     times, memory = figure.subplots(1, 2, width_ratios=[3, 2])
     devices = np.arange(len(cost.compute))
     bottom = np.zeros(len(devices))
@@ -53,17 +46,16 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
     for axes in (times, memory):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    return png(figure)
 
 
-def draw_curves(path: Path, curves: Mapping[str, FloatArray], references: Mapping[str, float], title: str) -> None:
+def curves_png(
+    curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
+) -> bytes:
     """A PNG: learning curves, ms by round, beside what other methods reach (horizontal lines)."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for name, values in curves.items():
+    for name, values in curves:
         axes.plot(np.arange(1, len(values) + 1), values, label=name, linewidth=1.8)
     for name, value in sorted(references.items(), key=lambda pair: -pair[1]):
         axes.axhline(value, color="0.6", linestyle="--", linewidth=1)
@@ -74,4 +66,17 @@ def draw_curves(path: Path, curves: Mapping[str, FloatArray], references: Mappin
     axes.set(xlabel="round", ylabel="mean plan cost, ms", title=title)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=130))
+    return png(figure)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure, drawn without a display."""
+    FigureCanvasAgg(figure)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def save_png(path: Path, picture: bytes) -> None:
+    """Write a picture, atomically."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(picture))

@@ -18,10 +18,10 @@ from neuroshard.models import CostModels
 from neuroshard.models.trust import LEVEL
 from neuroshard.plan import Plan
 from neuroshard.progress import progress_bar
-from neuroshard.report import draw_plan
+from neuroshard.report import plan_png, save_png
 from neuroshard.search.comparison import Evaluated, comparison
 from neuroshard.search.measure import measure_plans
-from neuroshard.search.runs import SearchRun, claim_directory
+from neuroshard.search.runs import SearchRun, claim_directory, is_finished
 from neuroshard.simulator import Simulator
 
 _PICTURE = "plan.png"
@@ -56,7 +56,7 @@ class Evaluate:
         if not runnable:
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory")
         plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
-        if self.out is not None and (Path(self.out) / "run.json").exists():
+        if self.out is not None and is_finished(Path(self.out)):
             raise UserError(f"{self.out} holds a run already; give another out=DIRECTORY or delete it")
         directory = claim_directory(self.out, "evaluate", self.hardware.device.kind)
         steps = sum(1 for plan in plans for tables in plan.device_tables if tables) + len(plans)
@@ -122,7 +122,7 @@ class EvaluateResult:
         shown = self._shown()
         if shown is not None and shown.plan is not None and shown.measured is not None:
             title = f"{shown.method}, task {shown.task}: {shown.measured.total_ms:.1f} ms measured"
-            draw_plan(self.path / _PICTURE, shown.plan, shown.measured, title)
+            save_png(self.path / _PICTURE, plan_png(shown.plan, shown.measured, title))
         write_json(self.path / "run.json", settings)
 
     def _shown(self) -> Evaluated | None:

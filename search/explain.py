@@ -12,11 +12,9 @@ from neuroshard.memory import readable_bytes
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan, assemble
 from neuroshard.search.catalog import Catalog
-from neuroshard.search.heuristics import Greedy
+from neuroshard.search.heuristics import SCORES, Greedy
 from neuroshard.search.local import LocalSearch
 from neuroshard.simulator import Simulator
-
-_SCORES = ("size", "dim", "lookup", "size_lookup")
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
         _shares(plan, cost, simulator),
         tuple(_splits(plan, simulator)),
         _next_move(plan, simulator),
-        {f"{score}_greedy": _heuristic(score, plan, simulator) for score in _SCORES},
+        {f"{score}_greedy": _heuristic(score, plan, simulator) for score in SCORES},
         _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
         cost.total_ms - _even_ms(plan, cost.compute, simulator),
         (*simulator.warnings(plan), *(f"the plan breaks its task: {broken}" for broken in plan.violations)),

@@ -21,7 +21,7 @@ def _lookup(table: Table) -> float:
     return table.dim * table.pooling_factor
 
 
-_SCORES: dict[str, Callable[[Table], float]] = {
+SCORES: dict[str, Callable[[Table], float]] = {
     "size": lambda table: float(table.size_bytes),
     "dim": lambda table: float(table.dim),
     "lookup": _lookup,
@@ -40,8 +40,8 @@ class Greedy(Searcher):
     score: str
 
     def __post_init__(self) -> None:
-        if self.score not in _SCORES:
-            raise unknown_name("score", self.score, _SCORES)
+        if self.score not in SCORES:
+            raise unknown_name("score", self.score, SCORES)
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The greedy plan; the simulator isn't asked."""
@@ -55,7 +55,7 @@ class Greedy(Searcher):
         return room.plan()
 
     def _score(self, items: Items, index: int) -> float:
-        return sum(_SCORES[self.score](table) for table in items.tables(index, items.items[index].width))
+        return sum(SCORES[self.score](table) for table in items.tables(index, items.items[index].width))
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,6 @@ class SearchRun:
         write_atomically(self.path / "results.parquet", lambda temporary: frame.to_parquet(temporary, index=False))
         write_json(self.path / "run.json", {"format": _FORMAT, "searcher": self.searcher} | settings)
 
-    @staticmethod
-    def is_finished(path: Path) -> bool:
-        """Whether a directory holds a whole run."""
-        return (path / "run.json").exists()
-
     @classmethod
     def load(cls, path: Path) -> "SearchRun":
         """The run in a directory.
@@ -92,6 +87,11 @@ class SearchRun:
     def plan_of(self, record: SearchRecord) -> Plan | None:
         """The plan that was found for one task, if any."""
         return None if record.plan is None else Plan.load(self.path / record.plan)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a directory holds a whole run."""
+    return (path / "run.json").exists()
 
 
 def claim_directory(out: str | None, kind: str, searcher: str) -> Path:

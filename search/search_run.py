@@ -17,7 +17,7 @@ from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.progress import progress_bar
 from neuroshard.search.base import Searcher
-from neuroshard.search.runs import SearchRecord, SearchRun, claim_directory
+from neuroshard.search.runs import SearchRecord, SearchRun, claim_directory, is_finished
 from neuroshard.search.unfinished import Unfinished
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
@@ -54,7 +54,7 @@ class Search:
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
-        if self.out is not None and SearchRun.is_finished(Path(self.out)):
+        if self.out is not None and is_finished(Path(self.out)):
             Unfinished(Path(self.out)).claim(self._settings(), self.tasks)
             return SearchResult(SearchRun.load(Path(self.out)), self.tasks)
         first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None

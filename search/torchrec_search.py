@@ -10,7 +10,9 @@ from neuroshard.constraints import Constraints
 from neuroshard.errors import InfeasibleError, unknown_name
 from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
-from neuroshard.search.catalog import Catalog
+from neuroshard.search.items import Items
+from neuroshard.search.memory import check_total
+from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tables.table import DIM_MULTIPLE
@@ -100,7 +102,8 @@ class TorchRecSearch(Searcher):
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
-        Catalog.checked(task, simulator)
+        simulator.models.check(task)
+        check_total(Sizes.of(Items.of(task)))
         plans = list(_plans(self, task, simulator))
         if not plans:
             raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")

@@ -9,7 +9,7 @@ from typing import Any
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
-from neuroshard.search.runs import SearchRecord
+from neuroshard.search.runs import SearchRecord, is_finished
 from neuroshard.task import Task
 from neuroshard.tasks import from_file, save_tasks
 
@@ -33,7 +33,7 @@ class Unfinished:
         """
         known, plain = self.path / "settings.json", json.loads(json.dumps(settings))
         if not known.exists():
-            if (self.path / "run.json").exists():
+            if is_finished(self.path):
                 raise self._taken()
             save_tasks(self.path / "tasks.json", tasks)
             write_json(known, plain)

@@ -35,6 +35,11 @@ class ReluHead:
     offset: float
     scale_ms: float
 
+    @classmethod
+    def of_cost(cls, offset: float = 0.0) -> "ReluHead":
+        """For vectors of one number, a cost in ms that is not negative: the sum of costs, and `offset`."""
+        return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
+
     def __call__(self, sums: Float32Array) -> FloatArray:
         """(...,) ms of sets given as sums (..., H); not meaningful for empty sets."""
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)

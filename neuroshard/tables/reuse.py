@@ -14,6 +14,7 @@ BIN_TOPS = 2 ** np.arange(NUM_REUSE_BINS - 1)  # the last bin has no top
 BOTTOMS = np.concatenate([[0], BIN_TOPS])
 TOPS = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])  # counts in the open last bin are taken up to twice its bottom
 MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) of the rows in each bin, taken as uniform
+ZIPF_EXPONENT = 1.05  # of tables of which no more is known
 _RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
 
 

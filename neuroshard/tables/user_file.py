@@ -12,14 +12,14 @@ import pandas as pd
 import pyarrow as pa
 
 from neuroshard.errors import UserError
-from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tables.table import NUM_REUSE_BINS, Table, check_unique_names
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
 
 
-def user_file(path: str, batch_size: int = 65536, zipf_exponent: float = 1.05) -> tuple[Table, ...]:
+def user_file(path: str, batch_size: int = 65536, zipf_exponent: float = ZIPF_EXPONENT) -> tuple[Table, ...]:
     """The tables in the file at `path`.
 
     Raises:

@@ -15,10 +15,9 @@ from torchrec.types import DataType
 from neuroshard.constraints import TableRule
 from neuroshard.errors import UserError
 from neuroshard.tables import Table
-from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 
 _ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
-_ZIPF_EXPONENT = 1.05  # as for tables from a file that come without a reuse histogram
 _log = logging.getLogger(__name__)
 _WHOLE, _SPLIT = "table_wise", "column_wise"
 _KERNEL = "fused"
@@ -63,7 +62,7 @@ class BagTable:
             raise UserError(f"table {name!r} has weights of type {self.config.data_type.name}, not {valid}")
         pooling = self._pooling_factor(batch_size)
         rows = int(self.config.num_embeddings)
-        reuse = zipf_reuse(rows, batch_size * num_devices * pooling, _ZIPF_EXPONENT)
+        reuse = zipf_reuse(rows, batch_size * num_devices * pooling, ZIPF_EXPONENT)
         element_bytes = _ELEMENT_BYTES[self.config.data_type]
         return Table(name, rows, int(self.config.embedding_dim), pooling, reuse, element_bytes)
 

@@ -28,6 +28,7 @@ from neuroshard.arrays import Float32Array
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
 from neuroshard.plan import Plan, assemble
 from neuroshard.simulator import Simulator
+from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
 
@@ -38,6 +39,12 @@ def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:
     return assemble(
         task, [(index[option.name], shard.size[1], shard.rank) for option in options for shard in option.shards]
     )
+
+
+def _shards(task: Task, options: Sequence[ShardingOption]) -> list[tuple[Table, Shard]]:
+    """Every shard of the options, with its table as wide as the shard."""
+    table = {table.name: table for table in task.tables}
+    return [(table[option.name].with_dim(shard.size[1]), shard) for option in options for shard in option.shards]
 
 
 class SimulatorPerfModel(PerfModel):
@@ -67,10 +74,8 @@ class SimulatorShardEstimator(ShardEstimator):
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `perf` of all shards."""
-        table = {table.name: table for table in self._task.tables}
-        shards = [(option.name, shard) for option in sharding_options for shard in option.shards]
-        alone = [[table[name].with_dim(shard.size[1])] for name, shard in shards]
-        compute = self._simulator.models.compute.predict(alone, self._task.batch_size)
+        shards = _shards(self._task, sharding_options)
+        compute = self._simulator.models.compute.predict([[table] for table, _ in shards], self._task.batch_size)
         forward, backward = self._ms_per_column()
         for (_, shard), ms in zip(shards, compute.tolist(), strict=True):
             columns = shard.size[1]
@@ -95,9 +100,8 @@ class TaskStorageEstimator(ShardEstimator):
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `storage` of all shards."""
-        table = {table.name: table for table in self._task.tables}
-        shards = [(option.name, shard) for option in sharding_options for shard in option.shards]
-        columns = TableColumns.of([table[name].with_dim(shard.size[1]) for name, shard in shards])
+        shards = _shards(self._task, sharding_options)
+        columns = TableColumns.of([table for table, _ in shards])
         size_bytes = self._task.memory.shard_bytes(columns, self._task.batch_size)
         for (_, shard), size in zip(shards, size_bytes.tolist(), strict=True):
             shard.storage = Storage(hbm=size, ddr=0)
@@ -116,7 +120,7 @@ class TorchRecCompute(SumModel):
     @property
     def head(self) -> ReluHead:
         """The sum itself."""
-        return ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), 0.0, 1.0)
+        return ReluHead.of_cost()
 
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
         """(n, 1) ms."""

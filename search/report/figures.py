@@ -1,27 +1,24 @@
 """The figures of a report, drawn to PNG."""
 
-from collections.abc import Callable, Mapping
-from io import BytesIO
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-_BLUE, _GREY, _RED = "#4c72b0", "0.6", "#c44e52"
+from neuroshard.report import png
+
+_BLUE, _GREY = "#4c72b0", "0.6"
 _HIGHLIGHT = ("neuroshard",)
 
 
 def _drawn(draw: Callable[[Axes], None], height: float = 3.6) -> bytes:
     figure = Figure(figsize=(7.2, height), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     draw(axes)
     axes.spines[["top", "right"]].set_visible(False)
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    return png(figure)
 
 
 def comparison_bars(compared: pd.DataFrame, label: str) -> bytes:
@@ -70,20 +67,3 @@ def scatter(measured: pd.DataFrame) -> bytes:
         axes.legend(frameon=False, fontsize=8)
 
     return _drawn(draw, 4.4)
-
-
-def learning_curves(learned: pd.DataFrame, references: Mapping[str, float]) -> bytes:
-    """Validation cost by round; other methods as horizontal lines."""
-
-    def draw(axes: Axes) -> None:
-        for run, part in learned.groupby("run", sort=False):
-            axes.plot(part["round"] + 1, part["valid_ms"], label=str(part["method"].iloc[0] or run), linewidth=1.6)
-        for name, ms in references.items():
-            axes.axhline(ms, color=_RED, linewidth=0.8, linestyle=":")
-            axes.annotate(
-                name, (1, ms), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7, color=_RED
-            )
-        axes.set(xlabel="round", ylabel="mean cost of validation tasks, ms")
-        axes.legend(frameon=False, fontsize=8)
-
-    return _drawn(draw)

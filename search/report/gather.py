@@ -138,7 +138,7 @@ def describe_tasks(path: Path) -> str:
 def _told_apart(searched: pd.DataFrame) -> pd.DataFrame:
     """Methods named with their models, or their directories, where one name stands for several runs."""
     frame = searched.copy()
-    for column, shown in (("model", "model"), ("path", "path")):
+    for column in ("model", "path"):
         several = frame.groupby(["tasks", "method"])[column].transform("nunique") > 1
-        frame.loc[several, "method"] = frame["method"] + " (" + frame[shown] + ")"
+        frame.loc[several, "method"] = frame["method"] + " (" + frame[column] + ")"
     return frame

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from neuroshard.files import write_atomically
 from neuroshard.models.trust import LEVEL
-from neuroshard.search.report.figures import comparison_bars, learning_curves, scatter, sensitivity_curve
+from neuroshard.report import curves_png, save_png
+from neuroshard.search.report.figures import comparison_bars, scatter, sensitivity_curve
 from neuroshard.search.report.gather import Gathered, gather
 from neuroshard.search.report.page import Grid, Picture, Section, render
 from neuroshard.search.report.statistics import comparisons, sensitivities
@@ -148,7 +149,9 @@ def _learning_section(gathered: Gathered) -> list[Section]:
         return []
     common = list(gathered.references.values())
     same = common[0] if all(other == common[0] for other in common) else {}
-    picture = Picture("learning", "cost of the policy's plans, by round", learning_curves(gathered.learned, same))
+    runs = gathered.learned.groupby("run", sort=False)
+    curves = [(str(part["method"].iloc[0]), part["valid_ms"].to_numpy()) for _, part in runs]
+    picture = Picture("learning", "cost of the policy's plans, by round", curves_png(curves, same))
     best = gathered.learned.groupby("run")["valid_ms"].agg(["min", "count"])
     rows = tuple((str(run), f"{row['min']:.3f}", f"{row['count']:.0f}") for run, row in best.iterrows())
     return [Section("Learned policies", "", (Grid(("run", "best validation ms", "rounds"), rows),), (picture,))]
@@ -168,8 +171,7 @@ class ReportResult:
             if not frame.empty:
                 write_atomically(self.path / "tables" / f"{name}.csv", partial(frame.to_csv, index=False))
         for picture in (picture for section in sections for picture in section.pictures):
-            file = self.path / "figures" / f"{picture.name}.png"
-            write_atomically(file, partial(Path.write_bytes, data=picture.png))
+            save_png(self.path / "figures" / f"{picture.name}.png", picture.png)
 
     def show(self, console: Console) -> None:
         """Say where."""

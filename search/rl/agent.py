@@ -1,6 +1,5 @@
 """A trained agent: a policy, and the costs that it was trained to look at; as files."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -131,8 +130,3 @@ def load_agent(name: str) -> Agent:
 def installed_policies() -> list[str]:
     """Names that `load_agent` takes."""
     return sorted(entry.parent.name for entry in _INSTALLED.glob("*/policy.json"))
-
-
-def policy_card(name: str) -> Any:
-    """Where an installed policy comes from."""
-    return json.loads((_INSTALLED / name / "policy.json").read_text())["card"]

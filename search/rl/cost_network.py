@@ -78,18 +78,15 @@ class CostNetwork(nn.Module, PlacementCosts):
         return self._total(vectors).clamp(min=0) * self.scale_ms
 
     @torch.no_grad()
-    def alone(self, batch: TaskBatch) -> torch.Tensor:
+    def alone(self, vectors: torch.Tensor) -> torch.Tensor:
         """(B, I) compute ms of every item, as if on the only device."""
-        vectors = self.item_vectors(batch)[:, :, None]
-        return self._parts(vectors, vectors[:, :, 0])[:, :, 0, 0].clamp(min=0) * self.scale_ms
+        return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, D, 3) parts and (B,) totals of held (B, I, D), as multiples of `scale_ms`; with gradients."""
         encoded = batch.encode(self.encoder)
         on_device = held.float()[..., None] * encoded[:, :, None]
-        vectors = self.reduction.finish(
-            on_device.amax(dim=1) if self.reduction.kind == "max" else on_device.sum(dim=1), held.sum(dim=1)
-        )
+        vectors = self.reduction.finish(self.reduction.total(on_device, dim=1), held.sum(dim=1))
         return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
 
     def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:

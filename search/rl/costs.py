@@ -7,6 +7,7 @@ import torch
 
 from neuroshard.errors import UserError
 from neuroshard.models import SumModel
+from neuroshard.search.items import Items
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.reduction import Reduction
 from neuroshard.simulator import Simulator
@@ -43,8 +44,8 @@ class PlacementCosts(ABC):
         """(B,) ms of the plans of devices with such vectors (B, D, H) and parts (B, D, 3)."""
 
     @abstractmethod
-    def alone(self, batch: TaskBatch) -> torch.Tensor:
-        """(B, I) compute ms of every item alone."""
+    def alone(self, vectors: torch.Tensor) -> torch.Tensor:
+        """(B, I) compute ms of every item alone, from the items' vectors (B, I, H)."""
 
 
 class SimulatorCosts(PlacementCosts):
@@ -69,10 +70,10 @@ class SimulatorCosts(PlacementCosts):
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
         """(B, I, H) the sum of its tables' vectors."""
-        return torch.stack([self._of_task(batch, index) for index in range(len(batch))])
+        once = {id(items): self._of_task(items) for items in {id(items): items for items in batch.items}.values()}
+        return torch.stack([once[id(items)] for items in batch.items])
 
-    def _of_task(self, batch: TaskBatch, index: int) -> torch.Tensor:
-        items = batch.items[index]
+    def _of_task(self, items: Items) -> torch.Tensor:
         tables = [items.tables(number, item.width) for number, item in enumerate(items.items)]
         starts = np.concatenate([[0], np.cumsum([len(some) for some in tables])[:-1]])
         flat = TableColumns.of([table for some in tables for table in some])
@@ -91,6 +92,6 @@ class SimulatorCosts(PlacementCosts):
         """(B,) the slowest device's sum."""
         return parts.sum(dim=-1).amax(dim=1)
 
-    def alone(self, batch: TaskBatch) -> torch.Tensor:
+    def alone(self, vectors: torch.Tensor) -> torch.Tensor:
         """(B, I) compute ms of every item alone."""
-        return torch.from_numpy(self._model.head(self.item_vectors(batch).numpy()).astype(np.float32))
+        return torch.from_numpy(self._model.head(vectors.numpy()).astype(np.float32))

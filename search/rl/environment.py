@@ -44,7 +44,7 @@ class Environment:
         self.batch = batch
         self.costs = costs
         self._vectors = costs.item_vectors(batch)
-        alone = costs.alone(batch)
+        alone = costs.alone(self._vectors)
         self.order = torch.argsort(alone, dim=1, descending=True, stable=True) if order is None else order
         # Of an even share of all work: what makes costs comparable over tasks of any size.
         self._share_ms = (alone.sum(dim=1) / batch.num_devices).clamp(min=1e-6)

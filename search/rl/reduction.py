@@ -33,8 +33,10 @@ class Reduction:
         start = torch.zeros_like(steps[:, :1])
         return torch.cat([start, through[:, :-1]], dim=1)
 
+    def total(self, values: torch.Tensor, dim: int) -> torch.Tensor:
+        """What adding all representations along one dimension gives, for `finish`."""
+        return values.amax(dim=dim) if self.kind == "max" else values.sum(dim=dim)
+
     def over(self, values: torch.Tensor, dim: int) -> torch.Tensor:
         """All representations along one dimension."""
-        if self.kind == "max":
-            return values.amax(dim=dim)
-        return values.mean(dim=dim) if self.kind == "mean" else values.sum(dim=dim)
+        return values.mean(dim=dim) if self.kind == "mean" else self.total(values, dim)

@@ -18,8 +18,8 @@ from neuroshard.files import exclusive, read_json, write_atomically, write_json
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.progress import progress_bar
-from neuroshard.report import draw_curves
-from neuroshard.search.heuristics import Greedy, Random
+from neuroshard.report import curves_png, save_png
+from neuroshard.search.heuristics import SCORES, Greedy, Random
 from neuroshard.search.rl.agent import Agent, Tensors, part, save_agent
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.environment import Environment
@@ -32,7 +32,6 @@ from neuroshard.task import Task
 from neuroshard.tasks import from_file, save_tasks
 
 _CHECKPOINT = "checkpoint.safetensors"
-_HEURISTICS = ("size", "dim", "lookup", "size_lookup")
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tupl
 def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
     """Mean costs, ms, of random placement and of every heuristic, over the tasks that each solves."""
     found = {}
-    for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in _HEURISTICS}}.items():
+    for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in SCORES}}.items():
         costs = []
         for task in tasks:
             try:
@@ -203,12 +202,9 @@ class TrainResult:
     def save(self) -> None:
         """Write `curve.parquet` and the learning curve as a picture."""
         write_atomically(self.path / "curve.parquet", lambda file: self.history.to_parquet(file, index=False))
-        draw_curves(
-            self.path / "curve.png",
-            {self.method: self.history["valid_ms"].to_numpy()},
-            self.references,
-            f"{self.method}: plans for validation tasks",
-        )
+        curve = (self.method, self.history["valid_ms"].to_numpy())
+        title = f"{self.method}: plans for validation tasks"
+        save_png(self.path / "curve.png", curves_png([curve], self.references, title))
 
     def show(self, console: Console) -> None:
         """Print the outcome beside the other methods."""

@@ -6,7 +6,7 @@ from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.search.heuristics import Greedy, Random
-from neuroshard.search.runs import SearchRun
+from neuroshard.search.runs import is_finished
 from neuroshard.search.search_run import Search
 from neuroshard.testing import random_models, toy_task
 
@@ -51,7 +51,7 @@ def killed(run, monkeypatch):
 
 
 def test_a_killed_run_searches_only_what_is_missing(run, killed, tmp_path):
-    assert not SearchRun.is_finished(tmp_path / "run")
+    assert not is_finished(tmp_path / "run")
     found = run(_Counting()).run().saved
     assert _Counting.calls == 3 + 3  # two were done
     whole = run(Random(), out=str(tmp_path / "whole")).run().saved

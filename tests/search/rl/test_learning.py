@@ -1,5 +1,6 @@
 """Learning: toy tasks whose optimum is known, cost networks that fit, killed runs that go on."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.hardware import Hardware
 from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.search.heuristics import Random
-from neuroshard.search.rl.agent import load_agent, policy_card
+from neuroshard.search.rl import policies
+from neuroshard.search.rl.agent import load_agent
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.learner import RandomOrder, Session
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from toys import NETWORK, autoshard, dreamshard, task
 
+POLICIES = Path(policies.__file__).parent
 # Best on two devices: the 9 beside the 1 and the 2, the rest together.
 KNOWN = [task(lookups) for lookups in ([9, 5, 4, 2, 1], [5, 9, 1, 4, 2], [2, 1, 9, 5, 4], [4, 5, 2, 1, 9])]
 
@@ -170,7 +173,7 @@ def test_costs_from_hardware(tmp_path):
 
 def test_installed_policies_say_where_they_come_from():
     for name in ("dreamshard", "autoshard"):
-        card = policy_card(name)
+        card = json.loads((POLICIES / name / "policy.json").read_text())["card"]
         assert card["settings"]["model"] == "cpu"
         assert card["valid_ms"] < min(card["references_ms"].values())
 

@@ -104,7 +104,7 @@ def test_alone_means_alone():
     both = TaskBatch.of([toy_task(6, 3, seed=1)], "test")
     single = TaskBatch.of([toy_task(6, 1, seed=1)], "test")
     expected = network.predict(single.repeat(6), torch.eye(6, dtype=torch.bool)[..., None])[0][:, 0, 0].clamp(min=0)
-    torch.testing.assert_close(network.alone(both)[0], expected)
+    torch.testing.assert_close(network.alone(network.item_vectors(both))[0], expected)
 
 
 def test_unknown_reductions_are_named():
