@@ -6,9 +6,9 @@ import numpy as np
 
 from neuroshard.errors import UserError
 from neuroshard.samples import ComputeSample
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.splits import TableSplit, draw_split
 from neuroshard.tables import Table, halvings
-from neuroshard.tables.table import DIM_MULTIPLE
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import UserError, unknown_name
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
-from neuroshard.tables.table import DIM_MULTIPLE
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,25 @@
 """Bytes that a table takes on a device: weights and, where asked for, optimizer state and buffers of batches."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.arrays import IntArray
-from neuroshard.errors import UserError, unknown_name
+from neuroshard.checked import checked
+from neuroshard.errors import unknown_name
 from neuroshard.tables.columns import TableColumns
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
 _INDEX_BYTES = 8
-
-_GIB, _MIB = 1 << 30, 1 << 20
 
 # Floats of optimizer state: for every element of the weights, and for every row of a shard.
 _STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 
 
 @dataclass(frozen=True)
+@checked
 class MemoryUse:
     """What counts against a device's memory besides the weights.
 
@@ -29,13 +31,11 @@ class MemoryUse:
     """
 
     optimizer: str = "sgd"
-    batches_in_flight: int = 0
+    batches_in_flight: Annotated[int, Meta(ge=0, le=1000)] = 0
 
     def __post_init__(self) -> None:
         if self.optimizer not in _STATE_FLOATS:
             raise unknown_name("optimizer", self.optimizer, _STATE_FLOATS)
-        if not isinstance(self.batches_in_flight, int) or self.batches_in_flight < 0:
-            raise UserError(f"memory: batches_in_flight={self.batches_in_flight!r} must be a whole number, 0 or more")
 
     def state_bytes(self, shards: TableColumns) -> IntArray:
         """(n,) bytes of the weights and optimizer state of n shards: what moves when a shard moves."""
@@ -59,8 +59,3 @@ class MemoryUse:
         """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples."""
         own_samples = -(-batch_size // num_devices)
         return self.batches_in_flight * 2 * _FLOAT_BYTES * own_samples * total_dim
-
-
-def readable_bytes(size_bytes: float) -> str:
-    """The size for people."""
-    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB / 100 else f"{size_bytes / _MIB:.3g} MiB"

@@ -11,11 +11,11 @@ import numpy as np
 from neuroshard.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
-from neuroshard.memory import readable_bytes
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
-from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
+from neuroshard.units import readable_bytes
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan

@@ -1,45 +1,50 @@
 """What a search is asked: tables, devices and a batch size."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from neuroshard.constraints import Constraints, constraints
+from neuroshard.checked import checked
+from neuroshard.constraints import Constraints
 from neuroshard.errors import UserError
 from neuroshard.memory import MemoryUse
+from neuroshard.schema import MAX_TABLES, BatchSize, Devices, parse
 from neuroshard.tables import Table, check_unique_names
+from neuroshard.units import MAX_BYTES, Size, readable_bytes, to_bytes
 
 
 @dataclass(frozen=True)
+@checked
 class Topology:
     """Devices and their memory.
 
     Attributes:
         num_devices: D.
-        memory_bytes: of each device; one number for all, or (D,).
-        reserved_bytes: of that for the rest of the model; one number for all, or (D,).
+        memory_bytes: of each device; one size for all, or (D,). Sizes are numbers of bytes, or text such as "32GiB".
+        reserved_bytes: of that for the rest of the model; one size for all, or (D,).
     """
 
-    num_devices: int
-    memory_bytes: int | tuple[int, ...]
-    reserved_bytes: int | tuple[int, ...] = 0
+    num_devices: Devices
+    memory_bytes: Size | tuple[Size, ...]
+    reserved_bytes: Size | tuple[Size, ...] = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_devices, int) or self.num_devices < 1:
-            raise UserError(f"topology: num_devices={self.num_devices!r} must be a whole number of at least 1")
-        for name, least in (("memory_bytes", 1), ("reserved_bytes", 0)):
+        for name in ("memory_bytes", "reserved_bytes"):
             value = getattr(self, name)
-            if isinstance(value, Sequence) and not isinstance(value, str):
-                object.__setattr__(self, name, tuple(value))
+            if isinstance(value, tuple):
                 if len(value) != self.num_devices:
                     raise UserError(f"topology: {name} lists {len(value)} devices, there are {self.num_devices}")
-            for size in self._each(name):
-                if not isinstance(size, int) or size < least:
-                    raise UserError(f"topology: {name}={size!r} must be a whole number of bytes, at least {least}")
+                object.__setattr__(self, name, tuple(to_bytes(size, f"topology: {name}") for size in value))
+            else:
+                object.__setattr__(self, name, to_bytes(value, f"topology: {name}"))
+        if sum(self._each("memory_bytes")) > MAX_BYTES:
+            raise UserError("topology: all devices together have more than 2^60 bytes of memory")
         for device, free in enumerate(self.device_memory):
             if free < 1:
-                raise UserError(f"topology: reserved_bytes leave device {device} nothing of its memory_bytes")
+                raise UserError(
+                    f"topology: reserved_bytes={self._each('reserved_bytes')[device]} leave device {device} nothing of "
+                    f"its memory_bytes={self._each('memory_bytes')[device]}"
+                )
 
     @property
     def device_memory(self) -> tuple[int, ...]:
@@ -48,11 +53,12 @@ class Topology:
         return tuple(memory - reserved for memory, reserved in pairs)
 
     def _each(self, name: str) -> tuple[int, ...]:
-        value: int | tuple[int, ...] = getattr(self, name)
+        value: Any = getattr(self, name)
         return value if isinstance(value, tuple) else (value,) * self.num_devices
 
 
 @dataclass(frozen=True)
+@checked
 class Task:
     """Tables (T,) to be sharded over a topology.
 
@@ -64,18 +70,22 @@ class Task:
 
     tables: tuple[Table, ...]
     topology: Topology
-    batch_size: int
+    batch_size: BatchSize
     memory: MemoryUse = field(default_factory=MemoryUse)
     constraints: Constraints = field(default_factory=Constraints)
 
     def __post_init__(self) -> None:
-        if not self.tables:
-            raise UserError("a task needs at least one table; this one has none")
-        if not isinstance(self.batch_size, int) or self.batch_size < self.topology.num_devices:
+        if not 1 <= len(self.tables) <= MAX_TABLES:
             raise UserError(
-                f"task: batch_size={self.batch_size!r} must be a whole number, "
+                f"a task needs at least one table and at most {MAX_TABLES:,}; this one has {len(self.tables)}"
+            )
+        if self.batch_size < self.topology.num_devices:
+            raise UserError(
+                f"task: batch_size={self.batch_size} must be "
                 f"at least one sample for each of the {self.topology.num_devices} devices"
             )
+        if self.size_bytes > MAX_BYTES:
+            raise UserError(f"task: its tables take {readable_bytes(self.size_bytes)}, more than 2^60 bytes")
         check_unique_names(self.tables)
         self.constraints.check(self.tables, self.topology.num_devices)
 
@@ -108,11 +118,4 @@ class Task:
         Raises:
             UserError: a field is missing or out of range.
         """
-        try:
-            fields: Any = content
-            tables = tuple(Table.from_json(table) for table in fields["tables"])
-            memory = MemoryUse(**fields.get("memory", {}))
-            rules = constraints(**fields.get("constraints", {}))
-            return cls(tables, Topology(**fields["topology"]), fields["batch_size"], memory, rules)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"malformed task: bad or missing field ({error})") from None
+        return parse(content, cls, "task")

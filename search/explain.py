@@ -8,13 +8,13 @@ import numpy as np
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
-from neuroshard.memory import readable_bytes
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan, assemble
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.heuristics import SCORES, Greedy
 from neuroshard.search.local import LocalSearch
 from neuroshard.simulator import Simulator
+from neuroshard.units import readable_bytes
 
 
 @dataclass(frozen=True)

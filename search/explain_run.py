@@ -10,7 +10,6 @@ from rich.console import Console
 
 from neuroshard.errors import UserError
 from neuroshard.files import write_atomically
-from neuroshard.memory import readable_bytes
 from neuroshard.models import CostModels
 from neuroshard.models.trust import LEVEL
 from neuroshard.plan import Plan
@@ -18,6 +17,7 @@ from neuroshard.report import plan_png
 from neuroshard.search.explain import Explanation, ShardShare, explain, moves
 from neuroshard.search.report.page import Grid, Picture, Section, render
 from neuroshard.simulator import Simulator
+from neuroshard.units import readable_bytes
 
 _SHOWN_SHARDS = 5
 _SHOWN_SPLITS = 10

@@ -7,11 +7,11 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.errors import UserError
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.layout import Layout
 from neuroshard.search.placer import Placements, make_placer
 from neuroshard.simulator import Simulator
-from neuroshard.tables.table import DIM_MULTIPLE
 
 
 @dataclass(frozen=True)

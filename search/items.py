@@ -15,8 +15,8 @@ from scipy.optimize import linear_sum_assignment
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.constraints import PinnedShard
 from neuroshard.plan import Plan, assemble
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
-from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
 
 

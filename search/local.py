@@ -10,6 +10,7 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.models import SumModel
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.memory import device_memory
 from neuroshard.search.sizes import Sizes
@@ -23,7 +24,6 @@ from neuroshard.search.steps import (
     estimate_steps,
 )
 from neuroshard.simulator import Simulator
-from neuroshard.tables.table import DIM_MULTIPLE
 
 _COSTED_STEPS = 128  # of all steps, so many that look best are costed with the communication models
 _LEAST_GAIN = 1e-6  # relative

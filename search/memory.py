@@ -4,11 +4,11 @@ import numpy as np
 
 from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError
-from neuroshard.memory import readable_bytes
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.search.items import Items
 from neuroshard.search.sizes import Sizes
-from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
+from neuroshard.units import readable_bytes
 
 _NAMED_ITEMS = 3
 

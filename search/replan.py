@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from neuroshard.errors import UserError
-from neuroshard.memory import readable_bytes
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
 from neuroshard.search.base import Searcher
@@ -15,6 +14,7 @@ from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
+from neuroshard.units import readable_bytes
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.arrays import IntArray
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.search.items import Items
 from neuroshard.tables.columns import TableColumns
-from neuroshard.tables.table import DIM_MULTIPLE
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from neuroshard.constraints import Constraints
 from neuroshard.errors import InfeasibleError, unknown_name
 from neuroshard.plan import Plan
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.search.base import Searcher
 from neuroshard.search.items import Items
 from neuroshard.search.memory import check_total
 from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
-from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task
 
 if TYPE_CHECKING:  # TorchRec is optional, and slow to import

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from neuroshard.errors import UserError
@@ -103,7 +102,7 @@ def _repeats(row: Mapping[str, Any], shape: tuple[int, ...]) -> Repeats | None:
     return Repeats(np.array(row["times_ms"]).reshape(-1, *shape), np.array(row["at_s"]))
 
 
-def read_tables(frame: pd.DataFrame) -> dict[str, Table]:
+def read_tables(rows: pa.Table) -> dict[str, Table]:
     """The tables of `tables.parquet`, by name."""
-    rows: Any = frame.to_dict("records")
-    return {row["name"]: Table.from_json(row) for row in rows}
+    tables = [Table.from_json(row) for row in rows.to_pylist()]
+    return {table.name: table for table in tables}

@@ -92,7 +92,7 @@ class DataDirectory:
 
     def tables(self) -> dict[str, Table]:
         """The tables that were measured, by name, at their own width."""
-        return schema.read_tables(_read_parquet(self.path / _TABLES).to_pandas())
+        return schema.read_tables(_read_parquet(self.path / _TABLES))
 
     def compute(self) -> Parts[ComputeSample]:
         """The compute measurements."""

@@ -1,7 +1,7 @@
 """The widths that augmentation and the papers' tasks use."""
 
 from neuroshard.errors import UserError
-from neuroshard.tables.table import DIM_MULTIPLE
+from neuroshard.schema import DIM_MULTIPLE
 
 
 def halvings(max_dim: int) -> tuple[int, ...]:

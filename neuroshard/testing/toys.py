@@ -16,10 +16,10 @@ from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.set_comm import NUM_FEATURES, SetComm
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.tables.table import DIM_MULTIPLE
 from neuroshard.task import Task, Topology
 
 _BATCH_SIZE = 256

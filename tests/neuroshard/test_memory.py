@@ -1,11 +1,12 @@
 import pytest
 
 from neuroshard.errors import UserError
-from neuroshard.memory import MemoryUse, readable_bytes
+from neuroshard.memory import MemoryUse
 from neuroshard.plan import Plan, Shard
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task, Topology
+from neuroshard.units import readable_bytes
 
 ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 1000, 8, 2.5, ONCE)
@@ -55,7 +56,7 @@ def test_impossible_uses_are_refused():
     ("memory", "message"),
     [
         ((1, 2, 3), "memory_bytes lists 3 devices, there are 2"),
-        ((0, 5), "memory_bytes=0"),
+        ((0, 5), "nothing of its memory_bytes=0"),
         ("many", "memory_bytes='many'"),
     ],
 )

@@ -24,7 +24,9 @@ def test_two_tables_of_one_name_are_refused():
         Task((table, table), Topology(2, 100), 256)
 
 
-@pytest.mark.parametrize(("devices", "memory"), [(0, 100), (-1, 100), (2, 0), (2.5, 100), (2, "4 GB")])
+@pytest.mark.parametrize(
+    ("devices", "memory"), [(0, 100), (-1, 100), (2, 0), (2.5, 100), (2, "4 QB"), (2, True), (5000, 100), (2, 1 << 61)]
+)
 def test_impossible_topologies_are_refused(devices, memory):
     with pytest.raises(UserError, match="topology"):
         Topology(devices, memory)

@@ -23,7 +23,7 @@ GOOD = toy_tables(1)[0]
         ("pooling_factor", float("nan"), "pooling_factor=nan"),
         ("bytes_per_element", 3, "bytes_per_element=3"),
         ("reuse", (0.5,) * 2 + (0.1,) + (0.0,) * 14, "sums to 1.1"),
-        ("reuse", (1.0,), "1 bins, not 17"),
+        ("reuse", (1.0,), "of at least 17"),
         ("reuse", (1.5, -0.5) + (0.0,) * 15, "0..1"),
     ],
 )

@@ -1,0 +1,94 @@
+"""Values of the right type by construction: dataclasses and functions that check what they are given."""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from inspect import signature
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from neuroshard.errors import UserError
+from neuroshard.schema import reason, shown
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+_PLAIN = (int, float, str, bool, NoneType)
+
+
+def checked(target: _T) -> _T:
+    """Decorates a function, or a class below `@dataclass`: its arguments or fields are checked against annotations.
+
+    Plain types only; what is annotated with another class is left to the type checker. Lists become tuples, and whole
+    numbers floats, where the annotation wants them.
+
+    Raises (when called):
+        UserError: a value is of the wrong type or out of range.
+    """
+    decorated: Any = _checked_class(target) if isinstance(target, type) else _checked_function(target)
+    return decorated  # type: ignore[no-any-return]
+
+
+def _checked_class(cls: type[Any]) -> type[Any]:
+    ours: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
+
+    def check_fields(self: Any) -> None:
+        try:
+            for name, kind in _plain_hints(cast(Hashable, type(self))):
+                object.__setattr__(self, name, _checked_value(getattr(self, name), kind, name))
+        except UserError as error:
+            raise UserError(f"{_described(self)}: {error}") from None
+        if ours is not None:
+            ours(self)
+
+    cls.__post_init__ = check_fields
+    return cls
+
+
+def _described(value: object) -> str:
+    """What a value is, and its name if it has one."""
+    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
+    name = getattr(value, "name", None)
+    return f"{kind} {shown(name)}" if isinstance(name, str) else kind
+
+
+def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = signature(function)
+
+    @wraps(function)
+    def check_arguments(*given: Any, **named: Any) -> Any:
+        bound = parameters.bind(*given, **named)
+        for name, kind in _plain_hints(function):
+            if name in bound.arguments:
+                bound.arguments[name] = _checked_value(bound.arguments[name], kind, name)
+        return function(*bound.args, **bound.kwargs)
+
+    return check_arguments
+
+
+def _checked_value(value: object, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(reason(str(error), value, name)) from None
+
+
+@cache
+def _plain_hints(target: Hashable) -> tuple[tuple[str, Any], ...]:
+    """(name, annotation) of the fields or arguments of plain type."""
+    checks: Any = target
+    hints = get_type_hints(checks, include_extras=True)
+    names = [field.name for field in fields(checks)] if is_dataclass(checks) else [n for n in hints if n != "return"]
+    return tuple((name, hints[name]) for name in names if _is_plain(hints[name]))
+
+
+def _is_plain(kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return True
+    if origin is Annotated:
+        return _is_plain(get_args(kind)[0])
+    if origin in (tuple, list, Sequence, Union, UnionType):
+        return all(part is Ellipsis or _is_plain(part) for part in get_args(kind))
+    return kind in _PLAIN

@@ -1,0 +1,151 @@
+"""The one schema for what comes from outside: files and settings become typed values, or one clear line.
+
+Types are written as annotations (`Annotated[int, Meta(ge=1)]`); msgspec checks them, because it imports in 20 ms.
+The limits are those of the largest task that is served; below them every number of bytes fits 64 bits.
+"""
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from neuroshard.errors import UserError, unknown_name
+
+MAX_TABLES = 100_000
+MAX_DEVICES = 4096
+MAX_ROWS = 1 << 40
+MAX_DIM = 1 << 16
+MAX_POOLING_FACTOR = 1 << 20
+MAX_BATCH_SIZE = 1 << 30
+DIM_MULTIPLE = 4  # FBGEMM's rule for the width of a table or shard
+_MAX_COUNT = 1 << 31
+
+Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # of anything, none allowed
+PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
+Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
+PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32
+Devices = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
+Device = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]
+BatchSize = Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)]
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e18)]
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+
+_T = TypeVar("_T")
+_LONGEST_VALUE = 60
+_BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+    "object": "named fields", "null": "nothing",
+}  # fmt: skip
+
+
+def parse(content: object, kind: type[_T], where: str) -> _T:
+    """`content`, plain values as JSON or YAML gives them, as a value of the type `kind`.
+
+    Raises:
+        UserError: a field is missing, unknown, of the wrong type or out of range; `where` is what its line begins with.
+    """
+    try:
+        refuse_unknown(content, kind)
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        why = str(cause) if isinstance(cause, UserError) else reason(str(error), content)
+        raise UserError(why if why.startswith(where) else f"{where}: {why}") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply") from None
+
+
+def decode(text: str | bytes, where: str) -> Any:
+    """The plain values of a JSON text.
+
+    Raises:
+        UserError: it is not JSON, or nested too deeply.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise UserError(f"{where} is not readable JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"{where} is not readable JSON: nested too deeply") from None
+
+
+def refuse_unknown(content: object, kind: Any) -> None:
+    """Raise UserError if an object in `content` has a field that its dataclass, within `kind`, doesn't have."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated or origin in (Union, UnionType):
+        for one in inner[:1] if origin is Annotated else inner:
+            refuse_unknown(content, one)
+    elif origin in (tuple, list, Sequence) and isinstance(content, (list, tuple)):
+        for value in content:
+            refuse_unknown(value, inner[0])  # tuples of several types hold plain values only
+    elif origin is dict and isinstance(content, dict):
+        for value in content.values():
+            refuse_unknown(value, inner[1])
+    elif is_dataclass(kind) and isinstance(content, Mapping):
+        hints = _hints(cast(Hashable, kind))
+        for key, value in content.items():
+            if key not in hints:
+                raise unknown_name("field", str(key), hints)
+            refuse_unknown(value, hints[key])
+
+
+@cache
+def _hints(kind: Hashable) -> dict[str, Any]:
+    target: Any = kind
+    known = get_type_hints(target, include_extras=True)
+    return {field.name: known[field.name] for field in fields(target)}
+
+
+def reason(message: str, content: object, name: str = "") -> str:
+    """What msgspec complains of, in the words of these pages, with the value; `name` is that of `content`."""
+    text, _, path = message.partition(" - at `")
+    path = path.rstrip("`").removeprefix("$")
+    field = (name + path).removeprefix(".")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
+        return f"{field + ': ' if field else ''}field {missing[1]!r} is missing"
+    return f"{field + '=' if field else ''}{shown(_value_at(content, path))} must be {_wanted(text)}"
+
+
+def _wanted(text: str) -> str:
+    """What would have been right, from the first part of msgspec's message."""
+    if found := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
+        return " or ".join(_WORDS.get(kind, kind) for kind in found[1].split(" | "))
+    if found := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
+        return f"a multiple of {found[2]}"
+    if found := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):
+        what = "of a length " if found[2] else ""
+        return f"{_WORDS.get(found[1], found[1])} {what}{_BOUNDS[found[3]]} {found[4]}"
+    if text.startswith("Invalid enum value"):
+        return "one of the values that it may have"
+    return text[:1].lower() + text[1:]
+
+
+def shown(value: object) -> str:
+    """A value as text of bounded length."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
+
+
+def _value_at(content: object, path: str) -> object:
+    """What stands at a path of msgspec's, such as `.tables[3].rows`."""
+    found: Any = content
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
+        try:
+            found = found[key] if key else found[int(index)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return content
+    return found

@@ -1,0 +1,46 @@
+"""Sizes as people write and read them."""
+
+import re
+from typing import Annotated
+
+from msgspec import Meta
+
+from neuroshard.errors import UserError
+
+MAX_BYTES = 1 << 60  # of anything that is counted in bytes: sums of a few stay exact in 64 bits
+Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+Size = int | float | str  # bytes as people write them: 34359738368, 1e9, "32GiB", "16 GB"
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
+    "kib": 1 << 10, "mib": _MIB, "gib": _GIB, "tib": 1 << 40, "pib": 1 << 50,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?(?:e[+-]?\d{1,3})?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def to_bytes(size: object, name: str) -> int:
+    """Bytes of a size as people write it; `name` is the setting's, for the error.
+
+    Raises:
+        UserError: it is no size, or beyond 2^60.
+    """
+    text = size if isinstance(size, str) else repr(size)
+    found = _SIZE.fullmatch(text)
+    if isinstance(size, bool) or not found or found[2].lower() not in _UNITS:
+        raise _no_size(size, name)
+    number = int(found[1]) if found[1].isdigit() else float(found[1])
+    given = number * _UNITS[found[2].lower()]
+    if not given <= MAX_BYTES:
+        raise _no_size(size, name)
+    return round(given)
+
+
+def _no_size(size: object, name: str) -> UserError:
+    return UserError(f"{name}={size!r:.60} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or '16 GB'")
+
+
+def readable_bytes(size_bytes: float) -> str:
+    """The size for people."""
+    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB / 100 else f"{size_bytes / _MIB:.3g} MiB"
