@@ -3,7 +3,7 @@
 import neuroshard as ns
 
 tables = ns.load_tables("criteo", batch_size=4096)
-task = ns.Task(tables, ns.Topology(num_devices=4, memory_bytes=32 << 30), batch_size=4096)
+task = ns.Task(tables, ns.Topology(num_devices=4, memory_bytes="32GiB"), batch_size=4096)
 sim = ns.Simulator(ns.CostModels.load("cpu"))
 plan = ns.search(task, sim)
 """
@@ -11,20 +11,22 @@ plan = ns.search(task, sim)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from neuroshard.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.cost import Cost
-from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.memory import MemoryUse
-from neuroshard.models import CostModels
-from neuroshard.plan import Plan, Shard
-from neuroshard.simulator import Simulator
-from neuroshard.sources import load_tables
-from neuroshard.tables import Table, table_from_trace
-from neuroshard.task import Task, Topology
-
 if TYPE_CHECKING:
+    from neuroshard.constraints import Constraints, PinnedShard, TableRule
+    from neuroshard.cost import Cost
+    from neuroshard.errors import InfeasibleError, UserError
+    from neuroshard.memory import MemoryUse
+    from neuroshard.models.cost_models import CostModels
+    from neuroshard.plan import Plan, Shard
+    from neuroshard.prediction import Prediction
     from neuroshard.search import search
+    from neuroshard.simulator import Simulator
+    from neuroshard.sources import load_tables
+    from neuroshard.tables.table import Table
+    from neuroshard.tables.trace import table_from_trace
+    from neuroshard.task import Task, Topology
 
+__version__ = "0.1.0"
 __all__ = [
     "Constraints",
     "Cost",
@@ -33,6 +35,7 @@ __all__ = [
     "MemoryUse",
     "PinnedShard",
     "Plan",
+    "Prediction",
     "Shard",
     "Simulator",
     "Table",
@@ -45,9 +48,31 @@ __all__ = [
     "table_from_trace",
 ]
 
+# Where the names live: they are imported when somebody asks for them, so that `import neuroshard` costs nothing.
+_HOMES = {
+    "constraints": ("Constraints", "PinnedShard", "TableRule"),
+    "cost": ("Cost",),
+    "errors": ("InfeasibleError", "UserError"),
+    "memory": ("MemoryUse",),
+    "models.cost_models": ("CostModels",),
+    "plan": ("Plan", "Shard"),
+    "prediction": ("Prediction",),
+    "simulator": ("Simulator",),
+    "sources": ("load_tables",),
+    "tables.table": ("Table",),
+    "tables.trace": ("table_from_trace",),
+    "task": ("Task", "Topology"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    # The core imports no stage; the stage is imported when somebody asks for it, and can be called like a function.
-    if name == "search":
+    if name == "search":  # the stage itself, which can be called like a function
         return import_module("neuroshard.search")
-    raise AttributeError(f"module 'neuroshard' has no attribute {name!r}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'neuroshard' has no attribute {name!r}")
+    return getattr(import_module(f"neuroshard.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
 """`python -m neuroshard`, which is also how torchrun starts it."""
 
-from neuroshard.cli import main
+from neuroshard.entry import main
 
 if __name__ == "__main__":
     main()

@@ -1,40 +1,45 @@
 """The `neuroshard` command: each subcommand is one Hydra config, whose `run` node says what to build and run."""
 
 import os
+import signal
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
 
+from neuroshard import __version__
 from neuroshard.completion import bash_script
 from neuroshard.errors import UserError, unknown_name
+from neuroshard.guard import complain, exit_code, one_line
 
 COMMANDS = {
     "collect": "measure table combinations and exchanges on real hardware",
     "pretrain": "fit the cost models to measurements",
     "search": "find sharding plans for tasks",
-    "evaluate": "run plans on real hardware and compare with the prediction",
+    "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json|RUN_DIR ...",
     "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
     "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
     "train-policy": "train the policy of a reinforcement-learning searcher",
 }
 _ALL = (*COMMANDS, "models", "completion")
-_POSITIONAL = {"report": "runs", "explain": "plans"}  # what paths without a key are
-_EXIT_USER_ERROR = 2
-_SWEEP_FLAGS = ("-m", "--multirun")
+_HELP_FLAGS = ("-h", "--help")
+_INTERRUPTED = 130
+_FAILED = "NEUROSHARD_FAILED_JOBS"
 
 _USAGE = """\
 neuroshard shards the embedding tables of recommendation models across devices.
 
-usage: neuroshard COMMAND [key=value ...] [-m] [--help]
+usage: neuroshard COMMAND [setting=value ...] [-m] [--help]
 
 commands:
 {commands}
   models       list the installed cost models; with a name, print its card
   completion   print a bash completion script: eval "$(neuroshard completion)"
 
-key=value overrides a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
+setting=value changes a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
 -m sweeps: `neuroshard search -m tasks=paper searcher=random,neuroshard` runs one job for each combination.
 """
 
@@ -50,20 +55,20 @@ class Result(Protocol):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows what it can
     try:
         _dispatch(given)
-    except (UserError, OSError) as error:
-        _exit_with(error)
     except KeyboardInterrupt:
         print("neuroshard: interrupted; what was finished is kept", file=sys.stderr)
-        sys.exit(130)
-
-
-def _exit_with(error: UserError | OSError) -> None:
-    """One line on standard error; a full disk, or a directory that can't be written, is the user's to mend too."""
-    hint = "" if isinstance(error, UserError) else "; what was finished is kept, start it again when this is mended"
-    print(f"neuroshard: error: {' '.join(str(error).split())}{hint}", file=sys.stderr)
-    sys.exit(_EXIT_USER_ERROR)
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:  # `neuroshard ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        complain(one_line(error))
+        sys.exit(exit_code(error))
 
 
 def usage() -> str:
@@ -72,8 +77,10 @@ def usage() -> str:
 
 
 def _dispatch(given: list[str]) -> None:
-    if not given or given[0] in ("-h", "--help"):
+    if not given or given[0] in _HELP_FLAGS:
         print(usage(), end="")
+    elif given[0] in ("--version", "-V"):
+        print(f"neuroshard {__version__}")
     elif given[0] == "completion":
         print(bash_script(_ALL), end="")
     elif given[0] == "models":
@@ -81,32 +88,43 @@ def _dispatch(given: list[str]) -> None:
 
         show_models(given[1:], Console())
     elif given[0] in COMMANDS:
-        _run_command(given[0], _with_paths(given[0], given[1:]))
+        _run_command(given[0], given[1:])
     else:
         raise unknown_name("command", given[0], _ALL)
 
 
-def _with_paths(command: str, arguments: list[str]) -> list[str]:
-    """Arguments in which bare paths, where a command takes some, have become an override."""
-    if command not in _POSITIONAL:
-        return arguments
-    paths = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
-    others = [argument for argument in arguments if argument not in paths]
-    quoted = ",".join("'" + path.replace("'", "\\'") + "'" for path in paths)
-    return [*others, f"{_POSITIONAL[command]}=[{quoted}]"] if paths else others
-
-
 def _run_command(command: str, arguments: list[str]) -> None:
-    import hydra  # slow to import: not for --help
+    if "COMP_LINE" in os.environ:
+        _hand_to_hydra(command, arguments)
+        return
+    from neuroshard.arguments import as_overrides, split_flags  # which need Hydra: not for --help
+    from neuroshard.overrides import check_choices, check_overrides
 
-    from neuroshard.overrides import check_overrides
+    helping = [text for text in arguments if text in _HELP_FLAGS]
+    flags, texts = split_flags(command, [text for text in arguments if text not in _HELP_FLAGS])
+    overrides = as_overrides(command, texts)
+    if helping:
+        from neuroshard.help import command_help
 
-    if "COMP_LINE" not in os.environ:
-        check_overrides(command, arguments)
-    # Hydra's parser wants flags before the overrides; people write them anywhere.
-    sweep = [argument for argument in arguments if argument in _SWEEP_FLAGS]
-    sys.argv = ["neuroshard", *sweep, *(argument for argument in arguments if argument not in sweep)]
-    hydra.main(version_base="1.3", config_path="pkg://neuroshard.conf", config_name=command)(_run)()
+        check_choices(overrides)
+        print(command_help(command, COMMANDS[command], overrides), end="")
+        return
+    check_overrides(command, overrides, sweeping=bool(flags))
+    _hand_to_hydra(command, [*flags[:1], *(str(override.input_line) for override in overrides)])
+
+
+def _hand_to_hydra(command: str, arguments: list[str]) -> None:
+    import hydra
+
+    sys.argv = ["neuroshard", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
+    with tempfile.TemporaryDirectory(prefix="neuroshard-") as folder:
+        failed = Path(folder) / "failed"
+        os.environ[_FAILED] = str(failed)  # which the processes of a parallel launcher see too
+        hydra.main(version_base="1.3", config_path="pkg://neuroshard.conf", config_name=command)(_run)()
+        if failed.exists():
+            count = len(failed.read_text(encoding="utf-8").splitlines())
+            raise UserError(f"the sweep is through; {count} of its jobs failed, each with a line of its own")
 
 
 def _run(config: Any) -> None:
@@ -114,8 +132,26 @@ def _run(config: Any) -> None:
     from neuroshard.registry import instantiate_config
 
     try:
-        result: Result | None = instantiate_config(config.run).run()
-    except (UserError, OSError) as error:
-        _exit_with(error)  # inside Hydra's job an exception would become a traceback
-    if result is not None:
-        result.show(Console())
+        job = instantiate_config(config.run)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to keep
+        result: Result | None = job.run()
+        if result is not None:
+            result.show(Console())
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    """End the program with one line; a sweep goes on with its other jobs. (Hydra would print what is raised here.)"""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        complain(one_line(error))
+        sys.exit(exit_code(error))
+    complain(f"job {hydra_config.job.num} ({hydra_config.job.override_dirname}): {one_line(error)}")
+    with Path(os.environ[_FAILED]).open("a", encoding="utf-8") as file:
+        file.write(f"{hydra_config.job.num}\n")

@@ -24,7 +24,7 @@ class MissingPackageError(UserError, ImportError):
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that is not in `valid`, with the nearest name that is."""
     names = sorted(valid)
-    near = get_close_matches(name, names, n=1, cutoff=0.4)
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
     hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"
     return UserError(f"unknown {kind} {name!r}; {hint}")

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json
 from neuroshard.models.bundle import load_bundle
+from neuroshard.models.cost_models import ROOFLINE, CostModels
 from neuroshard.models.shipped import shipped_names, shipped_path
+from neuroshard.registry import choices, described
 
 
 def show_models(arguments: list[str], console: Console) -> None:
@@ -21,7 +24,12 @@ def show_models(arguments: list[str], console: Console) -> None:
     """
     if len(arguments) > 1:
         raise UserError(f"neuroshard models takes one name at most, not {len(arguments)}")
+    if arguments and arguments[0].startswith(ROOFLINE):
+        described_by = OmegaConf.to_container(described("roofline", arguments[0].removeprefix(ROOFLINE)))
+        console.print_json(json.dumps(described_by))
+        return
     if arguments:
+        CostModels.load(arguments[0])  # which says what is wrong with the name or the bundle
         card = read_json((shipped_path(arguments[0]) or Path(arguments[0])) / "card.json", "model card")
         console.print_json(json.dumps(card))
         return
@@ -46,13 +54,11 @@ def _measured() -> Grid:
 
 
 def _arithmetic() -> Grid:
-    from neuroshard.registry import choices, described  # which need Hydra: slow to import
-
     grid = Grid(title="Arithmetic on datasheets, not measured (any batch size, any number of devices)")
     for column in ("name", "source"):
         grid.add_column(column)
     for name in choices("roofline"):
-        grid.add_row(f"roofline:{name}", str(described("roofline", name)["source"]))
+        grid.add_row(f"{ROOFLINE}{name}", str(described("roofline", name)["source"]))
     return grid
 
 

@@ -3,78 +3,95 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.registry import choices, compose_config
-
-_FLAGS_WITH_VALUE = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--package", "-p")
+from neuroshard.registry import choices, compose_config, is_group, missing, needed
 
 
-def check_overrides(command: str, arguments: Sequence[str]) -> None:
-    """Raise UserError if an override is malformed or names a key or choice that doesn't exist."""
-    overrides = [o for o in _parse(arguments) if not o.key_or_group.startswith("hydra")]
-    groups = [o for o in overrides if _is_group(o)]
-    for override in groups:
-        _check_choices(override)
-    settings = [o for o in overrides if o not in groups and not o.is_add()]
-    chosen = [f"{o.key_or_group}={_values(o)[0]}" for o in groups]
-    config = _compose(command, chosen)
+def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
+    """Raise UserError if an override names a setting or choice that doesn't exist, or something is still missing."""
+    check_choices(overrides)
+    own = [o for o in overrides if not o.key_or_group.startswith("hydra")]
+    groups = [o for o in own if is_group(o.key_or_group)]
+    if not sweeping:
+        _check_single(own)
+    first = [_job(o, first=True) for o in own]
+    chosen = [text for o, text in zip(own, first, strict=True) if o in groups]
+    config = compose_config(command, chosen)
+    settings = [o for o in own if o not in groups]
     for override in settings:
         if not _holds(config, override.key_or_group):
-            raise _unknown_key(command, config, override.key_or_group)
+            raise unknown_name(f"setting of neuroshard {command}", override.key_or_group, setting_names(config))
     for group in groups:
         for value in _values(group)[1:]:
             _check_applies(command, chosen, f"{group.key_or_group}={value}", settings)
+    whole = compose_config(command, first)
+    for key in missing(whole):
+        raise needed(command, key, whole)
+    if sweeping:
+        _check_apart(command, own, whole)
 
 
-def _check_applies(command: str, chosen: list[str], other: str, settings: list[Override]) -> None:
+def check_choices(overrides: Sequence[Override]) -> None:
+    """Raise UserError if a group is given a choice that it doesn't have."""
+    for override in overrides:
+        group = override.key_or_group
+        if is_group(group):
+            known = choices(group)
+            for value in _values(override):
+                if value not in known and (group, value) != ("experiment", "None"):
+                    raise unknown_name(group, value, known)
+
+
+def _check_single(overrides: Sequence[Override]) -> None:
+    for override in overrides:
+        if override.is_sweep_override():
+            raise UserError(
+                f"{override.input_line!r} lists several values: write -m to run a job for each, or quote a single one"
+            )
+
+
+def _check_applies(command: str, chosen: list[str], other: str, settings: Sequence[Override]) -> None:
     """Raise UserError if a sweep's `other` choice lacks a setting that the first choice has."""
-    config = _compose(command, [*chosen, other])
+    config = compose_config(command, [*chosen, other])
     for override in settings:
         if not _holds(config, override.key_or_group):
             raise UserError(f"{override.key_or_group} is not a setting of {other}; sweep the two apart")
 
 
-def _parse(arguments: Sequence[str]) -> list[Override]:
-    texts = []
-    skip = False
-    for argument in arguments:
-        if skip or argument.startswith("-"):
-            skip = argument in _FLAGS_WITH_VALUE
-            continue
-        texts.append(argument)
-    try:
-        return OverridesParser.create().parse_overrides(texts)
-    except OverrideParseException as error:
-        raise UserError(f"override {error.override!r} is malformed; write key=value") from None
+def _check_apart(command: str, overrides: Sequence[Override], first: DictConfig) -> None:
+    """Raise UserError if a sweep's jobs would all write to the same place."""
+    if not any(o.is_sweep_override() for o in overrides):
+        return
+    last = compose_config(command, [_job(o, first=False) for o in overrides])
+    one, other = (_resolved(config, "out") for config in (first, last))
+    if one is not None and one == other:
+        swept = next(o.key_or_group for o in overrides if o.is_sweep_override())
+        name = "method" if swept == "searcher" else swept
+        raise UserError(f"every job of this sweep would write to out={one}; name them apart: out='{one}-${{{name}}}'")
 
 
-def _is_group(override: Override) -> bool:
+def _resolved(config: DictConfig, key: str) -> Any:
     try:
-        return bool(choices(override.key_or_group))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        return config.get(key)
+    except OmegaConfBaseException:
+        return None  # named by the job that Hydra will number, or by a choice
 
 
 def _values(override: Override) -> list[str]:
     value: Any = override.value()
-    if isinstance(value, ChoiceSweep):
-        return [str(item) for item in value.list]
-    return [str(value)]
+    return [str(item) for item in value.list] if isinstance(value, ChoiceSweep) else [str(value)]
 
 
-def _check_choices(override: Override) -> None:
-    for value in _values(override):
-        if value not in [*choices(override.key_or_group), "None"]:
-            raise unknown_name(override.key_or_group, value, choices(override.key_or_group))
-
-
-def _compose(command: str, overrides: list[str]) -> DictConfig:
-    return compose_config(command, [o.replace("=None", "=null") for o in overrides])
+def _job(override: Override, *, first: bool) -> str:
+    """What the first, or the last, job of a sweep is given."""
+    if not override.is_sweep_override():
+        return str(override.input_line)
+    values = list(override.sweep_string_iterator())
+    return f"{override.get_key_element()}={values[0 if first else -1]}"
 
 
 def _holds(config: DictConfig, key: str) -> bool:
@@ -86,14 +103,10 @@ def _holds(config: DictConfig, key: str) -> bool:
     return True
 
 
-def _unknown_key(command: str, config: DictConfig, key: str) -> UserError:
-    valid = [name for name in _keys(config) if "_target_" not in name]
-    return unknown_name(f"setting of neuroshard {command}", key, valid)
-
-
-def _keys(config: DictConfig, prefix: str = "") -> list[str]:
+def setting_names(config: DictConfig) -> list[str]:
+    """Every setting that may be given, with dots."""
     plain: Any = OmegaConf.to_container(config, resolve=False)
-    return _flat_keys(plain, prefix)
+    return [key for key in _flat_keys(plain, "") if "_target_" not in key and key.split(".")[0] != "run"]
 
 
 def _flat_keys(plain: Any, prefix: str) -> list[str]:

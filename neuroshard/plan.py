@@ -1,7 +1,7 @@
 """A sharding plan: every table's columns, cut into shards, each on a device."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ import numpy as np
 from neuroshard.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.prediction import Prediction
+from neuroshard.schema import DIM_MULTIPLE, parse
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
@@ -38,7 +39,8 @@ class Plan:
 
     Every table's columns are covered exactly once, every dim is a multiple of 4, and a device holds at most one
     shard of a table. Memory and the task's constraints are not checked here: a plan that breaks them can still be
-    costed and reported; `violations` says what it breaks.
+    costed and reported; `violations` says what it breaks. `prediction` is what it was predicted to cost when it was
+    found, None if nobody did; plans that differ in nothing else are equal.
 
     Raises:
         UserError: the shards don't cover the task's tables that way.
@@ -47,6 +49,7 @@ class Plan:
     task: Task
     shards: tuple[Shard, ...]
     devices: tuple[int, ...]
+    prediction: Prediction | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.shards) != len(self.devices):
@@ -106,6 +109,11 @@ class Plan:
         """What the plan breaks of the task's memory and constraints, one line each; empty if nothing."""
         return tuple(_violations(self))
 
+    def __str__(self) -> str:
+        from neuroshard.describe import plan_lines  # which needs this class
+
+        return "\n".join(plan_lines(self))
+
     def save(self, path: str | Path) -> None:
         """Write the plan with its task as JSON."""
         write_json(Path(path), self.to_json())
@@ -127,7 +135,8 @@ class Plan:
         """The plan as JSON-ready fields."""
         pairs = zip(self.shards, self.devices, strict=True)
         shards = [{"table": s.table, "offset": s.offset, "dim": s.dim, "device": d} for s, d in pairs]
-        return {"format": _FORMAT, "shards": shards, "task": self.task.to_json()}
+        known = {} if self.prediction is None else {"prediction": asdict(self.prediction)}
+        return {"format": _FORMAT, "shards": shards, "task": self.task.to_json()} | known
 
     @classmethod
     def from_json(cls, content: object) -> "Plan":
@@ -140,7 +149,9 @@ class Plan:
             task = Task.from_json(content["task"])
         except (KeyError, TypeError) as error:
             raise UserError(f"malformed plan: bad or missing field ({error})") from None
-        return cls(task, shards, devices)
+        prediction = content.get("prediction")
+        known = None if prediction is None else parse(prediction, Prediction, "prediction")
+        return cls(task, shards, devices, known)
 
     def to_torchrec(
         self, modules: str | Mapping[str, str] = "", compute_device: str = "cuda", local_world_size: int | None = None

@@ -1,22 +1,33 @@
 """Building objects from `conf/` by name: where the parts of NeuroShard are joined."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hydra import compose, initialize_config_module
-from hydra.errors import HydraException, InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.errors import UserError, unknown_name
 
 
+@cache
+def _entries(group: str) -> tuple[str, ...]:
+    """Names in a group; none where there is no such group."""
+    folder = files("neuroshard.conf").joinpath(group)
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+
+
+def is_group(name: str) -> bool:
+    """Whether `conf/` has a group of that name."""
+    return name.isidentifier() and bool(_entries(name))
+
+
 def choices(group: str) -> list[str]:
     """Names of the configs in a group, such as "searcher"."""
-    found = files("neuroshard.conf").joinpath(group).iterdir()
-    return sorted(entry.name.removesuffix(".yaml") for entry in found if entry.name.endswith(".yaml"))
+    return list(_entries(group))
 
 
 def described(group: str, name: str) -> DictConfig:
@@ -27,7 +38,7 @@ def described(group: str, name: str) -> DictConfig:
     """
     if name not in choices(group):
         raise unknown_name(group, name, choices(group))
-    config = OmegaConf.create(files("neuroshard.conf").joinpath(group, f"{name}.yaml").read_text())
+    config = OmegaConf.create(files("neuroshard.conf").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8"))
     assert isinstance(config, DictConfig)
     if "defaults" not in config:
         return config
@@ -39,7 +50,7 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
     """The object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
 
     Raises:
-        UserError: no such name, no such setting, or a setting out of range.
+        UserError: no such name, no such setting, or a setting that is missing or out of range.
     """
     config = described(group, name)
     for setting in settings:
@@ -50,7 +61,13 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
                 if valid
                 else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
             )
-    return instantiate_config(OmegaConf.merge(config, settings))
+    given = OmegaConf.merge(config, {key: value for key, value in settings.items() if _plain(value)})
+    return instantiate_config(given, **{key: value for key, value in settings.items() if not _plain(value)})
+
+
+def _plain(value: Any) -> bool:
+    """Whether a config can hold it; objects, such as a plan, are handed over as they are."""
+    return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
 
 
 def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
@@ -59,29 +76,74 @@ def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
     Raises:
         UserError: Hydra can't make sense of them.
     """
+    return _composed(command, overrides, with_hydra=False)
+
+
+def chosen_of(command: str, overrides: Sequence[str]) -> dict[str, str]:
+    """The choice of each group, after overrides as on the command line."""
+    found = _composed(command, overrides, with_hydra=True).hydra.runtime.choices
+    return {str(group): str(name) for group, name in found.items() if is_group(str(group))}
+
+
+def _composed(command: str, overrides: Sequence[str], *, with_hydra: bool) -> DictConfig:
+    from hydra import compose, initialize_config_module  # slow to import: only where it is used
+    from hydra.errors import HydraException
+
     try:
         with initialize_config_module("neuroshard.conf", version_base="1.3"):
-            return compose(command, overrides=list(overrides))
+            return compose(command, overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
         # Of what it can't make sense of, Hydra says some things by exceptions of its own, others by Python's.
         raise UserError(error) from None
 
 
-def instantiate_config(config: Any) -> Any:
-    """What the config's `_target_`s build.
+def instantiate_config(config: Any, **objects: Any) -> Any:
+    """What the config's `_target_`s build; `objects` are arguments that no config can hold.
 
     Raises:
         UserError: a setting is missing, of the wrong type or out of range.
     """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    if isinstance(config, DictConfig) and (without := missing(config)):
+        raise UserError(f"{without[0]} is needed, and has no value")
     try:
-        return instantiate(config, _convert_="all")
+        return instantiate(config, _convert_="all", **objects)
     except InstantiationException as error:
         raise _user_error(error) from error
     except OmegaConfBaseException as error:
         raise UserError(error) from None
 
 
-def _user_error(error: InstantiationException) -> UserError:
+def missing(config: DictConfig) -> list[str]:
+    """Settings that have to be given and aren't, with dots; what only points at them is left out."""
+    return [key for key, value in leaves(config) if value == "???"]
+
+
+def leaves(config: DictConfig) -> Iterator[tuple[str, Any]]:
+    """(key with dots, value) of every setting that isn't a group of others, interpolations as they are written."""
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return _leaves(plain, "")
+
+
+def _leaves(plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in plain.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def needed(command: str, key: str, config: DictConfig) -> UserError:
+    """The error for a setting without a value, with what it is."""
+    from neuroshard.settings import setting_of  # which reads conf/'s comments: only where it is used
+
+    what = setting_of(command, key, config).what
+    return UserError(f"neuroshard {command} needs {key}=...{': ' if what else ''}{what}")
+
+
+def _user_error(error: BaseException) -> UserError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UserError):

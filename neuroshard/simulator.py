@@ -1,6 +1,7 @@
 """Costs of plans, predicted: the search's stand-in for hardware."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from neuroshard.errors import UserError
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Margins
 from neuroshard.plan import Plan
+from neuroshard.prediction import Prediction
 from neuroshard.task import Task
 
 
@@ -44,6 +46,10 @@ class Simulator:
         margin = _margin(self.models.margins, compute, spread, forward, backward)
         return [Cost(*parts) for parts in zip(compute, forward, backward, margin, strict=True)]
 
+    def predicted(self, plan: Plan) -> Plan:
+        """The same plan, with what these models predict of it."""
+        return with_prediction(plan, self.cost(plan.task, plan), self.models.name)
+
     def warnings(self, plan: Plan) -> tuple[str, ...]:
         """What of a plan and its task lies outside the range that the models were fitted to, one line each."""
         ranges = self.models.ranges
@@ -57,6 +63,12 @@ class Simulator:
         forward = self.models.forward.predict(dims, compute_ms, batch_size)
         backward = self.models.backward.predict(dims, np.zeros_like(dims), batch_size)
         return forward, backward
+
+
+def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
+    """The same plan, with its cost as the models of that name predict it."""
+    margin = None if cost.margin is None else cost.margin_ms
+    return replace(plan, prediction=Prediction(models, cost.total_ms, margin))
 
 
 def _margin(

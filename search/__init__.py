@@ -18,7 +18,7 @@ __all__ = ["Searcher", "search"]
 
 
 def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **settings: Any) -> Plan:
-    """A plan for `task`, by the method that `conf/searcher/<searcher>.yaml` describes.
+    """A plan for `task` with its predicted cost, by the method that `conf/searcher/<searcher>.yaml` describes.
 
     `settings` override the config's, such as `beam_width=5`.
 
@@ -27,7 +27,7 @@ def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **set
         InfeasibleError: the method finds no plan that fits in memory.
     """
     method: Searcher = build("searcher", searcher, **settings)
-    return method.search(task, simulator)
+    return simulator.predicted(method.search(task, simulator))
 
 
 class _CallableModule(ModuleType):

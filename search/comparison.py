@@ -1,14 +1,18 @@
 """Methods side by side: success rate, predicted and measured cost, search time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from rich.table import Table as Grid
+from rich.text import Text
 
 from neuroshard.cost import Cost
+from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plan import Plan
+
+_BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,31 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
         asked = [entry for entry in entries if entry.method == method]
         chosen = [solved[method][task] for task in common]
         grid.add_row(
-            method,
+            Text(method),
             f"{len(solved[method])}/{len(asked)}",
             _mean([entry.predicted_ms for entry in chosen], 2),
             _mean([entry.measured_ms for entry in chosen], 2),
             _mean([entry.seconds for entry in asked], 3),
         )
     return grid
+
+
+def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
+    """How far predictions held: measured costs inside their intervals beside what was to be expected, and the bias."""
+    pairs = [(e.predicted_ms, e.measured_ms, e.margin_ms) for e in entries]
+    known = np.array([pair for pair in pairs if not np.isnan(pair).any()]).reshape(-1, 3)
+    if not len(known):
+        return
+    predicted, measured, margin = known.T
+    inside = int((np.abs(measured - predicted) <= margin).sum())
+    expected = round(LEVEL * len(known))
+    yield (
+        f"{inside} of {len(known)} measured costs lie inside their predicted {LEVEL:.0%} intervals, "
+        f"where {expected} should"
+    )
+    ratio = float(np.median(measured / predicted))
+    if inside < expected / 2 and not 1 / _BIASED < ratio < _BIASED:
+        yield f"warning: measured costs are {ratio:.2f} times the predicted ones (median): {ADAPT}"
 
 
 def _mean(values: list[float], digits: int) -> str:

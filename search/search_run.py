@@ -10,22 +10,27 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
+from neuroshard.checked import checked
 from neuroshard.errors import InfeasibleError
 from neuroshard.files import exclusive
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
+from neuroshard.models.trust import hardware_warning
 from neuroshard.progress import progress_bar
+from neuroshard.schema import Name, PathName
 from neuroshard.search.base import Searcher
 from neuroshard.search.runs import SearchRecord, SearchRun, claim_directory, is_finished
 from neuroshard.search.unfinished import Unfinished
-from neuroshard.simulator import Simulator
+from neuroshard.simulator import Simulator, with_prediction
 from neuroshard.task import Task
 
 _SHOWN_TASKS = 20
 
 
 @dataclass(frozen=True)
+@checked
 class Search:
     """Everything `neuroshard search` needs.
 
@@ -36,11 +41,11 @@ class Search:
         out: a directory, where a run that was killed goes on; None takes the next free one under runs/search.
     """
 
-    model: str
+    model: PathName
     tasks: tuple[Task, ...]
     searcher: Searcher
-    method: str
-    out: str | None
+    method: Name
+    out: PathName | None
 
     def run(self) -> "SearchResult":
         """Search every task; a task without a plan is recorded with its error.
@@ -56,7 +61,7 @@ class Search:
             simulator.models.check(task)
         if self.out is not None and is_finished(Path(self.out)):
             Unfinished(Path(self.out)).claim(self._settings(), self.tasks)
-            return SearchResult(SearchRun.load(Path(self.out)), self.tasks)
+            return self._result(SearchRun.load(Path(self.out)), simulator)
         first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
         if first is not None and isinstance(first.found, InfeasibleError):
             raise first.found
@@ -67,7 +72,10 @@ class Search:
             records = self._search(under_way, simulator, first)
             run = SearchRun(directory, self.method, tuple(records))
             run.save(self._settings() | {"versions": versions()})
-        return SearchResult(run, self.tasks)
+        return self._result(run, simulator)
+
+    def _result(self, run: SearchRun, simulator: Simulator) -> "SearchResult":
+        return SearchResult(run, self.tasks, hardware_warning(simulator.models.name, simulator.models.hardware))
 
     def _settings(self) -> dict[str, Any]:
         """What the plans depend on, besides the tasks."""
@@ -91,8 +99,8 @@ class Search:
         if isinstance(timed.found, InfeasibleError):
             return SearchRecord(number, None, str(timed.found), float("nan"), timed.seconds)
         name = f"plans/task-{number:04d}.json"
-        timed.found.save(directory / name)
         cost = simulator.cost(timed.found.task, timed.found)
+        with_prediction(timed.found, cost, simulator.models.name).save(directory / name)
         remark = self.searcher.remark(timed.found.task, simulator, timed.found)
         warnings = "\n".join(simulator.warnings(timed.found)) or None
         return SearchRecord(number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings)
@@ -115,14 +123,33 @@ def _search_one(searcher: Searcher, task: Task, simulator: Simulator) -> _Timed:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A run and its tasks."""
+    """A run and its tasks; `hardware_warning` where the models were not surely measured on hardware like this."""
 
     saved: SearchRun
     tasks: tuple[Task, ...]
+    hardware_warning: str | None = None
 
     def show(self, console: Console) -> None:
-        """Print a row for every task (the first 20), and the summary."""
-        grid = Grid(title=f"{self.saved.searcher}: {self.saved.path}")
+        """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""
+        console.print(self._grid())
+        records = self.saved.records
+        lines = [f"task {r.task}: {r.remark}" for r in records[:_SHOWN_TASKS] if r.remark is not None]
+        if len(records) > _SHOWN_TASKS:
+            lines.append(f"... and {len(records) - _SHOWN_TASKS} more in results.parquet")
+        if len(records) == 1 and (plan := self.saved.plan_of(records[0])) is not None:
+            lines += str(plan).splitlines()
+        solved = [record for record in records if record.error is None]
+        mean = f", mean predicted {np.mean([r.predicted_ms for r in solved]):.2f} ms" if solved else ""
+        seconds = np.mean([record.seconds for record in records])
+        lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
+        lines.append(f"plans: {self.saved.path / 'plans'}")
+        for line in lines:
+            console.print(line, markup=False, highlight=False)
+        for warning in self._warnings():
+            console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
+
+    def _grid(self) -> Grid:
+        grid = Grid(title=Text(f"{self.saved.searcher}: {self.saved.path}"))
         for column in ("task", "tables", "devices", "predicted ms", "search s"):
             grid.add_column(column, justify="right")
         for record in self.saved.records[:_SHOWN_TASKS]:
@@ -132,22 +159,12 @@ class SearchResult:
             grid.add_row(
                 str(record.task), str(len(task.tables)), str(task.topology.num_devices), cost, f"{record.seconds:.3f}"
             )
-        console.print(grid)
-        for record in self.saved.records[:_SHOWN_TASKS]:
-            if record.remark is not None:
-                console.print(f"task {record.task}: {record.remark}", markup=False, highlight=False)
-        if len(self.saved.records) > _SHOWN_TASKS:
-            console.print(f"... and {len(self.saved.records) - _SHOWN_TASKS} more in results.parquet")
-        solved = [record for record in self.saved.records if record.error is None]
-        mean = f", mean predicted {np.mean([r.predicted_ms for r in solved]):.2f} ms" if solved else ""
-        seconds = np.mean([record.seconds for record in self.saved.records])
-        console.print(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
-        console.print(f"plans: {self.saved.path / 'plans'}")
-        for warning in self._warnings():
-            console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
+        return grid
 
     def _warnings(self) -> Iterator[str]:
         """One line for each quantity that lies outside the models' range, from the first task where it does."""
+        if self.hardware_warning is not None:
+            yield self.hardware_warning
         found: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():

@@ -7,25 +7,47 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+_REVISION = ("cpu family", "model", "stepping")
 _PACKAGES = ("neuroshard", "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A machine: `kind` ("cpu" or "cuda"), model name, number of cores or GPUs, the host's memory in bytes."""
+    """A machine.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        device: the model's name. Virtual machines tell no more of a processor than its maker's family.
+        count: cores or GPUs.
+        memory_bytes: of the host.
+        revision: a processor's family, model and stepping; None where nobody wrote it down, and for GPUs.
+    """
 
     kind: str
     device: str
     count: int
     memory_bytes: int
+    revision: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields, for a manifest or a card."""
         return asdict(self)
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Whether `other`, as `to_json` gives it, names the same kind and model."""
-        return (self.kind, self.device) == (other.get("kind"), other.get("device"))
+        """Whether `other`, as `to_json` gives it, may be the same kind and model, as far as is known of both."""
+        known = self.revision and other.get("revision")
+        return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
+            not known or self.revision == other["revision"]
+        )
+
+    def surely(self, other: "Fingerprint") -> bool:
+        """Whether `other` certainly is the same kind and model."""
+        known = self.kind == "cuda" or self.revision is not None
+        return known and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
+
+    def __str__(self) -> str:
+        what = self.device if self.revision is None else f"{self.device} ({self.revision})"
+        return f"{what}, {self.count} {'GPU(s)' if self.kind == 'cuda' else 'core(s)'}"
 
 
 def fingerprint(kind: str) -> Fingerprint:
@@ -37,16 +59,20 @@ def fingerprint(kind: str) -> Fingerprint:
         found = torch.cuda.is_available()
         name = torch.cuda.get_device_name(0) if found else "none"
         return Fingerprint(kind, name, torch.cuda.device_count() if found else 0, memory)
-    return Fingerprint(kind, _cpu_model(), os.cpu_count() or 1, memory)
+    info = _cpu_info()
+    revision = "/".join(info[name] for name in _REVISION if name in info)
+    name = info.get("model name") or platform.processor() or platform.machine()
+    return Fingerprint(kind, name, os.cpu_count() or 1, memory, revision or None)
 
 
-def _cpu_model() -> str:
+def _cpu_info() -> dict[str, str]:
+    """What Linux says of the first core; nothing elsewhere."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    if not info.exists():
+        return {}
+    first = info.read_text(encoding="utf-8").split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
 
 
 def versions() -> dict[str, str]:

@@ -1,14 +1,16 @@
 """The three cost models of one hardware, together."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from neuroshard.errors import UserError
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.task import Task
 
-_ROOFLINE = "roofline:"
+ROOFLINE = "roofline:"
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class CostModels:
         batch_size: the only one that they serve, None if they serve any.
         ranges: of what they were fitted to; None if that is unknown.
         margins: how far they may be off; None if that is unknown.
+        name: what `load` finds them by: a name, or a bundle's absolute path; None for models made in Python.
+        hardware: what was measured; None for arithmetic, and where nobody wrote it down.
     """
 
     compute: ComputeModel
@@ -27,6 +31,8 @@ class CostModels:
     batch_size: int | None
     ranges: Ranges | None = None
     margins: Margins | None = None
+    name: str | None = None
+    hardware: Fingerprint | None = None
 
     @property
     def num_devices(self) -> int | None:
@@ -57,11 +63,15 @@ class CostModels:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
         from neuroshard.models.bundle import load_bundle  # the bundle's file needs this class
-        from neuroshard.models.shipped import shipped_path
+        from neuroshard.models.shipped import shipped_names, shipped_path
+        from neuroshard.registry import build, choices
 
-        if str(path).startswith(_ROOFLINE):
-            from neuroshard.registry import build  # which needs Hydra: slow to import
-
-            models: CostModels = build("roofline", str(path).removeprefix(_ROOFLINE))
-            return models
-        return load_bundle(shipped_path(str(path)) or Path(path))[0]
+        if str(path).startswith(ROOFLINE):
+            models: CostModels = build("roofline", str(path).removeprefix(ROOFLINE))
+            return replace(models, name=str(path))
+        shipped = shipped_path(str(path))
+        if shipped is None and not os.path.lexists(path) and Path(path).name == str(path):
+            known = [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
+            raise unknown_name("model (and no directory is called so)", str(path), known)
+        name = str(path) if shipped is not None else str(Path(path).absolute())
+        return replace(load_bundle(shipped or Path(path))[0], name=name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from neuroshard.arrays import FloatArray
+from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
 from neuroshard.plan import Plan
 from neuroshard.samples import CommSample, ComputeSample
 from neuroshard.tables.columns import TableColumns
@@ -13,6 +14,23 @@ from neuroshard.task import Task
 
 _SLACK = 0.05
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
+ADAPT = (
+    "the order of plans carries over better than the milliseconds; adapt the models to this machine: "
+    "neuroshard collect experiment=collect_adapt, then neuroshard pretrain experiment=pretrain_adapt"
+)
+
+
+def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | None:
+    """A line where models were not surely measured on hardware like this machine's; None where they were.
+
+    A machine without such a device says nothing of it: plans for GPUs are searched anywhere.
+    """
+    if measured is None:
+        return None
+    here = fingerprint(measured.kind)
+    if here.count == 0 or here.surely(measured):
+        return None
+    return f"the models {models!r} were measured on {measured}; this machine is {here}: {ADAPT}"
 
 
 @dataclass(frozen=True)

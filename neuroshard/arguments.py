@@ -1,0 +1,98 @@
+"""What people write behind a command, put the way Hydra reads it: paths without a key, files in place of a choice."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+
+from neuroshard.errors import UserError
+
+SWEEP_FLAGS = ("-m", "--multirun")
+_POSITIONAL = {"report": "runs", "explain": "plans", "evaluate": "plans"}  # what paths without a key are
+_KEY = re.compile(r"([\w./@-]+)=(.*)", re.DOTALL)
+_RESOLVER = re.compile(r"\$\{\s*(?!hydra:)[\w.]+\s*:")
+_SWEEPERS = ("hydra.launcher.", "hydra.sweep.", "hydra.sweeper.")
+
+# A file's suffix says which choice of a group reads it, and how the setting with its path is called.
+_READERS = {
+    "tables": {".csv": "user_file", ".parquet": "user_file", ".json": "user_file", ".pt": "dlrm", ".gz": "dlrm"},
+    "tasks": {".json": "file"},
+    "constraints": {".yaml": "file", ".yml": "file", ".json": "file"},
+}
+
+
+def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Flags and everything else.
+
+    Raises:
+        UserError: a flag is unknown.
+    """
+    flags = [text for text in arguments if text.startswith("-")]
+    for flag in flags:
+        if flag not in SWEEP_FLAGS:
+            raise UserError(f"unknown flag {flag!r}; neuroshard {command} takes -m (a sweep) and --help")
+    return flags, [text for text in arguments if not text.startswith("-")]
+
+
+def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
+    """Overrides as Hydra's parser gives them, from arguments that are no flags.
+
+    Raises:
+        UserError: one is not key=value, or does what a command line may not.
+    """
+    paths = [text for text in texts if command in _POSITIONAL and _is_path(text)]
+    written = [written for text in texts if text not in paths for written in _with_reader(text)]
+    if paths:
+        written.append(f"{_POSITIONAL[command]}=[{','.join(map(quoted, paths))}]")
+    return [_parsed(text) for text in written]
+
+
+def _is_path(text: str) -> bool:
+    """Whether it is a path without a key: paths may hold "=" too."""
+    return "=" not in text or (os.path.lexists(text) and not os.path.lexists(text.split("=", 1)[1]))
+
+
+def _with_reader(text: str) -> list[str]:
+    """`tables=FILE.csv` is tables=user_file and its path; anything else is as it was."""
+    group, _, value = text.partition("=")
+    reader = _READERS.get(group, {}).get(Path(value).suffix.lower())
+    return [text] if reader is None else [f"{group}={reader}", f"{group}.path={quoted(value)}"]
+
+
+def quoted(text: str) -> str:
+    """The text as a value that Hydra takes as it is, whatever it holds."""
+    inner = text.removeprefix("'").removesuffix("'") if len(text) > 1 and text[0] == text[-1] == "'" else text
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", inner).replace("'", "\\'").replace("${", "\\${")
+    return f"'{escaped}'"
+
+
+def _parsed(text: str) -> Override:
+    override = _parse(text)
+    key = override.key_or_group
+    if override.is_add() or override.is_force_add() or override.is_delete():
+        raise UserError(f"{text!r} adds or deletes a setting; write key=value")
+    if key.startswith("hydra") and key not in ("hydra/launcher", "hydra/sweeper") and not key.startswith(_SWEEPERS):
+        raise UserError(f"{key} can't be set; of Hydra's own settings, launcher, sweep and sweeper can")
+    if key == "run" or key.startswith("run."):
+        raise UserError(f"{key} can't be set; it joins the settings that can")
+    if _RESOLVER.search(text.replace("\\${", "")):
+        raise UserError(f"{text!r} asks for a resolver; ${{...}} may name settings only, and '\\${{' is a plain '${{'")
+    return override
+
+
+def _parse(text: str) -> Override:
+    parser = OverridesParser.create()
+    try:
+        return parser.parse_overrides([text])[0]
+    except OverrideParseException:
+        found = _KEY.fullmatch(text)
+        if found is None:
+            raise UserError(f"{text!r} is malformed; write key=value") from None
+    try:  # what is no value in Hydra's grammar may be a path, which Hydra wants in quotes
+        return parser.parse_overrides([f"{found[1]}={quoted(found[2])}"])[0]
+    except OverrideParseException:
+        raise UserError(f"{text!r} is malformed; write key=value") from None
