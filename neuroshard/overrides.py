@@ -5,10 +5,9 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.registry import choices, compose_config, is_group, missing, needed
+from neuroshard.registry import choices, compose_config, is_group, leaves, missing, needed
 
 
 def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
@@ -67,18 +66,11 @@ def _check_apart(command: str, overrides: Sequence[Override], first: DictConfig)
     if not any(o.is_sweep_override() for o in overrides):
         return
     last = compose_config(command, [_job(o, first=False) for o in overrides])
-    one, other = (_resolved(config, "out") for config in (first, last))
-    if one is not None and one == other:
+    one, other = (dict(leaves(config)).get("out") for config in (first, last))
+    if isinstance(one, str) and one == other and "${" not in one:
         swept = next(o.key_or_group for o in overrides if o.is_sweep_override())
         name = "method" if swept == "searcher" else swept
         raise UserError(f"every job of this sweep would write to out={one}; name them apart: out='{one}-${{{name}}}'")
-
-
-def _resolved(config: DictConfig, key: str) -> Any:
-    try:
-        return config.get(key)
-    except OmegaConfBaseException:
-        return None  # named by the job that Hydra will number, or by a choice
 
 
 def _values(override: Override) -> list[str]:

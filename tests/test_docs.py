@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.cli import COMMANDS, _with_paths
+from neuroshard.arguments import as_overrides, split_flags
+from neuroshard.cli import COMMANDS
 from neuroshard.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,8 +54,9 @@ def test_every_command_is_one(page, arguments):
     if command in OWN:
         return
     assert command in COMMANDS
-    if "--help" not in rest:
-        check_overrides(command, [text for text in _with_paths(command, rest) if text not in ("...", "[...]")])
+    if rest and "--help" not in rest:
+        flags, texts = split_flags(command, [text for text in rest if text not in ("...", "[...]")])
+        check_overrides(command, as_overrides(command, texts), sweeping=bool(flags))
 
 
 def test_generated_pages_are_current():

@@ -7,7 +7,8 @@ from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 
 from neuroshard.cli import COMMANDS
-from neuroshard.registry import choices, instantiate_config
+from neuroshard.registry import choices, chosen_of, compose_config, instantiate_config
+from neuroshard.settings import settings_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
@@ -23,7 +24,7 @@ GROUPS = {
     "evaluate": ["hardware"],
     "train-policy": ["learner", "source"],
 }
-MANDATORY = {"evaluate": ["plan=plan.json"], "explain": ["plans=plan.json"], "report": ["runs=runs"]}
+MANDATORY = {"evaluate": ["plans=plan.json"], "explain": ["plans=plan.json"], "report": ["runs=runs"]}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 
@@ -63,6 +64,15 @@ def test_every_choice_of_every_command_builds(command, group, name, files):
         overrides.append(f"{key}={files.get(value, value)}")
     built = instantiate_config(_compose(command, overrides).run)
     assert hasattr(built, "run")
+
+
+@pytest.mark.parametrize(("command", "group", "name"), CASES)
+def test_every_setting_is_said_in_a_line(command, group, name):
+    overrides = [f"{group}={name}"]
+    config, chosen = compose_config(command, overrides), chosen_of(command, overrides)
+    found = settings_of(command, config, chosen)
+    assert found
+    assert [setting.key for setting in found if not setting.what] == []
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])

@@ -140,7 +140,7 @@ def test_unknown_searcher(here, capsys):
 def test_unknown_key(here, capsys):
     _refused(capsys, "did you mean 'searcher.beam_width'", *_search(here, "searcher.beam_with=2"))
     _refused(capsys, "did you mean 'topology.num_devices'", *_search(here, "topology.num_device=2"))
-    _refused(capsys, "malformed", *_search(here, "topology=[1"))
+    _refused(capsys, "malformed", *_search(here, "topology"))
 
 
 def test_setting_that_one_choice_of_a_sweep_lacks(here, capsys):
@@ -161,7 +161,8 @@ def test_missing_mandatory_setting(here, capsys):
 
 
 def test_missing_bundle(here, capsys):
-    _refused(capsys, "no model bundle", "search", "model=nowhere", *_search(here)[2:])
+    _refused(capsys, "no model bundle", "search", "model=./nowhere", *_search(here)[2:])
+    _refused(capsys, "did you mean 'cpu'", "search", "model=cup", *_search(here)[2:])
 
 
 def test_truncated_bundle(here, capsys):
@@ -184,7 +185,7 @@ def test_bundle_for_another_number_of_devices(here, capsys):
 
 def test_malformed_plan(here, capsys):
     (here / "plan.json").write_text("{")
-    _refused(capsys, "not readable JSON", "evaluate", f"plan={here}/plan.json")
+    _refused(capsys, "not readable JSON", "evaluate", f"{here}/plan.json")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_plan_that_leaves_out_or_doubles_columns(here, capsys, change, message):
     if len(shards) > 3:
         shards[-1] = shards[-1] | {"device": 3}
     (here / "plan.json").write_text(json.dumps(content | {"shards": shards}))
-    _refused(capsys, message, "evaluate", f"plan={here}/plan.json")
+    _refused(capsys, message, "evaluate", f"{here}/plan.json")
 
 
 def test_more_splits_than_columns(here, capsys):
@@ -207,7 +208,7 @@ def test_more_splits_than_columns(here, capsys):
     dim = task.tables[0].dim
     thin = [{"table": 0, "offset": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
     (here / "plan.json").write_text(json.dumps(content | {"shards": thin[:4]}))
-    _refused(capsys, "dim 2, not a positive multiple of 4", "evaluate", f"plan={here}/plan.json")
+    _refused(capsys, "dim 2, not a positive multiple of 4", "evaluate", f"{here}/plan.json")
 
 
 def test_nothing_collected_yet(here, capsys):
@@ -271,7 +272,10 @@ def test_models_are_listed_and_described(here, capsys):
     assert code == 0
     assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
     _refused(capsys, "takes one name at most", "models", "a", "b")
-    _refused(capsys, "no model card", "models", "nothing")
+    _refused(capsys, "unknown model", "models", "nothing")
+    code, out, _ = _run(capsys, "models", "roofline:h100")
+    assert code == 0
+    assert json.loads(out)["memory_gb_per_s"] == 3350.0
 
 
 def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):

@@ -160,7 +160,7 @@ def test_damaged_files_are_one_line(tmp_path, models):
 
 def test_costs_from_hardware(tmp_path):
     """Real processes, a few placements."""
-    hardware: Hardware = instantiate_config(compose_config("evaluate", ["plan=x", "hardware=cpu"]).hardware)
+    hardware: Hardware = instantiate_config(compose_config("evaluate", ["plans=x", "hardware=cpu"]).hardware)
     fast = replace(hardware, compute_timing=replace(hardware.compute_timing, rounds=2))
     few = replace(NETWORK, placements=3, steps=5)
     tasks = [toy_task(4, 2, seed=seed) for seed in range(2)]
