@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _REVISION = ("cpu family", "model", "stepping")
-_PACKAGES = ("neuroshard", "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
+_PACKAGES = ("neuroshard-dlrm", "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ try:
     import torchrec as _torchrec  # noqa: F401  # only to see whether it is there
 except ImportError as error:
     raise MissingPackageError(
-        f"this needs TorchRec ({error}); with CUDA: pip install 'neuroshard[cuda,torchrec]'; "
-        "on CPU: pip install 'neuroshard[cpu,torchrec-cpu]' && pip install --no-deps torchrec==1.8.0"
+        f"this needs TorchRec ({error}); in a checkout, with CUDA: "
+        "pip install -e '.[cuda,torchrec]'; on CPU: pip install -e '.[cpu,torchrec-cpu]' && "
+        "pip install --no-deps torchrec==1.8.0"
     ) from None
 
 from neuroshard.torchrec.bags import BagTable, find_bags
