@@ -18,7 +18,7 @@ from neuroshard.files import exclusive
 from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
-from neuroshard.progress import progress_bar
+from neuroshard.progress import printer, progress_bar
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.splits import TableSplit, split_tables
@@ -87,12 +87,12 @@ class Collect:
         with progress_bar() as progress:
             compute = _Kind(
                 "compute", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
-                self.num_second_pass, _COMPUTE, self.seed, (self._compute_variant(split, progress.console.print),),
+                self.num_second_pass, _COMPUTE, self.seed, (self._compute_variant(split, printer(progress)),),
             ).collect(progress)  # fmt: skip
             comm = _Kind(
                 "exchanges", directory.comm(), self.hardware.comm_timing.live, self.num_comm_samples,
                 self.num_second_pass, _COMM, self.seed,
-                tuple(self._comm_variant(count, progress.console.print) for count in self.comm.num_devices),
+                tuple(self._comm_variant(count, printer(progress)) for count in self.comm.num_devices),
             ).collect(progress)  # fmt: skip
         return Summary(directory.path, compute, comm)
 

@@ -6,14 +6,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, Protocol
 
 from neuroshard import __version__
 from neuroshard.completion import bash_script
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.guard import complain, exit_code, one_line
+from neuroshard.progress import plain_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 COMMANDS = {
     "collect": "measure table combinations and exchanges on real hardware",
@@ -47,7 +49,7 @@ setting=value changes a setting; `neuroshard COMMAND --help` lists them, with th
 class Result(Protocol):
     """What a command's run gives."""
 
-    def show(self, console: Console) -> None:
+    def show(self, console: "Console") -> None:
         """Print it for people."""
         ...
 
@@ -86,7 +88,7 @@ def _dispatch(given: list[str]) -> None:
     elif given[0] == "models":
         from neuroshard.listing import show_models  # slow to import: not for --help
 
-        show_models(given[1:], Console())
+        show_models(given[1:], plain_console())
     elif given[0] in COMMANDS:
         _run_command(given[0], given[1:])
     else:
@@ -136,7 +138,7 @@ def _run(config: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to keep
         result: Result | None = job.run()
         if result is not None:
-            result.show(Console())
+            result.show(plain_console())
     except BrokenPipeError:
         raise
     except Exception as error:

@@ -1,6 +1,6 @@
 """Progress bars: one look for every stage."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -29,12 +29,22 @@ class _Rate(ProgressColumn):
 def progress_bar(console: Console | None = None) -> Iterator[Progress]:
     """A bar with description, count, rate, time spent and time left, on standard error."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         _Rate(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console or Console(stderr=True), speed_estimate_period=120) as progress:
+    with Progress(*columns, console=console or plain_console(stderr=True), speed_estimate_period=120) as progress:
         yield progress
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """A console that shows text as it is: names may hold what rich takes for markup."""
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def printer(progress: Progress) -> Callable[[str], None]:
+    """Prints lines above the bar, as they are: names may hold what rich takes for markup."""
+    return lambda text: progress.console.print(text, markup=False, highlight=False)

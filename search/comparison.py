@@ -114,8 +114,8 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
     """How far predictions held: measured costs inside their intervals beside what was to be expected, and the bias."""
-    pairs = [(e.predicted_ms, e.measured_ms, e.margin_ms) for e in entries]
-    known = np.array([pair for pair in pairs if not np.isnan(pair).any()]).reshape(-1, 3)
+    figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in entries], dtype=np.float64)
+    known = figures.reshape(-1, 3)[~np.isnan(figures.reshape(-1, 3)).any(axis=1)]
     if not len(known):
         return
     predicted, measured, margin = known.T

@@ -17,7 +17,7 @@ from neuroshard.hardware import Hardware
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.plan import Plan
-from neuroshard.progress import progress_bar
+from neuroshard.progress import printer, progress_bar
 from neuroshard.report import plan_png, save_png
 from neuroshard.schema import PathName, PositiveCount, Seed
 from neuroshard.search.comparison import Evaluated, comparison, trust_lines
@@ -58,21 +58,25 @@ class Evaluate:
         if not runnable:
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory")
         plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
+        self._check_free(None if self.out is None else Path(self.out))
         directory = claim_directory(self.out, "evaluate", self.hardware.device.kind)
         with exclusive(directory):
-            if is_finished(directory):
-                raise UserError(f"{directory} holds a run already; give another out=DIRECTORY or delete it")
+            self._check_free(directory)  # another run may have ended between the two
             steps = sum(1 for plan in plans for tables in plan.device_tables if tables) + len(plans)
             with progress_bar() as progress:
                 bar = progress.add_task("devices and exchanges", total=steps)
                 measured = measure_plans(
-                    plans, self.hardware, self.seed, progress.console.print, lambda n: progress.advance(bar, n)
+                    plans, self.hardware, self.seed, printer(progress), lambda n: progress.advance(bar, n)
                 )
             for i, outcome in zip(runnable, measured, strict=True):
                 entries[i] = entries[i].measured_as(outcome)
             result = EvaluateResult(directory, tuple(entries))
             result.save({"hardware": self.hardware.fingerprint.to_json(), "seed": self.seed, "versions": versions()})
         return result
+
+    def _check_free(self, directory: Path | None) -> None:
+        if directory is not None and is_finished(directory):
+            raise UserError(f"{directory} holds a run already; give another out=DIRECTORY or delete it")
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import neuroshard as ns
 from neuroshard import cli
 from neuroshard.completion import bash_script
 from neuroshard.files import exclusive
@@ -340,3 +341,64 @@ def test_sweeps_run_in_parallel_and_go_on(capsys, here):
         assert code == 0, err
     found = {json.loads(path.read_text())["searcher"] for path in Path("swept").rglob("run.json")}
     assert found == {"random", "dim_greedy"}
+
+
+def test_the_version_is_told(capsys):
+    assert _run(capsys, "--version") == (0, f"neuroshard {ns.__version__}\n", "")
+
+
+def test_the_defaults_of_a_search_have_a_plan(here, capsys):
+    code, out, err = _run(capsys, "search", "searcher=size_greedy")
+    assert code == 0, err
+    assert "solved 1 of 1 tasks" in out
+
+
+def test_a_table_file_is_a_table_source(here, capsys):
+    code, out, err = _run(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
+    assert code == 0, err
+    assert "3 tables in 3 shards on 4 devices" in out
+    assert "device 0: " in out
+
+
+def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
+    sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random")
+    code, out, err = _run(capsys, *_search(here, *sweep))
+    assert code == 2
+    assert "solved 1 of 1 tasks" in out
+    assert "error: job 0 (" in err
+    assert "1 of its jobs failed" in err.splitlines()[-1]
+
+
+def test_a_sweep_to_one_place_is_refused(here, capsys):
+    sweep = _search(here, "-m", "searcher=random,dim_greedy", "out=x")
+    _refused(capsys, "name them apart: out='x-${method}'", *sweep)
+    _refused(capsys, "write -m to run a job for each", *_search(here, "searcher=random,dim_greedy"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("out=[1,2]", "out=[1, 2] must be text"),
+        ("out=", "of a length of at least 1"),
+        ("model={a: 1}", "must be text"),
+        ("batch_size=-1", "batch_size=-1"),
+        ("topology.num_devices=10000000", "at most 4096"),
+        ("topology.memory_bytes=99999999999999999999", "a size up to 2^60 bytes"),
+        ("topology.memory_bytes=lots", "a size up to 2^60 bytes"),
+        ("method=", "of a length of at least 1"),
+    ],
+)
+def test_settings_out_of_range(here, capsys, setting, message):
+    _refused(capsys, message, *_search(here, setting))
+
+
+def test_sizes_are_written_as_people_do(here, capsys):
+    code, _, err = _run(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
+    assert code == 0, err
+    assert Plan.load("a/plans/task-0000.json").task.topology.memory_bytes == 3 << 29
+
+
+def test_needed_settings_are_named_with_what_they_are(here, capsys):
+    _refused(capsys, "neuroshard explain needs plans=...: one plan file", "explain")
+    _refused(capsys, "needs searcher.start=...: the running job's plan", *_search(here, "searcher=replan"))
+    _refused(capsys, "needs tables.path=...: FILE.pt", "search", "tables=dlrm")

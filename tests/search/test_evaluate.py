@@ -1,5 +1,7 @@
 """Plans on real hardware, in small; and what is counted when they can't run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,10 +9,12 @@ from rich.console import Console
 
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
+from neuroshard.files import exclusive
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.models import Card, save_bundle
 from neuroshard.plan import assemble
-from neuroshard.search.comparison import Evaluated, comparison
+from neuroshard.prediction import Prediction
+from neuroshard.search.comparison import Evaluated, comparison, trust_lines
 from neuroshard.search.evaluate import Evaluate
 from neuroshard.search.heuristics import Greedy
 from neuroshard.search.runs import SearchRun
@@ -123,3 +127,64 @@ def test_plan_loading_is_checked(tmp_path):
         Evaluate(str(tmp_path / "none.json"), None, CPU, None, 0, None).run()
     with pytest.raises(UserError, match="search run"):
         Evaluate(str(tmp_path), None, CPU, None, 0, None).run()
+
+
+def _fixed():
+    """What measuring gives in tests that are about something else."""
+    return lambda plans, *_rest: [Cost(np.full(2, 4.0), np.ones(2), np.ones(2)) for _ in plans]
+
+
+@pytest.fixture
+def lopsided(tmp_path):
+    task = toy_task(3, num_devices=2)
+    path = tmp_path / "lopsided.json"
+    plan = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
+    replace(plan, prediction=Prediction("cpu", 5.5, 0.25)).save(path)
+    return path
+
+
+def test_a_plans_own_prediction_is_shown(lopsided, tmp_path, monkeypatch):
+    monkeypatch.setattr("neuroshard.search.evaluate.measure_plans", _fixed())
+    result = Evaluate(str(lopsided), None, CPU, None, 0, str(tmp_path / "out")).run()
+    assert (result.entries[0].predicted_ms, result.entries[0].margin_ms) == (5.5, 0.25)
+
+
+def test_a_directory_is_one_evaluations(lopsided, tmp_path, monkeypatch):
+    monkeypatch.setattr("neuroshard.search.evaluate.measure_plans", _fixed())
+    evaluate = Evaluate(str(lopsided), None, CPU, None, 0, str(tmp_path / "out"))
+    with exclusive(tmp_path / "out"), pytest.raises(UserError, match="another run is at work"):
+        evaluate.run()
+    evaluate.run()
+    kept = (tmp_path / "out" / "results.parquet").read_bytes()
+    with pytest.raises(UserError, match="holds a run already"):
+        evaluate.run()
+    assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
+
+
+def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path, monkeypatch):
+    def broken(*_arguments):
+        raise RuntimeError("no picture")
+
+    monkeypatch.setattr("neuroshard.search.evaluate.measure_plans", _fixed())
+    monkeypatch.setattr("neuroshard.search.evaluate.plan_png", broken)
+    with pytest.raises(RuntimeError):
+        Evaluate(str(lopsided), None, CPU, None, 0, str(tmp_path / "out")).run()
+    assert pd.read_parquet(tmp_path / "out" / "results.parquet").measured_ms[0] == 6.0
+    assert (tmp_path / "out" / "run.json").exists()
+
+
+def _entry(predicted, measured, margin):
+    cost = Cost(np.array([measured]), np.zeros(1), np.zeros(1))
+    return Evaluated("m", 0, None, None, predicted, 0.0, None, cost, margin)
+
+
+def test_coverage_is_said_as_what_it_is():
+    inside = [_entry(10.0, 10.5, 1.0)] * 9 + [_entry(10.0, 12.0, 1.0)]
+    assert list(trust_lines(inside)) == [
+        "9 of 10 measured costs lie inside their predicted 90% intervals, where 9 should"
+    ]
+    first, second = trust_lines([_entry(10.0, 20.0, 1.0)] * 4)
+    assert first.startswith("0 of 4")
+    assert "2.00 times the predicted ones" in second
+    assert "experiment=pretrain_adapt" in second
+    assert list(trust_lines([_entry(10.0, 20.0, float("nan"))])) == []
