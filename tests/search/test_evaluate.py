@@ -173,18 +173,18 @@ def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path,
     assert (tmp_path / "out" / "run.json").exists()
 
 
-def _entry(predicted, measured, margin):
+def _trusted(predicted, measured, margin):
     cost = Cost(np.array([measured]), np.zeros(1), np.zeros(1))
     return Evaluated("m", 0, None, None, predicted, 0.0, None, cost, margin)
 
 
 def test_coverage_is_said_as_what_it_is():
-    inside = [_entry(10.0, 10.5, 1.0)] * 9 + [_entry(10.0, 12.0, 1.0)]
+    inside = [_trusted(10.0, 10.5, 1.0)] * 9 + [_trusted(10.0, 12.0, 1.0)]
     assert list(trust_lines(inside)) == [
         "9 of 10 measured costs lie inside their predicted 90% intervals, where 9 should"
     ]
-    first, second = trust_lines([_entry(10.0, 20.0, 1.0)] * 4)
+    first, second = trust_lines([_trusted(10.0, 20.0, 1.0)] * 4)
     assert first.startswith("0 of 4")
     assert "2.00 times the predicted ones" in second
     assert "experiment=pretrain_adapt" in second
-    assert list(trust_lines([_entry(10.0, 20.0, float("nan"))])) == []
+    assert list(trust_lines([_trusted(10.0, 20.0, float("nan"))])) == []
