@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json|RUN_DIR ...",
     "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
     "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
+    "compile": "compile the search's inner loops now, so that the first search needn't",
     "train-policy": "train the policy of a reinforcement-learning searcher",
 }
 _ALL = (*COMMANDS, "models", "completion")
