@@ -19,7 +19,7 @@ from neuroshard.models import CostModels
 from neuroshard.plan import Plan, Shard
 from neuroshard.simulator import Simulator
 from neuroshard.sources import load_tables
-from neuroshard.tables import Table, table_from_trace
+from neuroshard.tables import Table, table_from_trace, zipf_reuse
 from neuroshard.task import Task, Topology
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ __all__ = [
     "load_tables",
     "search",
     "table_from_trace",
+    "zipf_reuse",
 ]
 
 

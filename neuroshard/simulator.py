@@ -45,9 +45,10 @@ class Simulator:
         return [Cost(*parts) for parts in zip(compute, forward, backward, margin, strict=True)]
 
     def warnings(self, plan: Plan) -> tuple[str, ...]:
-        """What of a plan and its task lies outside the range that the models were fitted to, one line each."""
+        """What of a plan and its task lies outside the range that the models were fitted to, or doesn't fit the batch size, one line each."""
         ranges = self.models.ranges
-        return () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
+        outside = () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
+        return plan.task.warnings + outside
 
     def communication(self, dims: FloatArray, compute_ms: FloatArray, batch_size: int) -> tuple[FloatArray, FloatArray]:
         """Forward and backward communication, (B, D) ms each, of devices with dims and compute costs (B, D).

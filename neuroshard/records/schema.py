@@ -33,6 +33,7 @@ TABLES_SCHEMA = pa.schema(
         ("pooling_factor", pa.float64()),
         ("reuse", pa.list_(pa.float64())),
         ("bytes_per_element", pa.int8()),
+        ("reuse_batch_size", pa.int64()),
     ]
 )
 
