@@ -19,6 +19,7 @@ from msgspec import Meta
 from neuroshard.errors import UserError, unknown_name
 
 MAX_TABLES = 100_000
+MAX_TASKS = 100_000
 MAX_DEVICES = 4096
 MAX_ROWS = 1 << 40
 MAX_DIM = 1 << 16
@@ -29,9 +30,11 @@ _MAX_COUNT = 1 << 31
 
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # of anything, none allowed
 PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
+TableCount = Annotated[int, Meta(ge=1, le=MAX_TABLES)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
+Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column
 PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32

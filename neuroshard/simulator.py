@@ -45,7 +45,10 @@ class Simulator:
         return [Cost(*parts) for parts in zip(compute, forward, backward, margin, strict=True)]
 
     def warnings(self, plan: Plan) -> tuple[str, ...]:
-        """What of a plan and its task lies outside the range that the models were fitted to, or doesn't fit the batch size, one line each."""
+        """What makes the costs of a plan doubtful, one line each.
+
+        Histograms made for another batch size, and what lies outside the range that the models were fitted to.
+        """
         ranges = self.models.ranges
         outside = () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
         return plan.task.warnings + outside

@@ -111,7 +111,7 @@ class Task:
             return ()
         return (
             f"reuse histograms: made for batch size {others[0].reuse_batch_size}, not {self.batch_size} "
-            f"({len(others)} of {len(self.tables)} tables, such as {others[0].name!r}), so the rows that a batch touches "
+            f"({len(others)} of {len(self.tables)} tables, such as {others[0].name!r}): the rows that a batch touches "
             f"are estimated wrongly; make the tables with batch_size={self.batch_size}",
         )
 
