@@ -34,6 +34,6 @@ def read_rows(path: Path, what: str) -> list[Row]:
     except UserError:
         raise
     except (OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError, pa.ArrowException) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise UserError(f"{what} {path} is corrupt: {reason}") from None
     return rows

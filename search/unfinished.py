@@ -68,7 +68,7 @@ class Unfinished:
         run = SearchRun.load(self.path)
         if len(run.records) != len(tasks):
             raise UserError(
-                f"{self.path} holds results of {len(run.records)} tasks, not of {len(tasks)}; delete it and search again"
+                f"{self.path} holds results of {len(run.records)} tasks, not of {len(tasks)}; delete it and search anew"
             )
         return run
 
