@@ -34,43 +34,36 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
-def read_bytes(path: Path, what: str) -> bytes:
-    """What is in a regular file; `what` names it ("plan", "manifest", ...).
+def regular_file(path: Path, what: str) -> Path:
+    """`path`, which can be read; `what` names it ("plan", "manifest", ...).
 
     Raises:
         UserError: there is no such file, or it is no regular one (a pipe would wait for ever, a device never end), or
             larger than 1 GiB.
     """
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            _check_regular(os.fstat(file.fileno()), path, what)
-            return file.read(MAX_FILE_BYTES)
+        status = path.stat()
     except FileNotFoundError:
         raise UserError(f"no {what} at {path}") from None
     except (OSError, ValueError) as error:
-        raise error if isinstance(error, UserError) else UserError(f"{what} {path} can't be read: {error}") from None
-
-
-def regular_file(path: Path, what: str) -> Path:
-    """`path`, for libraries that open files themselves.
-
-    Raises:
-        UserError: as `read_bytes`.
-    """
-    try:
-        _check_regular(path.stat(), path, what)
-    except FileNotFoundError:
-        raise UserError(f"no {what} at {path}") from None
-    except (OSError, ValueError) as error:
-        raise error if isinstance(error, UserError) else UserError(f"{what} {path} can't be read: {error}") from None
-    return path
-
-
-def _check_regular(status: os.stat_result, path: Path, what: str) -> None:
+        raise UserError(f"{what} {path} can't be read: {error}") from None
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{what} {path} can't be read: it is not a regular file")
     if status.st_size > MAX_FILE_BYTES:
         raise UserError(f"{what} {path} can't be read: it takes {status.st_size} bytes, at most 1 GiB is read")
+    return path
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    """What is in a regular file.
+
+    Raises:
+        UserError: as `regular_file`.
+    """
+    try:
+        return regular_file(path, what).read_bytes()
+    except OSError as error:
+        raise UserError(f"{what} {path} can't be read: {error}") from None
 
 
 def read_json(path: Path, what: str) -> Any:
