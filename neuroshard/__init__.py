@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from neuroshard.search import search
     from neuroshard.simulator import Simulator
     from neuroshard.sources import load_tables
+    from neuroshard.tables.reuse import zipf_reuse
     from neuroshard.tables.table import Table
     from neuroshard.tables.trace import table_from_trace
     from neuroshard.task import Task, Topology
@@ -46,6 +47,7 @@ __all__ = [
     "load_tables",
     "search",
     "table_from_trace",
+    "zipf_reuse",
 ]
 
 # Where the names live: they are imported when somebody asks for them, so that `import neuroshard` costs nothing.
@@ -59,6 +61,7 @@ _HOMES = {
     "prediction": ("Prediction",),
     "simulator": ("Simulator",),
     "sources": ("load_tables",),
+    "tables.reuse": ("zipf_reuse",),
     "tables.table": ("Table",),
     "tables.trace": ("table_from_trace",),
     "task": ("Task", "Topology"),

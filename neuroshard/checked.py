@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
 from neuroshard.errors import UserError
 from neuroshard.schema import reason, shown
@@ -20,8 +21,8 @@ _PLAIN = (int, float, str, bool, NoneType)
 def checked(target: _T) -> _T:
     """Decorates a function, or a class below `@dataclass`: its arguments or fields are checked against annotations.
 
-    Plain types only; what is annotated with another class is left to the type checker. Lists become tuples, and whole
-    numbers floats, where the annotation wants them.
+    Plain types only; what is annotated with another class is left to the type checker. Lists become tuples, whole
+    numbers floats, and NumPy's numbers Python's, where the annotation wants them.
 
     Raises (when called):
         UserError: a value is of the wrong type or out of range.
@@ -70,8 +71,18 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
 def _checked_value(value: object, kind: Any, name: str) -> Any:
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise UserError(reason(str(error), value, name)) from None
+    except msgspec.ValidationError:
+        try:
+            return msgspec.convert(_without_numpy(value), kind)
+        except msgspec.ValidationError as error:
+            raise UserError(reason(str(error), value, name)) from None
+
+
+def _without_numpy(value: object) -> object:
+    """NumPy's numbers and arrays as Python's."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return [_without_numpy(inner) for inner in value] if isinstance(value, (tuple, list)) else value
 
 
 @cache

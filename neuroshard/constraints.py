@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.schema import DIM_MULTIPLE, parse
 from neuroshard.tables import Table
 
 
@@ -216,20 +216,13 @@ def constraints(
     together: Sequence[Sequence[str]] = (),
     apart: Sequence[Sequence[str]] = (),
 ) -> Constraints:
-    """Constraints from plain lists, as they stand in a config or a file.
+    """Constraints from plain lists, as they stand in a config.
 
     Raises:
         UserError: a field is unknown, missing or of the wrong type.
     """
-    try:
-        return Constraints(
-            tuple(TableRule(**rule) for rule in rules),
-            tuple(PinnedShard(**shard) for shard in pinned),
-            tuple(map(tuple, together)),
-            tuple(map(tuple, apart)),
-        )
-    except TypeError as error:
-        raise UserError(f"constraints: bad or missing field ({error})") from None
+    content = {"rules": rules, "pinned": pinned, "together": together, "apart": apart}
+    return parse(content, Constraints, "constraints")
 
 
 def load_constraints(path: str) -> Constraints:
@@ -238,17 +231,9 @@ def load_constraints(path: str) -> Constraints:
     Raises:
         UserError: the file is missing or malformed.
     """
-    from omegaconf import OmegaConf  # slow to import: only where it is used
+    from neuroshard.plain_yaml import read_yaml  # slow to import: only where it is used
 
-    try:
-        content: Any = OmegaConf.to_container(OmegaConf.load(Path(path)))
-    except FileNotFoundError:
-        raise UserError(f"no constraints at {path}") from None
-    except Exception as error:  # whatever the YAML parser makes of it
-        raise UserError(f"{path} can't be read: {error}") from None
+    content = read_yaml(Path(path), "constraints")
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold any of rules, pinned, together, apart")
-    try:
-        return constraints(**content)
-    except (TypeError, UserError) as error:
-        raise UserError(f"{path}: {error}") from None
+    return parse(content, Constraints, path)

@@ -3,12 +3,16 @@
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import UserError
+from neuroshard.schema import decode
+
+MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -30,33 +34,87 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
+def regular_file(path: Path, what: str) -> Path:
+    """`path`, which can be read; `what` names it ("plan", "manifest", ...).
+
+    Raises:
+        UserError: there is no such file, or it is no regular one (a pipe would wait for ever, a device never end), or
+            larger than 1 GiB.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise UserError(f"no {what} at {path}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{what} {path} can't be read: {error}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{what} {path} can't be read: it is not a regular file")
+    if status.st_size > MAX_FILE_BYTES:
+        raise UserError(f"{what} {path} can't be read: it takes {status.st_size} bytes, at most 1 GiB is read")
+    return path
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    """What is in a regular file.
+
+    Raises:
+        UserError: as `regular_file`.
+    """
+    try:
+        return regular_file(path, what).read_bytes()
+    except OSError as error:
+        raise UserError(f"{what} {path} can't be read: {error}") from None
+
+
 def read_json(path: Path, what: str) -> Any:
-    """The JSON in `path`.
+    """The JSON in `path`: plain values, to be given to `schema.parse`.
 
     Raises:
         UserError: the file is missing or is not JSON; `what` names it ("plan", "manifest", ...).
     """
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"no {what} at {path}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{what} {path} is not readable JSON: {error}") from None
+    return decode(read_bytes(path, what), f"{what} {path}")
 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
     """Keep other runs out of a directory, which is made; the lock ends with the process, however it ends.
 
+    A run that leaves no file there, such as a refused one, leaves no new directory either.
+
     Raises:
-        UserError: another run is at work there.
+        UserError: another run is at work there, or `.lock` is not a plain file.
     """
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / ".lock").open("w") as file:
+    lock = directory / ".lock"
+    file = _locked(lock, directory)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(file)
+        with suppress(OSError):  # not empty, as a rule
+            for path in made:
+                path.rmdir()
+
+
+def _locked(lock: Path, directory: Path) -> int:
+    """A descriptor of the lock file, locked; what a link points to is neither opened nor changed."""
+    while True:
+        try:
+            file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            reason = "it is a symbolic link" if lock.is_symlink() else error.strerror
+            raise UserError(f"{lock} can't be locked: {reason}; delete it, or give another out=DIRECTORY") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), lock.lstat()):
+                return file
         except BlockingIOError:
+            os.close(file)
             raise UserError(
                 f"another run is at work in {directory}; wait for it, or give another out=DIRECTORY"
             ) from None
-        yield
+        except FileNotFoundError:
+            pass
+        os.close(file)  # its owner has just ended and deleted it

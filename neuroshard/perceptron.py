@@ -1,8 +1,14 @@
 """The one shape of trainable network that everything here is made of."""
 
 from itertools import pairwise
+from typing import Annotated
 
+from msgspec import Meta
 from torch import nn
+
+Width = Annotated[int, Meta(ge=1, le=4096)]  # of a layer
+Widths = Annotated[tuple[Width, ...], Meta(min_length=1, max_length=16)]
+AnyWidths = Annotated[tuple[Width, ...], Meta(max_length=16)]  # none leaves the network out
 
 
 def perceptron(widths: tuple[int, ...]) -> nn.Sequential:

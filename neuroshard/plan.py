@@ -12,7 +12,7 @@ from neuroshard.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
 from neuroshard.prediction import Prediction
-from neuroshard.schema import DIM_MULTIPLE, parse
+from neuroshard.schema import DIM_MULTIPLE, Count, Device, Dim, Offset, of_format, parse
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
@@ -126,10 +126,7 @@ class Plan:
             UserError: the file is missing, malformed, or its shards don't cover its tables exactly once.
         """
         content = read_json(Path(path), "plan")
-        try:
-            return cls.from_json(content)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
+        return cls.from_json(content, str(path))
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-ready fields."""
@@ -139,19 +136,18 @@ class Plan:
         return {"format": _FORMAT, "shards": shards, "task": self.task.to_json()} | known
 
     @classmethod
-    def from_json(cls, content: object) -> "Plan":
-        """The plan in `content`, as `to_json` gives it."""
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise UserError(f"not a plan: its format must be {_FORMAT!r}")
+    def from_json(cls, content: object, where: str = "plan") -> "Plan":
+        """The plan in `content`, as `to_json` gives it; `where` is what an error begins with.
+
+        Raises:
+            UserError: it is malformed, or its shards don't cover its tables exactly once.
+        """
+        found = parse(of_format(content, _FORMAT, where), _PlanFile, where)
+        shards = tuple(Shard(placed.table, placed.offset, placed.dim) for placed in found.shards)
         try:
-            shards = tuple(Shard(s["table"], s["offset"], s["dim"]) for s in content["shards"])
-            devices = tuple(s["device"] for s in content["shards"])
-            task = Task.from_json(content["task"])
-        except (KeyError, TypeError) as error:
-            raise UserError(f"malformed plan: bad or missing field ({error})") from None
-        prediction = content.get("prediction")
-        known = None if prediction is None else parse(prediction, Prediction, "prediction")
-        return cls(task, shards, devices, known)
+            return cls(found.task, shards, tuple(placed.device for placed in found.shards), found.prediction)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
 
     def to_torchrec(
         self, modules: str | Mapping[str, str] = "", compute_device: str = "cuda", local_world_size: int | None = None
@@ -167,6 +163,23 @@ class Plan:
         from neuroshard.torchrec import from_sharding_plan
 
         return from_sharding_plan(task, sharding_plan)
+
+
+@dataclass(frozen=True)
+class _PlacedShard:
+    """A shard as it stands in a file."""
+
+    table: Count
+    offset: Offset
+    dim: Dim
+    device: Device
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    shards: tuple[_PlacedShard, ...]
+    task: Task
+    prediction: Prediction | None = None
 
 
 def _violations(plan: Plan) -> Iterator[str]:

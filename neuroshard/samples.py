@@ -33,7 +33,7 @@ class CommSample:
     batch_size: int
 
     def __post_init__(self) -> None:
-        if len(self.dims) != len(self.start_ms):
+        if not self.dims or len(self.dims) != len(self.start_ms):
             raise UserError(f"exchange: {len(self.dims)} dims but {len(self.start_ms)} start delays")
 
 

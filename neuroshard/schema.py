@@ -4,10 +4,12 @@ Types are written as annotations (`Annotated[int, Meta(ge=1)]`); msgspec checks 
 The limits are those of the largest task that is served; below them every number of bytes fits 64 bits.
 """
 
+import json
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from reprlib import Repr
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -17,6 +19,7 @@ from msgspec import Meta
 from neuroshard.errors import UserError, unknown_name
 
 MAX_TABLES = 100_000
+MAX_TASKS = 100_000
 MAX_DEVICES = 4096
 MAX_ROWS = 1 << 40
 MAX_DIM = 1 << 16
@@ -27,9 +30,11 @@ _MAX_COUNT = 1 << 31
 
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # of anything, none allowed
 PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
+TableCount = Annotated[int, Meta(ge=1, le=MAX_TABLES)]
 Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
+Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column
 PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32
@@ -43,7 +48,10 @@ NonNegative = Annotated[float, Meta(ge=0, le=1e18)]
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 
 _T = TypeVar("_T")
-_LONGEST_VALUE = 60
+_BOM = b"\xef\xbb\xbf"
+_MAX_DEPTH = 50
+_LONGEST_VALUE = 60  # letters of a value in an error
+_LONGEST_INT = 160  # bits of a number that is written out
 _BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
@@ -66,22 +74,63 @@ def parse(content: object, kind: type[_T], where: str) -> _T:
         raise UserError(why if why.startswith(where) else f"{where}: {why}") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    except RecursionError:
-        raise UserError(f"{where}: nested too deeply") from None
 
 
 def decode(text: str | bytes, where: str) -> Any:
     """The plain values of a JSON text.
 
     Raises:
-        UserError: it is not JSON, or nested too deeply.
+        UserError: it is not JSON in UTF-8, names a field twice, or is nested too deeply.
     """
     try:
-        return msgspec.json.decode(text)
+        plain = text.removeprefix(_BOM) if isinstance(text, bytes) else text
+        content = msgspec.json.decode(plain)
+        json.loads(plain, object_pairs_hook=_refuse_twice)  # of two values, msgspec takes the last
+        check_depth(content)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise UserError(f"{where} is not readable JSON: {error}") from None
     except RecursionError:
         raise UserError(f"{where} is not readable JSON: nested too deeply") from None
+    except UserError as error:
+        raise UserError(f"{where} is not readable JSON: {error}") from None
+    return content
+
+
+def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
+    if len(pairs) > 1:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise UserError(f"field {shown(key)} stands there twice")
+            seen.add(key)
+
+
+def of_format(content: object, kind: str, where: str) -> dict[str, Any]:
+    """The fields of a file of ours, without the format that they begin with.
+
+    Raises:
+        UserError: it is no object of the format `kind`.
+    """
+    found = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or found != kind:
+        raise UserError(f"{where} is not of format {kind!r}" + ("" if found is None else f" but {shown(found)}"))
+    return {key: value for key, value in content.items() if key != "format"}
+
+
+def check_depth(content: object) -> None:
+    """Raise UserError if lists and fields are nested deeper than any file of ours."""
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for node in level
+            if isinstance(node, (list, dict))
+            for inner in (node.values() if isinstance(node, dict) else node)
+            if isinstance(inner, (list, dict))
+        ]
+        if not level:
+            return
+    raise UserError("nested too deeply")
 
 
 def refuse_unknown(content: object, kind: Any) -> None:
@@ -130,14 +179,27 @@ def _wanted(text: str) -> str:
     if found := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):
         what = "of a length " if found[2] else ""
         return f"{_WORDS.get(found[1], found[1])} {what}{_BOUNDS[found[3]]} {found[4]}"
+    if text.endswith("out of range"):
+        return "a number that fits 64 bits"
     if text.startswith("Invalid enum value"):
         return "one of the values that it may have"
     return text[:1].lower() + text[1:]
 
 
+class _Short(Repr):
+    """Values as text, without ever writing out a large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 2 * _LONGEST_VALUE
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= _LONGEST_INT else f"{'-' if x < 0 else ''}2^{x.bit_length() - 1}..."
+
+
 def shown(value: object) -> str:
     """A value as text of bounded length."""
-    text = repr(value)
+    text = _Short().repr(value)
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
 
 

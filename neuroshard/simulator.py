@@ -51,9 +51,13 @@ class Simulator:
         return with_prediction(plan, self.cost(plan.task, plan), self.models.name)
 
     def warnings(self, plan: Plan) -> tuple[str, ...]:
-        """What of a plan and its task lies outside the range that the models were fitted to, one line each."""
+        """What makes the costs of a plan doubtful, one line each.
+
+        Histograms made for another batch size, and what lies outside the range that the models were fitted to.
+        """
         ranges = self.models.ranges
-        return () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
+        outside = () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
+        return plan.task.warnings + outside
 
     def communication(self, dims: FloatArray, compute_ms: FloatArray, batch_size: int) -> tuple[FloatArray, FloatArray]:
         """Forward and backward communication, (B, D) ms each, of devices with dims and compute costs (B, D).

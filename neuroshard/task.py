@@ -12,6 +12,8 @@ from neuroshard.schema import MAX_TABLES, BatchSize, Devices, parse
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.units import MAX_BYTES, Size, readable_bytes, to_bytes
 
+_SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
+
 
 @dataclass(frozen=True)
 @checked
@@ -101,6 +103,18 @@ class Task:
         received = self.memory.received_bytes(total_dim, self.batch_size, self.topology.num_devices)
         return tuple(free - received for free in self.topology.device_memory)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the tables was made for another batch size, in a line: a histogram can't be converted."""
+        others = [table for table in self.tables if _is_other(table.reuse_batch_size, self.batch_size)]
+        if not others:
+            return ()
+        return (
+            f"reuse histograms: made for batch size {others[0].reuse_batch_size}, not {self.batch_size} "
+            f"({len(others)} of {len(self.tables)} tables, such as {others[0].name!r}): the rows that a batch touches "
+            f"are estimated wrongly; make the tables with batch_size={self.batch_size}",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The task as JSON-ready fields."""
         return {
@@ -119,3 +133,7 @@ class Task:
             UserError: a field is missing or out of range.
         """
         return parse(content, cls, "task")
+
+
+def _is_other(made_for: int | None, batch_size: int) -> bool:
+    return made_for is not None and abs(made_for / batch_size - 1) > _SAME_BATCH_SIZE

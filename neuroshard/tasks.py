@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
+from neuroshard.checked import checked
 from neuroshard.constraints import Constraints
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
 from neuroshard.memory import MemoryUse
+from neuroshard.schema import MAX_TASKS, Dim, Seed, TableCount, of_format, parse
 from neuroshard.tables import Table, halvings
 from neuroshard.task import Task, Topology
 
@@ -28,6 +32,7 @@ def whole(
 
 
 @dataclass(frozen=True)
+@checked
 class TaskDraw:
     """How tasks are drawn (NeuroShard, section 4.1).
 
@@ -38,17 +43,15 @@ class TaskDraw:
         seed: fixes the tasks.
     """
 
-    count: int = 100
-    min_tables: int = 10
-    max_tables: int = 59
-    max_dim: int = 128
-    seed: int = 0
+    count: Annotated[int, Meta(ge=1, le=MAX_TASKS)] = 100
+    min_tables: TableCount = 10
+    max_tables: TableCount = 59
+    max_dim: Dim = 128
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        if self.count < 1:
-            raise UserError(f"tasks: count={self.count} must be at least 1")
-        if not 1 <= self.min_tables <= self.max_tables:
+        if self.min_tables > self.max_tables:
             raise UserError(f"tasks: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
 
 
@@ -80,18 +83,23 @@ def _draw_tables(tables: tuple[Table, ...], draw: TaskDraw, rng: np.random.Gener
     return tuple(tables[i].with_dim(int(dim)) for i, dim in zip(chosen, dims, strict=True))
 
 
+@checked
 def from_file(path: str) -> tuple[Task, ...]:
     """The tasks in a file that `save_tasks` wrote.
 
     Raises:
         UserError: the file is missing or malformed, or holds no task.
     """
-    content = read_json(Path(path), "task file")
-    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("tasks"), list):
-        raise UserError(f"{path} is not a task file of format {_FORMAT!r}")
-    if not content["tasks"]:
+    content = of_format(read_json(Path(path), "task file"), _FORMAT, path)
+    tasks = parse(content, _TaskFile, path).tasks
+    if not tasks:
         raise UserError(f"{path} holds no task")
-    return tuple(Task.from_json(task) for task in content["tasks"])
+    return tasks
+
+
+@dataclass(frozen=True)
+class _TaskFile:
+    tasks: tuple[Task, ...]
 
 
 def save_tasks(path: Path, tasks: Sequence[Task]) -> None:

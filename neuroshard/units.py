@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from neuroshard.errors import UserError
+from neuroshard.schema import shown
 
 MAX_BYTES = 1 << 60  # of anything that is counted in bytes: sums of a few stay exact in 64 bits
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
@@ -17,7 +18,7 @@ _UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
     "kib": 1 << 10, "mib": _MIB, "gib": _GIB, "tib": 1 << 40, "pib": 1 << 50,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?(?:e[+-]?\d{1,3})?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,25}(?:\.\d{0,25})?(?:e[+-]?\d{1,3})?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
 
 def to_bytes(size: object, name: str) -> int:
@@ -26,7 +27,7 @@ def to_bytes(size: object, name: str) -> int:
     Raises:
         UserError: it is no size, or beyond 2^60.
     """
-    text = size if isinstance(size, str) else repr(size)
+    text = size if isinstance(size, str) else shown(size)
     found = _SIZE.fullmatch(text)
     if isinstance(size, bool) or not found or found[2].lower() not in _UNITS:
         raise _no_size(size, name)
@@ -38,7 +39,7 @@ def to_bytes(size: object, name: str) -> int:
 
 
 def _no_size(size: object, name: str) -> UserError:
-    return UserError(f"{name}={size!r:.60} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or '16 GB'")
+    return UserError(f"{name}={shown(size)} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or '16 GB'")
 
 
 def readable_bytes(size_bytes: float) -> str:

@@ -1,15 +1,18 @@
 """What a search run leaves: `run.json`, `results.parquet`, `tasks.json` and one JSON per plan."""
 
+import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_atomically, write_json
+from neuroshard.parquet import read_rows
 from neuroshard.plan import Plan
+from neuroshard.schema import Count, Name, of_format, parse, shown
 
 _FORMAT = "neuroshard-search-1"
 _COLUMNS = {
@@ -22,27 +25,68 @@ _COLUMNS = {
     "remark": "object",
     "warnings": "object",
 }
-_TEXTS = ["plan", "error", "remark", "warnings"]
+_NUMBERS = ("predicted_ms", "seconds", "margin_ms")
+_LARGEST = 1e18
 
 
 @dataclass(frozen=True)
+@checked
 class SearchRecord:
     """What became of one task: a plan file with its predicted cost, or the error; `seconds` of search either way.
 
     Attributes:
+        plan: its file, inside the run's directory.
         margin_ms: half the width of the predicted cost's 90% interval; NaN where the models know none.
         remark: what the searcher says of its plan.
         warnings: what lies outside the range of the models, a line each.
     """
 
-    task: int
-    plan: str | None
+    task: Count
+    plan: Name | None
     error: str | None
     predicted_ms: float
     seconds: float
     margin_ms: float = float("nan")
     remark: str | None = None
     warnings: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not (math.isnan(value) or 0 <= value <= _LARGEST):
+                raise UserError(f"task {self.task}: {name}={value} must be a number from 0 to {_LARGEST:g}")
+        if (self.plan is None) == (self.error is None):
+            raise UserError(f"task {self.task} must have either a plan or an error")
+        if self.plan is not None and not _is_inside(self.plan):
+            raise UserError(f"task {self.task}: plan {shown(self.plan)} must be a file in the run's directory")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, for a file of its own; JSON has no NaN."""
+        fields = asdict(self)
+        return fields | {name: None if math.isnan(fields[name]) else fields[name] for name in _NUMBERS}
+
+    @classmethod
+    def from_json(cls, fields: object, where: str) -> "SearchRecord":
+        """The record in `fields`, as `to_json` gives them, or of a row of `results.parquet`.
+
+        Raises:
+            UserError: a field is missing, unknown, of the wrong type or out of range.
+        """
+        if isinstance(fields, dict):
+            known = {name: fields[name] for name in _NUMBERS if name in fields}
+            fields = fields | {name: math.nan if value is None else value for name, value in known.items()}
+        return parse(fields, cls, where)
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a path stays in the directory that it starts from, by its words."""
+    path = PurePosixPath(name)
+    return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
+
+
+@dataclass(frozen=True)
+class _RunFile:
+    searcher: Name
 
 
 @dataclass(frozen=True)
@@ -66,17 +110,13 @@ class SearchRun:
         Raises:
             UserError: it isn't one, or is malformed.
         """
-        content = read_json(path / "run.json", "search run")
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise UserError(f"{path} is not a search run of format {_FORMAT!r}")
-        try:
-            frame = pd.read_parquet(path / "results.parquet")
-            texts = frame[_TEXTS].astype(object)
-            rows: Any = frame.assign(**texts.where(texts.notna(), None)).to_dict("records")
-            records = tuple(SearchRecord(**row) for row in rows)
-            searcher = str(content["searcher"])
-        except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-            raise UserError(f"the run in {path} can't be read: {error}") from None
+        described, results = path / "run.json", path / "results.parquet"
+        content = of_format(read_json(described, "search run"), _FORMAT, f"search run {path}")
+        searcher = parse({"searcher": content.get("searcher")}, _RunFile, str(described)).searcher
+        rows = read_rows(results, "results of a search run")
+        records = tuple(SearchRecord.from_json(row, str(results)) for row in rows)
+        if [record.task for record in records] != list(range(len(records))):
+            raise UserError(f"{results}: its tasks must be 0, 1, ..., {len(records) - 1}, each once")
         return cls(path, searcher, records)
 
     def plans(self) -> dict[int, Plan]:

@@ -60,8 +60,9 @@ class Search:
         for task in self.tasks:
             simulator.models.check(task)
         if self.out is not None and is_finished(Path(self.out)):
-            Unfinished(Path(self.out)).claim(self._settings(), self.tasks)
-            return self._result(SearchRun.load(Path(self.out)), simulator)
+            under_way = Unfinished(Path(self.out))
+            under_way.claim(self._settings(), self.tasks)
+            return self._result(under_way.finished(self.tasks), simulator)
         first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
         if first is not None and isinstance(first.found, InfeasibleError):
             raise first.found

@@ -1,19 +1,16 @@
 """A search run while it is under way: what it has found so far outlives it."""
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
-from neuroshard.search.runs import SearchRecord, is_finished
+from neuroshard.search.runs import SearchRecord, SearchRun, is_finished
 from neuroshard.task import Task
 from neuroshard.tasks import from_file, save_tasks
-
-_NUMBERS = ("predicted_ms", "seconds", "margin_ms")
 
 
 @dataclass(frozen=True)
@@ -51,26 +48,29 @@ class Unfinished:
         if not path.exists():
             return None
         try:
-            fields = read_json(path, "record")
-            return SearchRecord(**(fields | {name: _number(fields[name]) for name in _NUMBERS}))
-        except (KeyError, TypeError, OverflowError) as error:
-            raise UserError(f"{path} is malformed ({error}); delete it, and the task is searched again") from None
+            record = SearchRecord.from_json(read_json(path, "record"), f"record {path}")
+            if record.task != number:
+                raise UserError(f"record {path} is of task {record.task}")
+        except UserError as error:
+            raise UserError(f"{error}; delete it, and the task is searched again") from None
+        return record
 
     def keep(self, record: SearchRecord) -> None:
         """Write it down."""
-        fields = asdict(record)
-        write_json(self._record(record.task), fields | {name: _plain(fields[name]) for name in _NUMBERS})
+        write_json(self._record(record.task), record.to_json())
+
+    def finished(self, tasks: Sequence[Task]) -> SearchRun:
+        """The whole run.
+
+        Raises:
+            UserError: it is malformed, or has other tasks than `tasks`.
+        """
+        run = SearchRun.load(self.path)
+        if len(run.records) != len(tasks):
+            raise UserError(
+                f"{self.path} holds results of {len(run.records)} tasks, not of {len(tasks)}; delete it and search anew"
+            )
+        return run
 
     def _record(self, number: int) -> Path:
         return self.path / "records" / f"task-{number:04d}.json"
-
-
-def _plain(number: float) -> float | None:
-    """JSON has no NaN."""
-    return None if math.isnan(number) else number
-
-
-def _number(plain: float | None) -> float:
-    if plain is not None and not isinstance(plain, (int, float)):
-        raise TypeError(f"{plain!r} is not a number")
-    return math.nan if plain is None else float(plain)

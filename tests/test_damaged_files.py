@@ -3,36 +3,50 @@
 NEUROSHARD_FUZZ=10000 pytest tests/test_damaged_files.py tries 10,000 of each kind instead of a few.
 """
 
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from neuroshard.constraints import load_constraints
 from neuroshard.errors import UserError
+from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models.bundle import Card, load_bundle, save_bundle
 from neuroshard.models.trust import Range, Ranges
 from neuroshard.overrides import check_overrides
 from neuroshard.plan import Plan, assemble
-from neuroshard.records import Manifest
-from neuroshard.registry import compose_config, instantiate_config
+from neuroshard.records import DataDirectory, Manifest
+from neuroshard.registry import build, compose_config, instantiate_config
+from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.search.heuristics import Random
+from neuroshard.search.improve import Improvement
+from neuroshard.search.replan import Replan
 from neuroshard.search.report.gather import gather
 from neuroshard.search.rl.agent import load_agent
+from neuroshard.search.rl.cost_network import CostNetworkSettings
+from neuroshard.search.rl.dreamshard import DreamShardPolicy
+from neuroshard.search.rl.learner import Session
+from neuroshard.search.rl.measures import Simulated
+from neuroshard.search.rl.train_run import TrainPolicy, _restored
 from neuroshard.search.runs import SearchRun
 from neuroshard.search.search_run import Search
 from neuroshard.search.unfinished import Unfinished
+from neuroshard.simulator import Simulator
 from neuroshard.sources import load_tables
 from neuroshard.tasks import from_file, save_tasks
-from neuroshard.testing import constrained_task, random_ensemble, random_models, random_set_comm, toy_task
+from neuroshard.testing import constrained_task, random_ensemble, random_models, random_set_comm, toy_tables, toy_task
 from neuroshard.testing.damage import damaged
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan
 
-TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "120"))
+TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "40"))
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +62,25 @@ def good(tmp_path_factory):
     frame.to_csv(root / "tables.csv", index=False)
     frame.to_parquet(root / "tables.parquet")
     frame.to_json(root / "tables.json")
+    lists = frame.assign(reuse=[[0.5, 0.5] + [0.0] * 15] * 2, reuse_batch_size=64)
+    lists.to_json(root / "list.json", orient="records")
+    lists.to_parquet(root / "list.parquet")
+    rules = {"rules": [{"tables": "a*", "max_shards": 1}], "pinned": [{"table": "b", "dim": 4, "devices": [0]}]}
+    (root / "rules.json").write_text(json.dumps(rules))
+    lookups = (torch.arange(12) % 5, torch.arange(0, 13, 2), torch.full((2, 3), 2))
+    torch.save(lookups, root / "lookups.pt")
     (root / "rules.yaml").write_text("rules:\n- {tables: a*, max_shards: 1}\ntogether: [[a, b]]\n")
     ranges = Ranges(**{name: Range(name, 0.0, 1.0) for name in Ranges.__dataclass_fields__})
     models = random_models()
     save_bundle(root / "bundle", models, Card({}, {}, {}, {}, {}))
-    from dataclasses import replace
-
     newer = replace(
         models, compute=random_ensemble(), forward=random_set_comm(), backward=random_set_comm(1), ranges=ranges
     )
     save_bundle(root / "newer", newer, Card({}, {}, {}, {}, {}))
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
-    Manifest({"kind": "cpu"}, {"torch": "2"}, {"seed": 1}, 0).save(root / "data")
+    _data(root / "data")
+    _trained(root)
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
     (root / "policy").mkdir()
     for file in installed.iterdir():
@@ -69,21 +89,119 @@ def good(tmp_path_factory):
     return root
 
 
+MANIFEST = Manifest({"kind": "cpu", "device": "x"}, {"torch": "2"}, {"rounds": [1, 2], "timing": {"live": 3}}, 0)
+
+
+def _data(path):
+    directory, tables = DataDirectory(path), toy_tables(4)
+    directory.begin(MANIFEST, tables)
+    repeats = Repeats(np.array([1.0, 2.0]), np.array([10.0, 11.0]))
+    exchanges = Repeats(np.arange(8.0).reshape(2, 2, 2), np.array([1.0, 2.0]))
+    failed = Measurement(ComputeSample(tables[1:], 64), 1, "test", 0, None, "MemoryError")
+    directory.compute().write(0, [Measurement(ComputeSample(tables[:2], 64), 0, "train", 0, repeats), failed])
+    directory.comm().write(0, [Measurement(CommSample((16, 4), (0.0, 2.5), 64), 0, "valid", 0, exchanges)])
+
+
+def _data_again(root):
+    directory = DataDirectory(root / "data")
+    directory.manifest().check_hardware(Fingerprint("cpu", "x", 1, 1), directory.path)
+
+
+def _go_on(root):
+    directory = DataDirectory(root / "data")
+    directory.begin(MANIFEST, toy_tables(4))
+    return directory.compute().read(), directory.comm().read()
+
+
+LEARNER = replace(build("learner", "dreamshard"), rounds=1, updates=1, tasks=2, episodes=2)
+LEARNER = replace(LEARNER, cost_network=CostNetworkSettings((8, 4), 8, placements=4, steps=1, batch_size=2))
+LEARNER = replace(LEARNER, policy=lambda: DreamShardPolicy((8, 4), (4,), 8))
+
+
+TASKS = tuple(toy_task(4, seed=seed) for seed in range(3))
+
+
+def _training(root):
+    tasks = tuple(toy_task(4, seed=seed) for seed in range(3))
+    return TrainPolicy(str(root / "bundle"), tasks, 1, LEARNER, "dreamshard", Simulated(), 0, str(root / "trained"))
+
+
+def _train_on(root):
+    """One more round after what the checkpoint tells."""
+    simulator = Simulator(random_models())
+    session = Session(LEARNER, TASKS[:2], simulator, lambda plans: Simulated().costs(plans, simulator), 0)
+    history, best = _restored(root / "trained", session)
+    session.round(len(history), lambda: None)
+    session.agent.restore(best)
+
+
+def _trained(root):
+    _training(root).run()
+
+
+def _search(root):
+    tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
+    return Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one"))
+
+
+def _resume(root):
+    """A search as if it had been killed just before its end."""
+    run = _search(root)
+    under_way = Unfinished(root / "runs" / "one")
+    under_way.claim(run._settings(), run.tasks)
+    return [under_way.record(number) for number in range(2)], Path(run.out)
+
+
+def _replan(root):
+    simulator = Simulator(random_models())
+    return Replan(str(root / "plan.json"), improvement=Improvement(shakes=1)).search(toy_task(5), simulator)
+
+
+def _finished(root):
+    _search(root).run().show(Console(quiet=True))
+
+
+def _used(plan):
+    return plan.violations, plan.device_dims, plan.to_json()
+
+
 READERS = {
-    "plan": ("plan.json", lambda root: Plan.load(root / "plan.json")),
+    "plan": ("plan.json", lambda root: _used(Plan.load(root / "plan.json"))),
+    "plan to start from": ("plan.json", _replan),
     "tasks": ("tasks.json", lambda root: from_file(str(root / "tasks.json"))),
     "TorchRec's plan": ("sharding.json", lambda root: load_sharding_plan(root / "sharding.json")),
     "tables, CSV": ("tables.csv", lambda root: load_tables(str(root / "tables.csv"))),
     "tables, Parquet": ("tables.parquet", lambda root: load_tables(str(root / "tables.parquet"))),
     "tables, JSON": ("tables.json", lambda root: load_tables(str(root / "tables.json"))),
+    "tables in a list": ("list.json", lambda root: load_tables(str(root / "list.json"))),
+    "tables with lists": ("list.parquet", lambda root: load_tables(str(root / "list.parquet"))),
+    "lookups": ("lookups.pt", lambda root: load_tables("dlrm", path=str(root / "lookups.pt"))),
+    "constraints, JSON": ("rules.json", lambda root: load_constraints(str(root / "rules.json"))),
     "constraints": ("rules.yaml", lambda root: load_constraints(str(root / "rules.yaml"))),
     "bundle": ("bundle/bundle.json", lambda root: load_bundle(root / "bundle")),
     "bundle's weights": ("bundle/compute.safetensors", lambda root: load_bundle(root / "bundle")),
     "bundle of today": ("newer/bundle.json", lambda root: load_bundle(root / "newer")),
-    "manifest": ("data/manifest.json", lambda root: Manifest.load(root / "data")),
+    "manifest": ("data/manifest.json", _data_again),
+    "manifest of a run that goes on": ("data/manifest.json", _go_on),
+    "measured tables": ("data/tables.parquet", _go_on),
+    "compute part": ("data/compute/part-00000.parquet", _go_on),
+    "exchange part": ("data/comm/part-00000.parquet", _go_on),
     "run": ("runs/one/run.json", lambda root: SearchRun.load(root / "runs" / "one")),
     "results": ("runs/one/results.parquet", lambda root: SearchRun.load(root / "runs" / "one")),
     "record": ("runs/one/records/task-0001.json", lambda root: Unfinished(root / "runs" / "one").record(1)),
+    "record of a run that goes on": ("runs/one/records/task-0000.json", _resume),
+    "settings of a run that goes on": ("runs/one/settings.json", _resume),
+    "tasks of a run that goes on": ("runs/one/tasks.json", _resume),
+    "results of a finished run": (
+        "runs/one/results.parquet",
+        _finished,
+    ),
+    "plans of a finished run": (
+        "runs/one/plans/task-0000.json",
+        lambda root: SearchRun.load(root / "runs/one").plans(),
+    ),
+    "training run": ("trained/run.json", lambda root: _training(root)._claim(root / "trained")),
+    "checkpoint": ("trained/checkpoint.safetensors", _train_on),
     "runs to report": ("runs/one/tasks.json", lambda root: gather([root / "runs"])),
     "policy": ("policy/policy.json", lambda root: load_agent(str(root / "policy"))),
     "policy's weights": ("policy/policy.safetensors", lambda root: load_agent(str(root / "policy"))),

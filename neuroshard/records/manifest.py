@@ -7,6 +7,7 @@ from typing import Any
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
 from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.schema import Seed, of_format, parse, shown
 
 _FORMAT = "neuroshard-data-1"
 _NAME = "manifest.json"
@@ -26,7 +27,7 @@ class Manifest:
     hardware: dict[str, Any]
     versions: dict[str, str]
     config: dict[str, Any]
-    seed: int
+    seed: Seed
 
     def save(self, directory: Path) -> None:
         """Write it into a data directory."""
@@ -40,13 +41,8 @@ class Manifest:
             UserError: there is none, or it is malformed.
         """
         path = directory / _NAME
-        content = read_json(path, "data manifest")
-        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise UserError(f"{path} is not a manifest of format {_FORMAT!r}")
-        try:
-            return cls(**content)
-        except TypeError as error:
-            raise UserError(f"{path} is malformed: {error}") from None
+        where = f"data manifest {path}"
+        return parse(of_format(read_json(path, "data manifest"), _FORMAT, where), cls, where)
 
     @staticmethod
     def exists(directory: Path) -> bool:
@@ -56,7 +52,7 @@ class Manifest:
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
         """Raise UserError unless the directory was measured on hardware like `here`."""
         if not here.same_hardware(self.hardware):
-            there = f"{self.hardware.get('kind')} ({self.hardware.get('device')})"
+            there = f"{_text(self.hardware.get('kind'))} ({_text(self.hardware.get('device'))})"
             raise UserError(
                 f"{directory} was measured on {there}, this is {here.kind} ({here.device}); give another out=DIRECTORY"
             )
@@ -67,9 +63,13 @@ class Manifest:
         for key in sorted(ours.keys() | theirs.keys()):
             if ours.get(key) != theirs.get(key):
                 raise UserError(
-                    f"{directory} was begun with {key}={ours.get(key)}, not {theirs.get(key)}; "
+                    f"{directory} was begun with {key}={shown(ours.get(key))}, not {shown(theirs.get(key))}; "
                     "use the same settings to go on, or another out=DIRECTORY"
                 )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else shown(value)
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,15 +3,18 @@
 Samples refer to tables by name; the tables themselves stand once in `tables.parquet`, at their own width.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from neuroshard.errors import UserError
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.tables import Table
+from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats, Sample
+from neuroshard.schema import BatchSize, Count, Dim, NonNegative, Seed, parse
+from neuroshard.tables import Table, check_unique_names
 
 _COMMON = [
     ("sample_id", pa.int64()),
@@ -33,6 +36,7 @@ TABLES_SCHEMA = pa.schema(
         ("pooling_factor", pa.float64()),
         ("reuse", pa.list_(pa.float64())),
         ("bytes_per_element", pa.int8()),
+        ("reuse_batch_size", pa.int64()),
     ]
 )
 
@@ -71,38 +75,85 @@ def _common_row(measurement: Measurement[Any]) -> dict[str, Any]:
     }
 
 
-def read_compute(row: Mapping[str, Any], tables: Mapping[str, Table]) -> Measurement[ComputeSample]:
+@dataclass(frozen=True)
+class _Row:
+    """What the rows of both kinds of part hold."""
+
+    sample_id: Count
+    split: Literal["train", "valid", "test"]
+    seed: Seed
+    second_pass: bool
+    batch_size: BatchSize
+    times_ms: tuple[NonNegative, ...] | None
+    at_s: tuple[NonNegative, ...] | None
+    error: str | None
+
+    def repeats(self, shape: tuple[int, ...]) -> Repeats | None:
+        """The times as arrays; `shape` is that of one repeat."""
+        if self.times_ms is None or self.at_s is None:
+            if self.times_ms is not None or self.at_s is not None:
+                raise UserError("times_ms and at_s must both be there, or neither")
+            return None
+        times, at_s = np.array(self.times_ms, dtype=np.float64), np.array(self.at_s, dtype=np.float64)
+        if not len(at_s) or len(times) != len(at_s) * math.prod(shape):
+            raise UserError(f"{len(times)} times_ms don't make {len(at_s)} repeats of {math.prod(shape)}")
+        return Repeats(times.reshape(-1, *shape), at_s)
+
+
+@dataclass(frozen=True)
+class _ComputeRow(_Row):
+    tables: tuple[str, ...]
+    dims: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class _CommRow(_Row):
+    dims: tuple[Count, ...]
+    start_ms: tuple[NonNegative, ...]
+
+
+def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[ComputeSample]:
     """One row of a compute part.
 
     Raises:
-        UserError: it names a table that isn't among `tables`.
+        UserError: it is malformed, or names a table that isn't among `tables`.
     """
+    read = parse(row, _ComputeRow, "sample")
+    if len(read.tables) != len(read.dims):
+        raise UserError(f"sample {read.sample_id} has {len(read.tables)} tables but {len(read.dims)} dims")
+    for name in read.tables:
+        if name not in tables:
+            raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
+    sized = tuple(tables[name].with_dim(dim) for name, dim in zip(read.tables, read.dims, strict=True))
+    return _measurement(ComputeSample(sized, read.batch_size), read, ())
+
+
+def read_comm(row: object) -> Measurement[CommSample]:
+    """One row of an exchange part.
+
+    Raises:
+        UserError: it is malformed.
+    """
+    read = parse(row, _CommRow, "sample")
+    sample = CommSample(read.dims, read.start_ms, read.batch_size)
+    return _measurement(sample, read, (2, len(read.dims)))
+
+
+def _measurement(sample: Sample, read: _Row, shape: tuple[int, ...]) -> Measurement[Sample]:
     try:
-        sized = tuple(tables[n].with_dim(int(d)) for n, d in zip(row["tables"], row["dims"], strict=True))
-    except KeyError as error:
-        raise UserError(f"sample {row['sample_id']} uses table {error}, which tables.parquet doesn't hold") from None
-    sample = ComputeSample(sized, row["batch_size"])
-    return Measurement(
-        sample, row["sample_id"], row["split"], row["seed"], _repeats(row, ()), row["error"], row["second_pass"]
-    )
+        return Measurement(
+            sample, read.sample_id, read.split, read.seed, read.repeats(shape), read.error, read.second_pass
+        )
+    except ValueError as error:
+        raise UserError(f"sample {read.sample_id}: {error}") from None
 
 
-def read_comm(row: Mapping[str, Any]) -> Measurement[CommSample]:
-    """One row of an exchange part."""
-    sample = CommSample(tuple(row["dims"]), tuple(row["start_ms"]), row["batch_size"])
-    shape = (2, len(sample.dims))
-    return Measurement(
-        sample, row["sample_id"], row["split"], row["seed"], _repeats(row, shape), row["error"], row["second_pass"]
-    )
+def read_tables(rows: Sequence[object]) -> dict[str, Table]:
+    """The tables of `tables.parquet`, by name.
 
-
-def _repeats(row: Mapping[str, Any], shape: tuple[int, ...]) -> Repeats | None:
-    if row["times_ms"] is None:
-        return None
-    return Repeats(np.array(row["times_ms"]).reshape(-1, *shape), np.array(row["at_s"]))
-
-
-def read_tables(rows: pa.Table) -> dict[str, Table]:
-    """The tables of `tables.parquet`, by name."""
-    tables = [Table.from_json(row) for row in rows.to_pylist()]
+    Raises:
+        UserError: they are malformed, or two have one name.
+    """
+    tables = tuple(Table.from_json(row) for row in rows)
+    check_unique_names(tables)
     return {table.name: table for table in tables}

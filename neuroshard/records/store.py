@@ -3,16 +3,17 @@
 A part appears whole or not at all, so a run that was killed goes on with the first part that isn't there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Generic
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from neuroshard.errors import UserError
 from neuroshard.files import write_atomically
+from neuroshard.parquet import Row, read_rows
 from neuroshard.records import schema
 from neuroshard.records.manifest import Manifest
 from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
@@ -27,7 +28,7 @@ class Parts(Generic[Sample]):
 
     directory: Path
     to_rows: Callable[[Sequence[Measurement[Sample]]], pa.Table]
-    from_row: Callable[[Mapping[str, Any]], Measurement[Sample]]
+    from_row: Callable[[object], Measurement[Sample]]
 
     def path(self, number: int) -> Path:
         """Where part `number` stands."""
@@ -59,8 +60,8 @@ class Parts(Generic[Sample]):
     def _read(self, path: Path) -> list[Measurement[Sample]]:
         rows = _read_parquet(path)
         try:
-            return [self.from_row(row) for row in rows.to_pylist()]
-        except (KeyError, TypeError, ValueError) as error:
+            return [self.from_row(row) for row in rows]
+        except UserError as error:
             raise UserError(f"{path} doesn't hold measurements: {error}") from None
 
 
@@ -92,7 +93,11 @@ class DataDirectory:
 
     def tables(self) -> dict[str, Table]:
         """The tables that were measured, by name, at their own width."""
-        return schema.read_tables(_read_parquet(self.path / _TABLES))
+        path = self.path / _TABLES
+        try:
+            return schema.read_tables(_read_parquet(path))
+        except UserError as error:
+            raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     def compute(self) -> Parts[ComputeSample]:
         """The compute measurements."""
@@ -104,11 +109,10 @@ class DataDirectory:
         return Parts(self.path / "comm", schema.comm_rows, schema.read_comm)
 
 
-def _read_parquet(path: Path) -> pa.Table:
+def _read_parquet(path: Path) -> list[Row]:
+    if not path.exists():
+        raise UserError(f"{path} is missing; is {path.parent} a data directory?")
     try:
-        return pq.read_table(path)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; is {path.parent} a data directory?") from None
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} is corrupt ({reason}); delete it and run collect again to measure it anew") from None
+        return read_rows(path, "data file")
+    except UserError as error:
+        raise UserError(f"{error}; delete it and run collect again to measure it anew") from None

@@ -1,6 +1,8 @@
 """The 26 tables of MLPerf's DLRM-DCNv2 (Criteo 1TB, multi-hot): rows and lookups as published."""
 
-from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.checked import checked
+from neuroshard.schema import BatchSize, BytesPerElement, Dim
+from neuroshard.tables.reuse import ZIPF_EXPONENT, Exponent, zipf_reuse
 from neuroshard.tables.table import Table
 
 ROWS = (
@@ -10,8 +12,12 @@ ROWS = (
 LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 
 
+@checked
 def criteo(
-    batch_size: int = 65536, dim: int = 128, zipf_exponent: float = 1.05, bytes_per_element: int = 4
+    batch_size: BatchSize = 65536,
+    dim: Dim = 128,
+    zipf_exponent: Exponent = ZIPF_EXPONENT,
+    bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
     """The 26 tables; reuse histograms are not published, so a Zipf law of `zipf_exponent` stands in for them."""
     return tuple(
@@ -22,6 +28,7 @@ def criteo(
             pooling_factor=float(lookups),
             reuse=zipf_reuse(rows, batch_size * lookups, zipf_exponent),
             bytes_per_element=bytes_per_element,
+            reuse_batch_size=batch_size,
         )
         for i, (rows, lookups) in enumerate(zip(ROWS, LOOKUPS, strict=True))
     )

@@ -6,7 +6,6 @@ taken as the largest index + 1, as the data set's users do; `dim` is the caller'
 """
 
 import gzip
-import pickle
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -18,14 +17,20 @@ import numpy as np
 import torch
 
 from neuroshard.arrays import IntArray
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
+from neuroshard.schema import MAX_ROWS, BytesPerElement, Dim, PositiveCount
 from neuroshard.tables.reuse import histogram
 from neuroshard.tables.table import Table
 
 _COPY_BYTES = 1 << 24
+_WHOLE = (torch.int32, torch.int64)
 
 
-def dlrm(path: str, dim: int = 16, bytes_per_element: int = 4, max_tables: int | None = None) -> tuple[Table, ...]:
+@checked
+def dlrm(
+    path: str, dim: Dim = 16, bytes_per_element: BytesPerElement = 4, max_tables: PositiveCount | None = None
+) -> tuple[Table, ...]:
     """The tables of the file at `path`, read one table at a time through a memory map.
 
     Raises:
@@ -36,7 +41,10 @@ def dlrm(path: str, dim: int = 16, bytes_per_element: int = 4, max_tables: int |
         raise UserError(f"no DLRM data set at {source}; give tables.path=FILE.pt or FILE.pt.gz")
     with _uncompressed(source) as file:
         indices, offsets, lengths = _load(file, source)
-        return tuple(_tables(indices, offsets, lengths, dim, bytes_per_element, max_tables, source))
+        tables = tuple(_tables(indices, offsets, lengths, dim, bytes_per_element, max_tables, source))
+    if not tables:
+        raise UserError(f"{source} holds no lookups")
+    return tables
 
 
 @contextmanager
@@ -63,23 +71,32 @@ def _copy(packed: gzip.GzipFile, plain: IO[bytes]) -> None:
 def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
         content = _load_mapped(file)
-        indices, offsets, lengths = content
-        tables, batch_size = lengths.shape
-    except (OSError, RuntimeError, ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # whatever torch makes of it
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{source} is not a saved (indices, offsets, lengths): {reason}") from None
-    if len(offsets) != tables * batch_size + 1 or (offsets.diff() < 0).any() or int(offsets[-1]) > len(indices):
+    if not isinstance(content, tuple) or [_dimensions(part) for part in content] != [1, 1, 2]:
+        raise UserError(f"{source} is not a saved (indices, offsets, lengths): tensors of 1, 1 and 2 dimensions")
+    indices, offsets, lengths = content
+    tables, batch_size = lengths.shape
+    if indices.dtype not in _WHOLE or offsets.dtype not in _WHOLE:
+        raise UserError(f"{source}: indices and offsets are {indices.dtype} and {offsets.dtype}, not whole numbers")
+    fits = len(offsets) == tables * batch_size + 1 and int(offsets[0]) >= 0 and int(offsets[-1]) <= len(indices)
+    if not fits or not batch_size or (offsets.diff() < 0).any():
         raise UserError(f"{source}: offsets don't fit lengths {tuple(lengths.shape)} and {len(indices)} indices")
     return indices, offsets, lengths
 
 
-def _load_mapped(file: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _dimensions(part: object) -> int | None:
+    """Of a plain tensor with values; None of anything else."""
+    plain = isinstance(part, torch.Tensor) and part.layout is torch.strided and part.device.type == "cpu"
+    return part.dim() if isinstance(part, torch.Tensor) and plain else None
+
+
+def _load_mapped(file: Path) -> object:
     """Memory-mapped where the file's (zip) format allows; the oldest torch.save format is read whole."""
     with file.open("rb") as opened:
         is_zip = opened.read(2) == b"PK"
-    loaded: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.load(
-        file, map_location="cpu", weights_only=True, mmap=is_zip
-    )
+    loaded: object = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     return loaded
 
 
@@ -98,13 +115,15 @@ def _tables(
         if first == last:
             continue  # a table nobody looks up costs nothing and has no histogram
         lookups: IntArray = indices[first:last].numpy()
-        if lookups.min() < 0:
-            raise UserError(f"{source}: table {t} has a negative index")
+        rows = int(lookups.max()) + 1
+        if lookups.min() < 0 or rows > MAX_ROWS:
+            raise UserError(f"{source}: table {t} has an index outside 0..2^40-1")
         yield Table(
             name=f"dlrm_{t}",
-            rows=int(lookups.max()) + 1,
+            rows=rows,
             dim=dim,
             pooling_factor=(last - first) / batch_size,
             reuse=histogram(np.unique(lookups, return_counts=True)[1]),
             bytes_per_element=bytes_per_element,
+            reuse_batch_size=batch_size,
         )

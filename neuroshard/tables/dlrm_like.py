@@ -12,11 +12,14 @@ What is matched, and how well (856 tables, batch 65,536, seed 0; `docs/tables.md
 Rows are drawn from a shifted Zipf law per table; the histogram follows from rows, pooling, batch size and that law.
 """
 
+from typing import Annotated
+
 import numpy as np
-from scipy.stats import norm
+from msgspec import Meta
 
 from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.errors import UserError
+from neuroshard.checked import checked
+from neuroshard.schema import MAX_TABLES, BatchSize, BytesPerElement, Dim, Seed
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.table import Table
 
@@ -35,25 +38,33 @@ _ZIPF_SHIFT = 0.087  # of the rows: the hottest rows are nearly equally hot
 _CORRELATION = 0.14  # of rows and pooling factor, on logs
 
 
+@checked
 def dlrm_like(
-    num_tables: int = 856, batch_size: int = 65536, dim: int = 16, bytes_per_element: int = 4, seed: int = 0
+    num_tables: Annotated[int, Meta(ge=1, le=MAX_TABLES)] = 856,
+    batch_size: BatchSize = 65536,
+    dim: Dim = 16,
+    bytes_per_element: BytesPerElement = 4,
+    seed: Seed = 0,
 ) -> tuple[Table, ...]:
     """Tables like the published data set's, their histograms computed for `batch_size`."""
-    if num_tables < 1:
-        raise UserError(f"num_tables={num_tables} must be at least 1")
+    from scipy.special import ndtri  # slow to import: only where it is used
+
     rng = np.random.default_rng(seed)
     levels = _stratified_levels(num_tables, rng)
     pooling = _quantile(_POOLING_QUANTILES, levels[:, 0] ** _POOLING_BEND)
     rows = np.maximum(2, _quantile(_ROW_QUANTILES, levels[:, 1] ** _ROW_BEND) ** _ROW_POWER).astype(np.int64)
-    exponents = np.clip(_ZIPF_MEAN + _ZIPF_SPREAD * norm.ppf(levels[:, 2]), 0, None)
+    exponents = np.clip(_ZIPF_MEAN + _ZIPF_SPREAD * ndtri(levels[:, 2]), 0, None)
     return tuple(
         Table(
             name=f"like{seed}_{i}",
             rows=int(rows[i]),
             dim=dim,
             pooling_factor=float(pooling[i]),
-            reuse=zipf_reuse(int(rows[i]), batch_size * pooling[i], exponents[i], _ZIPF_SHIFT * rows[i]),
+            reuse=zipf_reuse(
+                int(rows[i]), float(batch_size * pooling[i]), float(exponents[i]), float(_ZIPF_SHIFT * rows[i])
+            ),
             bytes_per_element=bytes_per_element,
+            reuse_batch_size=batch_size,
         )
         for i in range(num_tables)
     )

@@ -3,11 +3,15 @@
 A histogram holds the share of the *unique* rows in 17 bins: (0,1], (1,2], (2,4], ..., (16384,32768], >32768.
 """
 
+from typing import Annotated
+
 import numpy as np
-from scipy.stats import poisson
+from msgspec import Meta
 
 from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
+from neuroshard.schema import MAX_ROWS, Positive, Rows
 from neuroshard.tables.table import NUM_REUSE_BINS
 
 BIN_TOPS = 2 ** np.arange(NUM_REUSE_BINS - 1)  # the last bin has no top
@@ -15,6 +19,8 @@ BOTTOMS = np.concatenate([[0], BIN_TOPS])
 TOPS = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])  # counts in the open last bin are taken up to twice its bottom
 MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) of the rows in each bin, taken as uniform
 ZIPF_EXPONENT = 1.05  # of tables of which no more is known
+Exponent = Annotated[float, Meta(ge=0, le=10)]
+_Shift = Annotated[float, Meta(ge=0, le=MAX_ROWS)]
 _RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
 
 
@@ -28,22 +34,39 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
     return tuple(float(share) for share in shares)
 
 
-def zipf_reuse(rows: int, lookups: float, exponent: float, shift: float = 0.0) -> tuple[float, ...]:
-    """The expected (17,) reuse histogram of `lookups` draws where rank r has weight (r + shift) ** -exponent.
+@checked
+def zipf_reuse(
+    rows: Rows, lookups: Positive, exponent: Exponent = ZIPF_EXPONENT, shift: _Shift = 0.0
+) -> tuple[float, ...]:
+    """The reuse histogram of a table of which no more is known than that some rows are hot, by a Zipf law.
 
-    Each row's count is taken as Poisson with its expected count as the mean.
+    Args:
+        rows: of the table.
+        lookups: in a whole batch: global batch size x pooling factor.
+        exponent: the row of rank r = 1, 2, ... is looked up with probability proportional to (r + shift) ** -exponent;
+            0 makes all rows equally hot, 1.05 is what is assumed of tables without a histogram.
+        shift: in ranks; the larger, the more alike the hottest rows.
+
+    Returns:
+        (17,) expected share of the unique rows touched that are touched (0,1], (1,2], (2,4], ..., (16384,32768], >32768
+        times: what `Table` takes as `reuse`. Each row's count is taken as Poisson with its expected count as the mean.
+
+    Raises:
+        UserError: an argument is out of range.
     """
     return _normalised(expected_bins(rows, lookups, exponent, shift), rows, lookups)
 
 
 def expected_bins(rows: int, lookups: float, exponent: float, shift: float = 0.0) -> FloatArray:
     """Expected number of rows in each of the 17 bins, under the same law as `zipf_reuse`."""
+    from scipy.special import pdtr  # slow to import: only where it is used
+
     edges = np.unique(np.geomspace(1, rows + 1, _RANK_GROUPS + 1).round())
     width = np.diff(edges)
     rank = np.sqrt(edges[:-1] * (edges[1:] - 1)) if rows > 1 else np.ones(1)
     weight = (rank + shift) ** -exponent
     rate = lookups * weight / (weight * width).sum()
-    below = poisson.cdf(BOTTOMS[:, None], rate)
+    below = pdtr(BOTTOMS[:, None], rate)
     inside = np.diff(np.concatenate([below, np.ones((1, len(rate)))]), axis=0)
     bins: FloatArray = (inside * width).sum(axis=1)
     return bins

@@ -1,23 +1,16 @@
 """A single embedding table: what everything else is about."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.schema import (
-    BytesPerElement,
-    Dim,
-    Name,
-    PoolingFactor,
-    Rows,
-    Share,
-    parse,
-)
+from neuroshard.schema import BatchSize, BytesPerElement, Dim, Name, PoolingFactor, Rows, Share, parse, shown
 
 NUM_REUSE_BINS = 17
+Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=NUM_REUSE_BINS)]
 _REUSE_SLACK = 1e-3
 
 
@@ -34,14 +27,17 @@ class Table:
         reuse: (17,) share of the unique rows touched in a batch that are touched
             (0,1], (1,2], (2,4], ..., (16384,32768], >32768 times; sums to 1.
         bytes_per_element: 4 for fp32 weights, 2 for fp16.
+        reuse_batch_size: global batch size that the histogram was made for; None where nobody knows. Where it comes
+            from, not what it is: tables that differ in nothing else are equal.
     """
 
     name: Name
     rows: Rows
     dim: Dim
     pooling_factor: PoolingFactor
-    reuse: Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=NUM_REUSE_BINS)]
+    reuse: Reuse
     bytes_per_element: BytesPerElement = 4
+    reuse_batch_size: BatchSize | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():
@@ -70,7 +66,7 @@ class Table:
             UserError: a field is missing, unknown or of the wrong type.
         """
         name = fields.get("name") if isinstance(fields, dict) else None
-        return parse(fields, cls, f"table {name!r:.60}" if isinstance(name, str) else "table")
+        return parse(fields, cls, f"table {shown(name)}" if isinstance(name, str) else "table")
 
 
 def check_unique_names(tables: tuple[Table, ...]) -> None:

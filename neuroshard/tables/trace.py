@@ -1,24 +1,41 @@
 """Tables measured from a trace: the lookups of one batch, as a user's data loader gives them."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from neuroshard.arrays import IntArray
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
+from neuroshard.schema import BytesPerElement, Dim, Name, Rows
 from neuroshard.tables.reuse import histogram
 from neuroshard.tables.table import Table
 
 
+@checked
 def table_from_trace(
-    name: str, indices: IntArray, offsets: IntArray, rows: int, dim: int, bytes_per_element: int = 4
+    name: Name, indices: ArrayLike, offsets: ArrayLike, rows: Rows, dim: Dim, bytes_per_element: BytesPerElement = 4
 ) -> Table:
-    """The table whose lookups in one batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
+    """The table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
+
+    Its reuse histogram is that batch's, so B is the batch size that the table is made for: `reuse_batch_size`.
 
     Raises:
         UserError: offsets don't rise from 0 to L, or an index lies outside 0..rows-1.
     """
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
-        raise UserError(f"trace of {name!r}: offsets must rise from 0 to the number of indices, {len(indices)}")
-    if not len(indices) or indices.min() < 0 or indices.max() >= rows:
+    found, splits = _whole_numbers(indices, "indices", name), _whole_numbers(offsets, "offsets", name)
+    if len(splits) < 2 or splits[0] != 0 or splits[-1] != len(found) or (np.diff(splits) < 0).any():
+        raise UserError(f"trace of {name!r}: offsets must rise from 0 to the number of indices, {len(found)}")
+    if not len(found) or found.min() < 0 or found.max() >= rows:
         raise UserError(f"trace of {name!r}: indices must lie in 0..{rows - 1}, at least one of them")
-    counts = np.unique(indices, return_counts=True)[1]
-    return Table(name, rows, dim, len(indices) / (len(offsets) - 1), histogram(counts), bytes_per_element)
+    batch_size = len(splits) - 1
+    counts = np.unique(found, return_counts=True)[1]
+    return Table(name, rows, dim, len(found) / batch_size, histogram(counts), bytes_per_element, batch_size)
+
+
+def _whole_numbers(values: ArrayLike, what: str, name: str) -> IntArray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(
+            f"trace of {name!r}: {what} must be one row of whole numbers, not {array.dtype} of shape {array.shape}"
+        )
+    return array.astype(np.int64)

@@ -1,83 +1,95 @@
 """The user's own tables: CSV, Parquet or JSON.
 
 Columns: `name` (text), `rows` (vectors), `dim` (columns, a multiple of 4), `pooling_factor` (mean lookups per
-sample); optional `bytes_per_element` (2 or 4, default 4) and `reuse_0` ... `reuse_16` (shares of unique rows,
-together 1). Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent.
+sample); optional `bytes_per_element` (2 or 4, default 4) and the reuse histogram: `reuse_0` ... `reuse_16` (shares of
+unique rows, together 1), or `reuse`, a list of them, and `reuse_batch_size`, the batch size that it was made for.
+Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-import pyarrow as pa
-
-from neuroshard.errors import UserError
-from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
-from neuroshard.tables.table import NUM_REUSE_BINS, Table, check_unique_names
+from neuroshard.checked import checked
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.schema import BatchSize, BytesPerElement, Dim, Name, PoolingFactor, Rows, parse, shown
+from neuroshard.tables.reuse import ZIPF_EXPONENT, Exponent, zipf_reuse
+from neuroshard.tables.rows import Row, read_rows
+from neuroshard.tables.table import NUM_REUSE_BINS, Reuse, Table, check_unique_names
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
+_COLUMNS = (*_REQUIRED, "bytes_per_element", "reuse", *_REUSE, "reuse_batch_size")
+_WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size")
 
 
-def user_file(path: str, batch_size: int = 65536, zipf_exponent: float = ZIPF_EXPONENT) -> tuple[Table, ...]:
+@checked
+def user_file(path: str, batch_size: BatchSize = 65536, zipf_exponent: Exponent = ZIPF_EXPONENT) -> tuple[Table, ...]:
     """The tables in the file at `path`.
 
     Raises:
-        UserError: the file can't be read, lacks a column, or holds a value that is out of range.
+        UserError: the file can't be read, has a column that nobody knows or lacks one, or holds a value that is out of
+            range.
     """
-    frame = _read(Path(path))
-    missing = [column for column in _REQUIRED if column not in frame]
-    if missing:
-        raise UserError(f"{path}: no column {missing[0]!r}; needed: {', '.join(_REQUIRED)} (found: {list(frame)})")
-    given = [column for column in _REUSE if column in frame]
-    if given and len(given) < NUM_REUSE_BINS:
-        raise UserError(f"{path}: {len(given)} of the {NUM_REUSE_BINS} columns reuse_0 ... reuse_16; give all or none")
-    if frame.empty:
+    rows = read_rows(Path(path), frozenset(["name"]))
+    if not rows:
         raise UserError(f"{path} holds no table")
-    tables = tuple(_table(row, bool(given), batch_size, zipf_exponent) for _, row in frame.iterrows())
+    for row in rows:
+        _check_columns(row.cells, path)
+    tables = tuple(_table(row, batch_size, zipf_exponent) for row in rows)
     check_unique_names(tables)
     return tables
 
 
-def _read(path: Path) -> pd.DataFrame:
-    readers: dict[str, Callable[[Path], pd.DataFrame]] = {
-        ".csv": pd.read_csv,
-        ".parquet": pd.read_parquet,
-        ".json": pd.read_json,
-    }
-    if path.suffix not in readers:
-        raise UserError(f"{path}: tables are read from .csv, .parquet or .json, not {path.suffix or 'no suffix'!r}")
+def _check_columns(found: Iterable[str], path: str) -> None:
+    names = list(found)
+    for name in names:
+        if name not in _COLUMNS:
+            raise UserError(f"{path}: {unknown_name('column', name, _COLUMNS)}")
+    for name in _REQUIRED:
+        if name not in names:
+            raise UserError(f"{path}: no column {name!r}; needed: {', '.join(_REQUIRED)} (found: {', '.join(names)})")
+    given = sum(name in names for name in _REUSE)
+    if 0 < given < NUM_REUSE_BINS:
+        raise UserError(f"{path}: {given} of the {NUM_REUSE_BINS} columns reuse_0 ... reuse_16; give all or none")
+    if given and "reuse" in names:
+        raise UserError(f"{path}: both reuse and reuse_0 ... reuse_16; give one of them")
+    if "reuse_batch_size" in names and not given and "reuse" not in names:
+        raise UserError(f"{path}: reuse_batch_size without the histogram that was made for it; give both or none")
+
+
+@dataclass(frozen=True)
+class _UserTable:
+    name: Name
+    rows: Rows
+    dim: Dim
+    pooling_factor: PoolingFactor
+    bytes_per_element: BytesPerElement = 4
+    reuse: Reuse | None = None
+    reuse_batch_size: BatchSize | None = None
+
+
+def _table(row: Row, batch_size: int, zipf_exponent: float) -> Table:
+    cells = {name: _whole(cell) if name in _WHOLE else cell for name, cell in row.cells.items()}
+    if "reuse_0" in cells:
+        cells["reuse"] = [_checked_share(cells.pop(name), name, row) for name in _REUSE]
+    given = parse(cells, _UserTable, row.where)
+    reuse, made_for = given.reuse, given.reuse_batch_size
     try:
-        return readers[path.suffix](path)
-    except FileNotFoundError:
-        raise UserError(f"no table file at {path}") from None
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{path} can't be read: {str(error).splitlines()[0]}") from None
+        if reuse is None:
+            reuse, made_for = zipf_reuse(given.rows, batch_size * given.pooling_factor, zipf_exponent), batch_size
+        return Table(given.name, given.rows, given.dim, given.pooling_factor, reuse, given.bytes_per_element, made_for)
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from None
 
 
-def _table(row: "pd.Series[float]", has_reuse: bool, batch_size: int, zipf_exponent: float) -> Table:
-    name = str(row["name"])
-    rows, dim = (_whole(row[column], name, column) for column in ("rows", "dim"))
-    pooling_factor = _number(row["pooling_factor"], name, "pooling_factor")
-    if rows < 1 or not 0 < pooling_factor < float("inf"):
-        raise UserError(f"table {name!r}: rows={rows} and pooling_factor={pooling_factor:g} must be positive")
-    reuse = (
-        tuple(_number(row[column], name, column) for column in _REUSE)
-        if has_reuse
-        else zipf_reuse(rows, batch_size * pooling_factor, zipf_exponent)
-    )
-    return Table(name, rows, dim, pooling_factor, reuse, _whole(row.get("bytes_per_element", 4), name, "bytes"))
+def _whole(cell: object) -> object:
+    """Whole numbers that were written as 10.0 or 1e6, as pandas and spreadsheets do."""
+    return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53 else cell
 
 
-def _number(value: object, name: str, column: str) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise UserError(f"table {name!r}: {column}={value!r} is not a number") from None
-
-
-def _whole(value: object, name: str, column: str) -> int:
-    number = _number(value, name, column)
-    if not number.is_integer():
-        raise UserError(f"table {name!r}: {column}={value!r} must be a whole number")
-    return int(number)
+def _checked_share(cell: object, name: str, row: Row) -> object:
+    """A share of the histogram; its column is named here, for the list that it goes into has none."""
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)) or not 0 <= cell <= 1:
+        raise UserError(f"{row.where}: {name}={shown(cell)} must be a number from 0 to 1")
+    return cell

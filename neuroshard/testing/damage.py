@@ -1,24 +1,24 @@
 """Damaged copies of files: what a reader may be handed."""
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-_JUNK: tuple[Any, ...] = (
-    None, True, -1, 0, 3.5, 1e308, -(1 << 70), 1 << 63, float("nan"), float("inf"), "", "x", "\n", "\u2603" * 40,
-    [], {}, [[]], {"a": 1}, [None], "../../etc", "1e9",
-)  # fmt: skip
+from neuroshard.testing.wrong_values import change_for
+
+_Change = Callable[[bytes, np.random.Generator], bytes]
 
 
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:
-    """A copy of a file with one to three things wrong: bytes of any file, values of JSON too."""
-    ways: list[Callable[[bytes, np.random.Generator], bytes]] = [_truncated, _flipped, _stuffed, _doubled]
-    if content[:1] in (b"{", b"["):
-        ways += [_changed] * 6  # what gets past the parser is where readers go wrong
+    """A copy of a file with one to three things wrong: bytes of any file, and values where its form is known.
+
+    Three copies of four are well-formed, with values that are wrong: what gets past a parser is where readers go wrong.
+    """
+    change = change_for(content)
+    values = change is not None and rng.random() < 0.75
     for _ in range(int(rng.integers(1, 4))):
-        content = ways[int(rng.integers(len(ways)))](content, rng)
+        way = change if values and change is not None else _BYTES[int(rng.integers(len(_BYTES)))]
+        content = way(content, rng)
     return content
 
 
@@ -43,33 +43,4 @@ def _doubled(content: bytes, rng: np.random.Generator) -> bytes:
     return content[:place] + content[max(0, place - 30) :]
 
 
-def _changed(content: bytes, rng: np.random.Generator) -> bytes:
-    """One value of a JSON file replaced, removed, or put a level deeper."""
-    try:
-        tree = json.loads(content)
-    except ValueError:
-        return content
-    places = list(_places(tree))
-    if not places:
-        return content
-    holder, key = places[int(rng.integers(len(places)))]
-    what = int(rng.integers(4))
-    if what == 0:
-        del holder[key]
-    elif what == 1:
-        holder[key] = [holder[key]]
-    else:
-        holder[key] = _JUNK[int(rng.integers(len(_JUNK)))]
-    return json.dumps(tree).encode()
-
-
-def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """(holder, key) of every value inside."""
-    found: list[tuple[Any, Any]] = []
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        keys = list(node) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
-        found += [(node, key) for key in keys]
-        stack += [node[key] for key in keys]
-    return found
+_BYTES: tuple[_Change, ...] = (_truncated, _flipped, _stuffed, _doubled)

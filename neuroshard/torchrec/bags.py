@@ -62,9 +62,10 @@ class BagTable:
             raise UserError(f"table {name!r} has weights of type {self.config.data_type.name}, not {valid}")
         pooling = self._pooling_factor(batch_size)
         rows = int(self.config.num_embeddings)
-        reuse = zipf_reuse(rows, batch_size * num_devices * pooling, ZIPF_EXPONENT)
+        made_for = batch_size * num_devices
+        reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
         element_bytes = _ELEMENT_BYTES[self.config.data_type]
-        return Table(name, rows, int(self.config.embedding_dim), pooling, reuse, element_bytes)
+        return Table(name, rows, int(self.config.embedding_dim), pooling, reuse, element_bytes, made_for)
 
     def _pooling_factor(self, batch_size: int) -> float:
         """Lookups per sample of a device's batch, over all features."""

@@ -1,10 +1,13 @@
 """Plans between our form and TorchRec's."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.utils import placement
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -14,14 +17,17 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from neuroshard.errors import UserError
+from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_json
 from neuroshard.plan import Plan, Shard, assemble
+from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
 from neuroshard.tables import Table
 from neuroshard.task import Task
 
 _FORMAT = "torchrec-sharding-plan-1"
 _KERNEL = "fused"
+_TYPES = tuple(kind.value for kind in ShardingType)
+_KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
 # TorchRec's word for columns over the devices of one host; the plan itself looks the same.
 _BY_COLUMNS = (ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 
@@ -159,24 +165,51 @@ def load_sharding_plan(path: str | Path) -> ShardingPlan:
     Raises:
         UserError: the file is missing or malformed.
     """
-    content = read_json(Path(path), "sharding plan")
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise UserError(f"{path} is not a sharding plan of format {_FORMAT!r}")
+    where = f"sharding plan {path}"
+    read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
     try:
         return ShardingPlan(
             {
-                module: EmbeddingModuleShardingPlan(
-                    {name: _parameter_of(fields) for name, fields in parameters.items()}
-                )
-                for module, parameters in content["modules"].items()
+                module: EmbeddingModuleShardingPlan({name: _parameter_of(read) for name, read in parameters.items()})
+                for module, parameters in read.modules.items()
             }
         )
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{path}: bad or missing field ({error})") from None
+    except (ValueError, RuntimeError) as error:  # what TorchRec says of shards
+        raise UserError(f"{where}: {error}") from None
 
 
-def _parameter_of(fields: dict[str, Any]) -> ParameterSharding:
-    shards = fields["shards"]
-    metadata = shards and [ShardMetadata(s["offsets"], s["sizes"], s["placement"]) for s in shards]
-    spec = None if metadata is None else EnumerableShardingSpec(metadata)
-    return ParameterSharding(fields["sharding_type"], fields["compute_kernel"], fields["ranks"], spec)
+_Extent = tuple[Annotated[int, Meta(ge=0, le=MAX_ROWS)], Annotated[int, Meta(ge=0, le=MAX_DIM)]]  # rows, columns
+
+
+@dataclass(frozen=True)
+class _Shard:
+    offsets: _Extent
+    sizes: _Extent
+    placement: Name
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    sharding_type: str
+    compute_kernel: str
+    ranks: tuple[Device, ...] | None
+    shards: tuple[_Shard, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.sharding_type not in _TYPES:
+            raise unknown_name("sharding type", self.sharding_type, _TYPES)
+        if self.compute_kernel not in _KERNELS:
+            raise unknown_name("compute kernel", self.compute_kernel, _KERNELS)
+
+
+@dataclass(frozen=True)
+class _File:
+    modules: dict[str, dict[str, _Parameter]]
+
+
+def _parameter_of(read: _Parameter) -> ParameterSharding:
+    ranks = None if read.ranks is None else list(read.ranks)
+    if read.shards is None:
+        return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, None)
+    shards = [ShardMetadata(list(s.offsets), list(s.sizes), s.placement) for s in read.shards]
+    return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, EnumerableShardingSpec(shards))

@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.files import read_json, write_atomically, write_json
+from neuroshard.files import read_json, regular_file, write_atomically, write_json
+from neuroshard.schema import of_format, parse, shown
 from neuroshard.search.rl.autoshard import AutoShardPolicy
 from neuroshard.search.rl.batch import FEATURES
 from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings
@@ -23,6 +24,7 @@ from neuroshard.simulator import Simulator
 
 _FORMAT = "neuroshard-policy-1"
 _INSTALLED = Path(__file__).resolve().parent / "policies"
+_POSITIVE = (".scale", ".scale_ms")  # what is divided by, and the unit of costs
 _POLICIES: dict[str, Any] = {kind.kind: kind for kind in (DreamShardPolicy, AutoShardPolicy)}
 
 Tensors = dict[str, torch.Tensor]
@@ -53,14 +55,22 @@ class Agent:
         """Take weights that `tensors` gave.
 
         Raises:
-            ValueError: they are another agent's.
+            UserError: they are another agent's, or not finite.
         """
-        try:
-            self.policy.load_state_dict(part(tensors, "policy"))
-            if self.network is not None:
-                self.network.load_state_dict(part(tensors, "costs"))
-        except RuntimeError as error:
-            raise ValueError(error) from None
+        self.check(tensors)
+        self.policy.load_state_dict(part(tensors, "policy"))
+        if self.network is not None:
+            self.network.load_state_dict(part(tensors, "costs"))
+
+    def check(self, tensors: Tensors) -> None:
+        """Raise UserError unless `restore` can take these weights."""
+        expected = self.tensors()
+        if strange := expected.keys() ^ {name for name in tensors if name.startswith(("policy.", "costs."))}:
+            raise UserError(f"tensor {shown(min(strange))} is missing, or of another agent")
+        for name, wanted in expected.items():
+            check_like(name, tensors[name], wanted)
+            if name.endswith(_POSITIVE) and not (tensors[name] > 0).all():
+                raise UserError(f"tensor {name} must be positive")
 
     def description(self) -> dict[str, Any]:
         """What isn't a tensor."""
@@ -73,19 +83,46 @@ class Agent:
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
         """An untrained agent of that description."""
-        kind, settings = description["policy"]["kind"], description["policy"]["settings"]
+        read = parse(dict(description), _Description, "policy")
+        kind = read.policy.kind
         if kind not in _POLICIES:
             raise unknown_name("kind of policy", kind, _POLICIES)
-        if description["features"] != list(FEATURES.columns):
+        if read.features != FEATURES.columns:
             raise UserError("made for other table features; train it again with neuroshard train-policy")
-        costs = description["costs"]
-        network = None if costs is None else CostNetwork(CostNetworkSettings(**costs))
-        return cls(_POLICIES[kind](**settings), network)
+        try:
+            policy = _POLICIES[kind](**read.policy.settings)
+        except TypeError as error:
+            raise UserError(f"settings of the {kind} policy: {error}") from None
+        return cls(policy, None if read.costs is None else CostNetwork(read.costs))
+
+
+@dataclass(frozen=True)
+class _PolicyKind:
+    kind: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Description:
+    policy: _PolicyKind
+    features: tuple[str, ...]
+    costs: CostNetworkSettings | None
+    card: dict[str, Any] | None = None
 
 
 def part(tensors: Tensors, name: str) -> Tensors:
     """The tensors whose names begin with `name`, without that beginning."""
     return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
+
+
+def check_like(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Raise UserError unless a tensor from a file has the shape and type of `wanted`, and finite numbers."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        raise UserError(
+            f"tensor {name} is {found.dtype} of shape {tuple(found.shape)}, not {wanted.dtype} of {tuple(wanted.shape)}"
+        )
+    if not torch.isfinite(found).all():
+        raise UserError(f"tensor {name} holds numbers that are not finite")
 
 
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
@@ -102,28 +139,14 @@ def load_agent(name: str) -> Agent:
         UserError: there is none, or its files are damaged or of another version.
     """
     path = _INSTALLED / name if name in installed_policies() else Path(name)
-    file = path / "policy.safetensors"
+    content = read_json(path / "policy.json", f"policy (installed: {', '.join(installed_policies())})")
     try:
-        content = read_json(path / "policy.json", f"policy (installed: {', '.join(installed_policies())})")
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise UserError(f"{path} is not a policy of format {_FORMAT!r}; train one with neuroshard train-policy")
-        agent = Agent.described(content)
-        agent.restore(load_file(file))
-    except FileNotFoundError:
-        raise UserError(f"policy {path} lacks {file.name}; train it again with neuroshard train-policy") from None
-    except UserError:
-        raise
-    except (
-        OSError,
-        SafetensorError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
-        raise UserError(f"policy {path} is damaged ({error}); train it again") from None
+        agent = Agent.described(of_format(content, _FORMAT, "it"))
+        agent.restore(load_file(regular_file(path / "policy.safetensors", "weights")))
+    except UserError as error:
+        raise UserError(f"policy {path}: {error}; train it again with neuroshard train-policy") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"policy {path} is damaged ({error}); train it again with neuroshard train-policy") from None
     return agent
 
 

@@ -1,11 +1,10 @@
 """AutoShard's policy (section 4): an LSTM over the tables, scores from per-device representations, a critic."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
-from neuroshard.perceptron import perceptron
+from neuroshard.checked import checked
+from neuroshard.perceptron import AnyWidths, Width, Widths, perceptron
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.dreamshard import relative
 from neuroshard.search.rl.features import TableEncoder
@@ -25,8 +24,9 @@ class AutoShardPolicy(Policy):
 
     kind = "autoshard"
 
+    @checked
     def __init__(
-        self, table: Sequence[int] = (128, 32), memory: int = 64, cost: Sequence[int] = (64, 32), head: int = 64
+        self, table: Widths = (128, 32), memory: Width = 64, cost: AnyWidths = (64, 32), head: Width = 64
     ) -> None:
         super().__init__()
         self.settings = {"table": list(table), "memory": memory, "cost": list(cost), "head": head}

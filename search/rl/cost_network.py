@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from neuroshard.perceptron import perceptron
+from neuroshard.checked import checked
+from neuroshard.perceptron import Width, Widths, perceptron
+from neuroshard.schema import Positive, PositiveCount, Share
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.costs import NUM_PARTS, PlacementCosts
 from neuroshard.search.rl.features import TableEncoder
@@ -14,6 +16,7 @@ from neuroshard.search.rl.reduction import Reduction
 
 
 @dataclass(frozen=True)
+@checked
 class CostNetworkSettings:
     """What it is made of, and how it is fitted.
 
@@ -27,15 +30,19 @@ class CostNetworkSettings:
         steps, batch_size, learning_rate: of Adam, after placements were measured.
     """
 
-    table: tuple[int, ...] = (128, 32)
-    head: int = 64
+    table: Widths = (128, 32)
+    head: Width = 64
     table_reduction: str = "sum"
     device_reduction: str = "max"
-    placements: int = 100
-    partial_share: float = 0.5
-    steps: int = 300
-    batch_size: int = 64
-    learning_rate: float = 5e-4
+    placements: PositiveCount = 100
+    partial_share: Share = 0.5
+    steps: PositiveCount = 300
+    batch_size: PositiveCount = 64
+    learning_rate: Positive = 5e-4
+
+    def __post_init__(self) -> None:
+        Reduction(self.table_reduction)
+        Reduction(self.device_reduction)
 
 
 class CostNetwork(nn.Module, PlacementCosts):

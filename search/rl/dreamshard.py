@@ -1,10 +1,9 @@
 """DreamShard's policy network (section 3.3): device and table representations, cost features, softmax over devices."""
 
-from collections.abc import Sequence
-
 import torch
 
-from neuroshard.perceptron import perceptron
+from neuroshard.checked import checked
+from neuroshard.perceptron import AnyWidths, Width, Widths, perceptron
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.costs import NUM_PARTS
 from neuroshard.search.rl.features import TableEncoder
@@ -26,8 +25,9 @@ class DreamShardPolicy(Policy):
 
     kind = "dreamshard"
 
+    @checked
     def __init__(
-        self, table: Sequence[int] = (128, 32), cost: Sequence[int] = (64, 32), head: int = 64, reduction: str = "sum"
+        self, table: Widths = (128, 32), cost: AnyWidths = (64, 32), head: Width = 64, reduction: str = "sum"
     ) -> None:
         super().__init__()
         self.settings = {"table": list(table), "cost": list(cost), "head": head, "reduction": reduction}

@@ -13,6 +13,7 @@ from neuroshard.plan import Plan, assemble
 from neuroshard.search.rl.agent import Agent, Tensors, part
 from neuroshard.search.rl.algorithms import Algorithm
 from neuroshard.search.rl.batch import TaskBatch
+from neuroshard.search.rl.checkpoint import adam_state, measured_before
 from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings, Measured, fit
 from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.policy import Policy, play, sampling
@@ -166,16 +167,17 @@ class Session:
         return found
 
     def restore(self, tensors: Tensors) -> None:
-        """Go on where `tensors` were taken."""
+        """Go on where `tensors` were taken.
+
+        Raises:
+            UserError: they are of another training, or not finite.
+        """
         self.agent.restore(tensors)
         for name, optimizer in self._optimizers.items():
-            fresh, state = optimizer.state_dict(), dict[int, Tensors]()
-            for key, value in part(tensors, f"optimizer.{name}").items():
-                index, field = key.split(".", 1)
-                state.setdefault(int(index), {})[field] = value
-            optimizer.load_state_dict(fresh | {"state": state})
+            state = adam_state(part(tensors, f"optimizer.{name}"), optimizer)
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
         if measured := part(tensors, "measured"):
-            self._measured = Measured(measured["task"], measured["held"], measured["parts"])
+            self._measured = measured_before(measured, self._batch)
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:

@@ -14,11 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.files import exclusive, read_json, write_atomically, write_json
+from neuroshard.files import exclusive, read_json, regular_file, write_atomically, write_json
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.progress import progress_bar
 from neuroshard.report import curves_png, save_png
+from neuroshard.schema import parse
 from neuroshard.search.heuristics import SCORES, Greedy, Random
 from neuroshard.search.rl.agent import Agent, Tensors, part, save_agent
 from neuroshard.search.rl.batch import TaskBatch
@@ -74,9 +75,9 @@ class TrainPolicy:
             return self._train(Path(self.out), simulator)
 
     def _train(self, path: Path, simulator: Simulator) -> "TrainResult":
-        self._claim(path)
         train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
         session = Session(self.learner, train, simulator, lambda plans: self.source.costs(plans, simulator), self.seed)
+        self._claim(path)
         history, best = _restored(path, session)
         references = _references(valid, simulator)
         with progress_bar() as progress:
@@ -102,7 +103,8 @@ class TrainPolicy:
         record, tasks = path / "run.json", path / "tasks.json"
         if record.exists():
             found = read_json(record, "training run")
-            if found.get("settings") != self._settings() or from_file(str(tasks)) != self.tasks:
+            begun = found.get("settings") if isinstance(found, dict) else None
+            if begun != self._settings() or from_file(str(tasks)) != self.tasks:
                 raise UserError(
                     f"{path} holds a run with other settings or tasks; give another out=DIRECTORY or delete it"
                 )
@@ -138,13 +140,29 @@ def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tenso
     if not file.exists():
         return [], {}
     try:
-        with safe_open(file, framework="pt") as opened:
-            history = json.loads(opened.metadata()["history"])
+        with safe_open(regular_file(file, "checkpoint"), framework="pt") as opened:
+            history = _history((opened.metadata() or {}).get("history"))
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
+        best = part(tensors, "best")
+        session.agent.check(best)
         session.restore(part(tensors, "session"))
-        return history, part(tensors, "best")
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged ({error}); delete {path} and train again") from None
+    return history, best
+
+
+def _history(text: object) -> list[dict[str, Any]]:
+    """The rounds that a checkpoint tells of, at least one."""
+    content = json.loads(text) if isinstance(text, str) else None
+    history = parse(content, list[dict[str, int | float]], "history")
+    rounds = [row.get("round") for row in history]
+    if not history or rounds != list(range(len(history))) or any(row.keys() != history[0].keys() for row in history):
+        raise UserError("its rounds are not 0, 1, 2, ..., or don't tell the same")
+    for row in history:
+        for name in ("valid_ms", "success"):
+            if not row.get(name, -1) >= 0:
+                raise UserError(f"history: {name}={row.get(name)} must be a number, 0 or more")
+    return history
 
 
 def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], best: Tensors) -> None:

@@ -251,7 +251,7 @@ def test_contradictory_constraints(here, capsys):
     (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
     file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
     _refused(capsys, "no table's name matches 'z*'", *_search(here, *file))
-    _refused(capsys, "bad or missing field", *_search(here, "constraints.rules=[{table: a}]"))
+    _refused(capsys, "unknown field 'table'; did you mean 'tables'", *_search(here, "constraints.rules=[{table: a}]"))
     _refused(capsys, "memory_bytes lists 2 devices", *_search(here, "topology.memory_bytes=[1,2]"))
 
 

@@ -76,5 +76,5 @@ def test_two_runs_at_once_are_refused(run, tmp_path):
 
 def test_damaged_records_say_what_to_delete(run, killed, tmp_path):
     (tmp_path / "run" / "records" / "task-0001.json").write_text("{}")
-    with pytest.raises(UserError, match=r"task-0001\.json is malformed"):
+    with pytest.raises(UserError, match=r"task-0001\.json: field 'task' is missing; delete it"):
         run(_Counting()).run()

@@ -152,7 +152,7 @@ def test_damaged_files_are_one_line(tmp_path, models):
         load_agent(str(tmp_path / "run"))
     assert "\n" not in str(caught.value)
     policy.unlink()
-    with pytest.raises(UserError, match="lacks policy"):
+    with pytest.raises(UserError, match="no weights at"):
         load_agent(str(tmp_path / "run"))
     with pytest.raises(UserError, match="installed: autoshard, dreamshard"):
         load_agent(str(tmp_path / "nowhere"))

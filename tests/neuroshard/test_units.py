@@ -1,0 +1,32 @@
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.units import MAX_BYTES, readable_bytes, to_bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, 0), (34359738368, 1 << 35), (1e9, 10**9), ("1e9", 10**9), ("32GiB", 1 << 35), ("16 GB", 16 * 10**9),
+        ("1.5 kib", 1536), (" 7 ", 7), ("7b", 7), ("2TiB", 1 << 41), (MAX_BYTES, MAX_BYTES), ("1024 PiB", MAX_BYTES),
+    ],
+)  # fmt: skip
+def test_sizes_as_people_write_them(size, expected):
+    assert to_bytes(size, "memory") == expected
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        True, None, -1, "-1", "", "GiB", "1 XB", "1GiBs", "1 2", float("nan"), float("inf"), "1e999", MAX_BYTES + 1,
+        "1025PiB", pytest.param(10**5000, id="huge"), "9" * 5000, "1_000", "0x10", "\u0663", [1], {}, "1\n2",
+    ],
+)  # fmt: skip
+def test_what_is_no_size_is_one_line(size):
+    with pytest.raises(UserError, match=r"memory=.* must be a size up to 2\^60 bytes") as caught:
+        to_bytes(size, "memory")
+    assert len(str(caught.value)) < 200
+
+
+def test_sizes_for_people():
+    assert (readable_bytes(3 << 30), readable_bytes(1 << 20)) == ("3 GiB", "1 MiB")
