@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from neuroshard.arguments import as_overrides, split_flags
 from neuroshard.constraints import load_constraints
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
@@ -245,7 +246,8 @@ WORDS = st.sampled_from(
 @pytest.mark.timeout(3600)
 def test_overrides_of_any_kind_are_one_line(command, overrides):
     try:
-        check_overrides(command, [text for text in overrides if not text.startswith("-")])
+        flags, texts = split_flags(command, overrides)
+        check_overrides(command, as_overrides(command, texts), sweeping=bool(flags))
     except UserError as error:
         assert "\n" not in str(error)
 

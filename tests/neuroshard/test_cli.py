@@ -209,7 +209,7 @@ def test_more_splits_than_columns(here, capsys):
     dim = task.tables[0].dim
     thin = [{"table": 0, "offset": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
     (here / "plan.json").write_text(json.dumps(content | {"shards": thin[:4]}))
-    _refused(capsys, "dim 2, not a positive multiple of 4", "evaluate", f"{here}/plan.json")
+    _refused(capsys, "shards[0].dim=2 must be a whole number of at least 4", "evaluate", f"{here}/plan.json")
 
 
 def test_nothing_collected_yet(here, capsys):
@@ -329,9 +329,10 @@ def test_methods_without_a_policy_are_not_trained(capsys, here):
 def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
     with exclusive(Path("busy")):
         code, _, err = _run(capsys, *command)
+        assert [path.name for path in Path("busy").iterdir()] == [".lock"]
     assert code == 2
     assert "another run is at work in busy; wait for it, or give another out=DIRECTORY" in err
-    assert [path.name for path in Path("busy").iterdir()] == [".lock"]
+    assert not Path("busy").exists()
 
 
 def test_sweeps_run_in_parallel_and_go_on(capsys, here):
