@@ -51,5 +51,7 @@ def test_the_helper_makes_what_a_table_takes(rows, exponent, lookups):
 
 def test_slow_parts_of_scipy_are_not_imported():
     code = "import neuroshard as ns, sys; ns.zipf_reuse(10, 5); ns.load_tables('dlrm_like', num_tables=2)"
-    done = subprocess.run([sys.executable, "-c", f"{code}; print('scipy.stats' in sys.modules)"], capture_output=True)
-    assert done.stdout.decode().strip() == "False", done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('scipy.stats' in sys.modules)"], check=True, capture_output=True
+    )
+    assert done.stdout.decode().strip() == "False"
