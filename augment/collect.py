@@ -1,18 +1,20 @@
 """The collect run: draw samples, measure them, write parts; go on where an earlier run stopped."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Annotated, Any, Generic
 
 import numpy as np
+from msgspec import Meta
 from rich.progress import Progress
 
 from neuroshard.augment.comm import CommAugmentation
 from neuroshard.augment.compute import ComputeAugmentation
 from neuroshard.augment.summary import KindSummary, Summary
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.hardware import Hardware, Meter
@@ -21,6 +23,7 @@ from neuroshard.hardware.hardware import Warn, is_follower
 from neuroshard.progress import printer, progress_bar
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.schema import BatchSize, Count, Seed
 from neuroshard.splits import TableSplit, split_tables
 from neuroshard.tables import Table, check_unique_names
 
@@ -29,6 +32,7 @@ _DRAW, _LOOKUPS = 0, 1
 
 
 @dataclass(frozen=True)
+@checked
 class Collect:
     """Everything `neuroshard collect` needs.
 
@@ -47,20 +51,15 @@ class Collect:
     hardware: Hardware
     compute: ComputeAugmentation
     comm: CommAugmentation
-    num_compute_samples: int
-    num_comm_samples: int
-    num_second_pass: int
-    batch_sizes: Sequence[int]
-    seed: int
+    num_compute_samples: Count
+    num_comm_samples: Count
+    num_second_pass: Count
+    batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1)]
+    seed: Seed
     out: str
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
-        for name in ("num_compute_samples", "num_comm_samples", "num_second_pass"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name}={getattr(self, name)} must not be negative")
-        if not self.batch_sizes:
-            raise UserError("batch_sizes=[] must name at least one batch size")
         if min(self.batch_sizes) < max(self.comm.num_devices):
             raise UserError(
                 f"batch size {min(self.batch_sizes)} must be at least the largest of "

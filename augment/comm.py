@@ -1,12 +1,15 @@
 """Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.samples import CommSample
+from neuroshard.schema import Devices, Dim, NonNegative, TableCount
 from neuroshard.splits import TEST, TRAIN, VALID
 from neuroshard.tables import halvings
 
@@ -14,6 +17,7 @@ _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
 
 
 @dataclass(frozen=True)
+@checked
 class CommAugmentation:
     """Which exchanges are drawn.
 
@@ -28,21 +32,16 @@ class CommAugmentation:
         max_start_ms: the longest start delay.
     """
 
-    num_devices: Sequence[int] = (4,)
-    max_dim: int = 128
-    min_tables: int = 10
-    max_tables: int = 59
-    max_start_ms: float = 20.0
+    num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)
+    max_dim: Dim = 128
+    min_tables: TableCount = 10
+    max_tables: TableCount = 59
+    max_start_ms: NonNegative = 20.0
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        counts = self.num_devices
-        if not isinstance(counts, Sequence) or not counts or not all(isinstance(n, int) and n >= 1 for n in counts):
-            raise UserError(f"exchanges: num_devices={counts} must be a list of whole numbers of at least 1, as in [4]")
-        if not 1 <= self.min_tables <= self.max_tables:
+        if self.min_tables > self.max_tables:
             raise UserError(f"exchanges: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
-        if not self.max_start_ms >= 0:
-            raise UserError(f"exchanges: max_start_ms={self.max_start_ms} must not be negative")
 
     def draw(self, num_devices: int, batch_size: int, rng: np.random.Generator) -> tuple[CommSample, str]:
         """One exchange between `num_devices` processes with the name of the split it belongs to."""

@@ -4,14 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.samples import ComputeSample
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.schema import DIM_MULTIPLE, Dim, Share, TableCount
 from neuroshard.splits import TableSplit, draw_split
 from neuroshard.tables import Table, halvings
+from neuroshard.units import ByteSize
 
 
 @dataclass(frozen=True)
+@checked
 class ComputeAugmentation:
     """Which combinations are drawn.
 
@@ -23,20 +26,18 @@ class ComputeAugmentation:
         max_bytes: of a combination's weights.
     """
 
-    max_dim: int = 128
-    min_tables: int = 1
-    max_tables: int = 15
-    max_bytes: int = 4 << 30
-    any_width_share: float = 0.0
+    max_dim: Dim = 128
+    min_tables: TableCount = 1
+    max_tables: TableCount = 15
+    max_bytes: ByteSize = 4 << 30
+    any_width_share: Share = 0.0
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        if not 1 <= self.min_tables <= self.max_tables:
+        if self.min_tables > self.max_tables:
             raise UserError(
                 f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
             )
-        if not 0 <= self.any_width_share <= 1:
-            raise UserError(f"compute samples: any_width_share={self.any_width_share} must lie in 0..1")
 
     def check(self, tables: tuple[Table, ...]) -> None:
         """Raise UserError unless every table fits under the cap at its narrowest."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from neuroshard.errors import UserError
 from neuroshard.schema import reason, shown
+from neuroshard.units import AS_SIZE, to_bytes
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _PLAIN = (int, float, str, bool, NoneType)
@@ -22,7 +23,7 @@ def checked(target: _T) -> _T:
     """Decorates a function, or a class below `@dataclass`: its arguments or fields are checked against annotations.
 
     Plain types only; what is annotated with another class is left to the type checker. Lists become tuples, whole
-    numbers floats, and NumPy's numbers Python's, where the annotation wants them.
+    numbers floats, NumPy's numbers Python's, and sizes such as "4GiB" bytes, where the annotation wants them.
 
     Raises (when called):
         UserError: a value is of the wrong type or out of range.
@@ -69,6 +70,8 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked_value(value: object, kind: Any, name: str) -> Any:
+    if isinstance(value, (str, float)) and _is_size(kind):
+        value = to_bytes(value, name)
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -76,6 +79,14 @@ def _checked_value(value: object, kind: Any, name: str) -> Any:
             return msgspec.convert(_without_numpy(value), kind)
         except msgspec.ValidationError as error:
             raise UserError(reason(str(error), value, name)) from None
+
+
+@cache
+def _is_size(kind: Hashable) -> bool:
+    """Whether an annotation is `ByteSize`, or may be None besides."""
+    return AS_SIZE in getattr(kind, "__metadata__", ()) or any(
+        _is_size(part) for part in get_args(kind) if get_origin(kind) in (Union, UnionType)
+    )
 
 
 def _without_numpy(value: object) -> object:

@@ -47,6 +47,8 @@ Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e18)]
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 
+Seconds = Annotated[float, Meta(gt=0, le=1e8)]  # of waiting, three years at most
+
 _T = TypeVar("_T")
 _BOM = b"\xef\xbb\xbf"
 _MAX_DEPTH = 50

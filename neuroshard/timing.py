@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError
+from neuroshard.checked import checked
+from neuroshard.schema import Count, PositiveCount
+from neuroshard.units import ByteSize
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
+@checked
 class TimingProtocol:
     """When each of a batch of live samples is run.
 
@@ -28,19 +31,11 @@ class TimingProtocol:
     Before every run `flush_bytes` are written on the device that is measured, so that no run finds its rows cached.
     """
 
-    warmup: int = 1
-    rounds: int = 8
-    repeats_per_round: int = 2
-    live: int = 48
-    flush_bytes: int = 32 << 20
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "repeats_per_round", "live"):
-            if getattr(self, name) < 1:
-                raise UserError(f"timing: {name}={getattr(self, name)} must be at least 1")
-        for name in ("warmup", "flush_bytes"):
-            if getattr(self, name) < 0:
-                raise UserError(f"timing: {name}={getattr(self, name)} must not be negative")
+    warmup: Count = 1
+    rounds: PositiveCount = 8
+    repeats_per_round: PositiveCount = 2
+    live: PositiveCount = 48
+    flush_bytes: ByteSize = 32 << 20
 
     @property
     def repeats(self) -> int:

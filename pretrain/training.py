@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from neuroshard.errors import UserError, unknown_name
+from neuroshard.checked import checked
+from neuroshard.errors import unknown_name
 from neuroshard.pretrain.examples import Examples
+from neuroshard.schema import Positive, PositiveCount
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -30,6 +32,7 @@ _SCHEDULES = ("constant", "cosine")
 
 
 @dataclass(frozen=True)
+@checked
 class TrainingSettings:
     """How networks are fitted.
 
@@ -43,17 +46,14 @@ class TrainingSettings:
         patience: stop after so many epochs without a better one.
     """
 
-    epochs: int = 1000
-    batch_size: int = 512
-    learning_rate: float = 1e-3
+    epochs: PositiveCount = 1000
+    batch_size: PositiveCount = 512
+    learning_rate: Positive = 1e-3
     schedule: str = "constant"
     loss: str = "mse"
-    patience: int = 200
+    patience: PositiveCount = 200
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "learning_rate", "patience"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"training: {name}={getattr(self, name)} must be positive")
         if self.loss not in _LOSSES:
             raise unknown_name("loss", self.loss, _LOSSES)
         if self.schedule not in _SCHEDULES:

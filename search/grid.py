@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.errors import UserError
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.checked import checked
+from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.layout import Layout
 from neuroshard.search.placer import Placements, make_placer
@@ -15,20 +17,15 @@ from neuroshard.simulator import Simulator
 
 
 @dataclass(frozen=True)
+@checked
 class GridSettings:
     """Caps on a device's sum of dims: `points` of them, from 1.0 to `max_factor` times the mean over devices.
 
     Without any (0 points) shards are placed by compute cost alone.
     """
 
-    points: int = 11
-    max_factor: float = 1.5
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.points, int) or self.points < 0:
-            raise UserError(f"grid: points={self.points!r} must be a whole number of at least 0")
-        if not self.max_factor >= 1:
-            raise UserError(f"grid: max_factor={self.max_factor} must be at least 1")
+    points: Annotated[int, Meta(ge=0, le=10_000)] = 11
+    max_factor: Annotated[float, Meta(ge=1, le=MAX_DEVICES)] = 1.5
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
+from neuroshard.schema import shown
 from neuroshard.search.base import Searcher
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.improve import Improvement
@@ -14,10 +16,11 @@ from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.units import ByteSize, readable_bytes
 
 
 @dataclass(frozen=True)
+@checked
 class Replan(Searcher):
     """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
 
@@ -31,13 +34,12 @@ class Replan(Searcher):
     """
 
     start: Plan | str
-    max_moved_bytes: int | None = None
+    max_moved_bytes: ByteSize | None = None
     improvement: Improvement = field(default_factory=Improvement)
 
     def __post_init__(self) -> None:
-        limit = self.max_moved_bytes
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise UserError(f"searcher: max_moved_bytes={limit!r} must be a whole number of bytes, 0 or more")
+        if not isinstance(self.start, (Plan, str)):
+            raise UserError(f"searcher: start={shown(self.start)} must be the path of a plan")
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found within the limit; the starting plan if none is cheaper.

@@ -7,12 +7,14 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings
 from neuroshard.hardware.workers import Bench, WorkerGroup
 from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.schema import Seconds
 from neuroshard.timing import TimingProtocol
 
 Warn = Callable[[str], None]
@@ -34,6 +36,7 @@ class Meter(Protocol[Sample_contra]):
 
 
 @dataclass(frozen=True)
+@checked
 class Hardware:
     """A kind of device and how it is timed.
 
@@ -48,11 +51,7 @@ class Hardware:
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     compute_timing: TimingProtocol = field(default_factory=TimingProtocol)
     comm_timing: TimingProtocol = field(default_factory=TimingProtocol)
-    timeout_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise UserError(f"hardware: timeout_s={self.timeout_s} must be positive")
+    timeout_s: Seconds = 120.0
 
     @property
     def fingerprint(self) -> Fingerprint:

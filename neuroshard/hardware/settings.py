@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from neuroshard.checked import checked
 from neuroshard.errors import unknown_name
 
 DEVICE_KINDS = ("cpu", "cuda")
@@ -9,6 +10,7 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad")
 
 
 @dataclass(frozen=True)
+@checked
 class DeviceSpec:
     """A kind of device; on CPU, `pin` keeps each worker on one core."""
 
@@ -21,6 +23,7 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True)
+@checked
 class EmbeddingSettings:
     """What the fused kernel does besides looking up: `optimizer` is "sgd" (exact) or "rowwise_adagrad"."""
 

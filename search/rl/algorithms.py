@@ -6,6 +6,8 @@ from typing import cast
 
 import torch
 
+from neuroshard.checked import checked
+from neuroshard.schema import NonNegative
 from neuroshard.search.rl.autoshard import AutoShardPolicy
 from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.policy import Episodes, Policy, replay
@@ -20,6 +22,7 @@ class Algorithm(ABC):
 
 
 @dataclass(frozen=True)
+@checked
 class Reinforce(Algorithm):
     """Policy gradient on the plan cost (DreamShard, section 3.3).
 
@@ -29,7 +32,7 @@ class Reinforce(Algorithm):
         entropy: weight of the bonus.
     """
 
-    entropy: float = 0.001
+    entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
         """Scalar."""
@@ -44,6 +47,7 @@ class Reinforce(Algorithm):
 
 
 @dataclass(frozen=True)
+@checked
 class ActorCritic(Algorithm):
     """Advantage actor-critic on the balance of the shards' compute costs, min / max, at the end (AutoShard, section 4).
 
@@ -52,8 +56,8 @@ class ActorCritic(Algorithm):
         value: weight of the critic's squared error.
     """
 
-    entropy: float = 0.001
-    value: float = 0.5
+    entropy: NonNegative = 0.001
+    value: NonNegative = 0.5
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
         """Scalar."""

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from neuroshard.checked import checked
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
 from neuroshard.plan import Plan, assemble
+from neuroshard.schema import Positive, PositiveCount
 from neuroshard.search.rl.agent import Agent, Tensors, part
 from neuroshard.search.rl.algorithms import Algorithm
 from neuroshard.search.rl.batch import TaskBatch
@@ -50,6 +52,7 @@ class RandomOrder(Order):
 
 
 @dataclass(frozen=True)
+@checked
 class Learner:
     """How a policy is trained.
 
@@ -68,16 +71,11 @@ class Learner:
     algorithm: Algorithm
     cost_network: CostNetworkSettings | None
     order: Order
-    rounds: int = 50
-    updates: int = 20
-    tasks: int = 8
-    episodes: int = 16
-    learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "updates", "tasks", "episodes", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"learner: {name}={getattr(self, name)} must be positive")
+    rounds: PositiveCount = 50
+    updates: PositiveCount = 20
+    tasks: PositiveCount = 8
+    episodes: PositiveCount = 16
+    learning_rate: Positive = 1e-3
 
 
 class Session:

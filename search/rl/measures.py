@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from neuroshard.checked import checked
 from neuroshard.cost import Cost
 from neuroshard.hardware import Hardware
 from neuroshard.plan import Plan
+from neuroshard.schema import Seed
 from neuroshard.search.measure import measure_plans
 from neuroshard.simulator import Simulator
 
@@ -29,6 +31,7 @@ class Simulated:
 
 
 @dataclass(frozen=True)
+@checked
 class OnHardware:
     """Real hardware.
 
@@ -38,7 +41,7 @@ class OnHardware:
     """
 
     hardware: Hardware
-    seed: int = 0
+    seed: Seed = 0
 
     def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
         """Measurements."""

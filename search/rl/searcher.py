@@ -6,8 +6,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.checked import checked
+from neuroshard.errors import InfeasibleError
 from neuroshard.plan import Plan
+from neuroshard.schema import Count, Seed
 from neuroshard.search.base import Searcher
 from neuroshard.search.rl.agent import Agent, load_agent
 from neuroshard.search.rl.batch import TaskBatch
@@ -19,6 +21,7 @@ from neuroshard.task import Task
 
 
 @dataclass(frozen=True)
+@checked
 class PolicySearch(Searcher):
     """Whole tables, placed one by one by a trained policy.
 
@@ -30,12 +33,8 @@ class PolicySearch(Searcher):
     """
 
     policy: str
-    samples: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.samples, int) or self.samples < 0:
-            raise UserError(f"searcher: samples={self.samples!r} must be a whole number, 0 or more")
+    samples: Count = 0
+    seed: Seed = 0
 
     @cached_property
     def _agent(self) -> Agent:

@@ -13,13 +13,14 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from neuroshard.checked import checked
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.files import exclusive, read_json, regular_file, write_atomically, write_json
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.progress import progress_bar
 from neuroshard.report import curves_png, save_png
-from neuroshard.schema import parse
+from neuroshard.schema import Count, Seed, parse
 from neuroshard.search.heuristics import SCORES, Greedy, Random
 from neuroshard.search.rl.agent import Agent, Tensors, part, save_agent
 from neuroshard.search.rl.batch import TaskBatch
@@ -36,6 +37,7 @@ _CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
+@checked
 class TrainPolicy:
     """Everything `neuroshard train-policy` needs.
 
@@ -51,11 +53,11 @@ class TrainPolicy:
 
     model: str
     tasks: tuple[Task, ...]
-    num_valid: int
+    num_valid: Count
     learner: Learner
     method: str
     source: CostSource
-    seed: int
+    seed: Seed
     out: str
 
     def run(self) -> "TrainResult":

@@ -1,11 +1,14 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from neuroshard.errors import UserError
+from neuroshard.search.heuristics import Random
+from neuroshard.simulator import Simulator
 from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn, from_file, save_tasks
-from neuroshard.testing import toy_tables, toy_task
+from neuroshard.testing import random_models, toy_tables, toy_task
 
 
 def test_json_is_exact():
@@ -59,3 +62,39 @@ def test_malformed_task_files_are_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(UserError, match="task"):
         from_file(str(path))
+
+
+def test_a_histogram_of_another_batch_size_is_said():
+    tables = tuple(replace(table, reuse_batch_size=256) for table in toy_tables(3))
+    topology = Topology(2, 1 << 30)
+    assert Task(toy_tables(3), topology, 8192).warnings == ()  # nobody knows
+    assert Task(tables, topology, 260).warnings == ()
+    task = Task(tables, topology, 8192)
+    (warning,) = task.warnings
+    assert warning.startswith("reuse histograms: made for batch size 256, not 8192 (3 of 3 tables, such as 'toy0')")
+    simulator = Simulator(random_models())
+    assert simulator.warnings(Random().search(task, simulator))[0] == warning
+
+
+def test_a_batch_size_is_kept_in_files(tmp_path):
+    tables = tuple(replace(table, reuse_batch_size=256) for table in toy_tables(3))
+    save_tasks(tmp_path / "tasks.json", [Task(tables, Topology(2, 1 << 30), 256)])
+    assert {t.reuse_batch_size for t in from_file(str(tmp_path / "tasks.json"))[0].tables} == {256}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"count": 0}, "count=0"),
+        ({"count": 10**30}, "count=10000"),
+        ({"count": True}, "count=True"),
+        ({"min_tables": 0}, "min_tables=0"),
+        ({"min_tables": 70}, r"must lie in 1..max_tables=59"),
+        ({"max_dim": 96}, "max_dim=96"),
+        ({"max_dim": "x"}, "max_dim='x'"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_impossible_draws_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        TaskDraw(**settings)

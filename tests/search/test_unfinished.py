@@ -1,12 +1,15 @@
 """Search runs that were killed go on; two at once are refused."""
 
+import json
+
+import pandas as pd
 import pytest
 
 from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.search.heuristics import Greedy, Random
-from neuroshard.search.runs import is_finished
+from neuroshard.search.runs import SearchRun, is_finished
 from neuroshard.search.search_run import Search
 from neuroshard.testing import random_models, toy_task
 
@@ -78,3 +81,59 @@ def test_damaged_records_say_what_to_delete(run, killed, tmp_path):
     (tmp_path / "run" / "records" / "task-0001.json").write_text("{}")
     with pytest.raises(UserError, match=r"task-0001\.json: field 'task' is missing; delete it"):
         run(_Counting()).run()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": 2}, "is of task 2"),
+        ({"task": True}, "task=True must be a whole number"),
+        ({"plan": "../outside.json"}, r"'../outside.json' must be a file in the run's directory"),
+        ({"plan": "/dev/zero"}, "'/dev/zero' must be a file in the run's directory"),
+        ({"plan": "a/../../b"}, "must be a file in the run's directory"),
+        ({"plan": "."}, "must be a file in the run's directory"),
+        ({"plan": 3}, "plan=3 must be text or nothing"),
+        ({"plan": None}, "either a plan or an error"),
+        ({"error": "x"}, "either a plan or an error"),
+        ({"seconds": -1}, "seconds=-1"),
+        ({"predicted_ms": 1e300}, r"predicted_ms=1e\+300 must be a number from 0 to"),
+        ({"predicted_ms": "5"}, "predicted_ms='5' must be a number"),
+        ({"warnings": ["x"]}, r"warnings=\['x'\] must be text or nothing"),
+        ({"sekonds": 1}, "unknown field 'sekonds'"),
+    ],
+)
+def test_wrong_values_in_records_are_one_line(run, killed, tmp_path, change, message):
+    path = tmp_path / "run" / "records" / "task-0001.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(UserError, match=message) as caught:
+        run(_Counting()).run()
+    assert "task-0001.json" in str(caught.value)
+    assert str(caught.value).endswith("delete it, and the task is searched again")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda frame: frame.assign(plan="../outside.json"), "must be a file in the run's directory"),
+        (lambda frame: frame.assign(plan="/dev/zero"), "must be a file in the run's directory"),
+        (lambda frame: frame.assign(plan=7), "plan=7 must be text or nothing"),
+        (lambda frame: frame.assign(task=frame.task + 1), "tasks must be 0, 1, ..., 4, each once"),
+        (lambda frame: frame.assign(task=0), "each once"),
+        (lambda frame: frame[:3], "holds results of 3 tasks, not of 5"),
+        (lambda frame: frame.drop(columns="seconds"), "'seconds' is missing"),
+        (lambda frame: frame.assign(seconds="1"), "seconds='1' must be a number"),
+        (lambda frame: frame.assign(sekonds=1), "unknown field 'sekonds'"),
+    ],
+)
+def test_wrong_values_in_results_are_one_line(run, tmp_path, change, message):
+    run(Random()).run()
+    path = tmp_path / "run" / "results.parquet"
+    change(pd.read_parquet(path)).to_parquet(path, index=False)
+    with pytest.raises(UserError, match=message):
+        run(Random()).run()
+
+
+def test_results_are_read_from_any_directory(run, tmp_path):
+    name = tmp_path / "searcher=random,seed=1"  # as sweeps name them: no partition of a data set
+    run(Random(), out=str(name)).run()
+    assert [record.task for record in SearchRun.load(name).records] == list(range(5))

@@ -1,5 +1,11 @@
-import numpy as np
+import subprocess
+import sys
 
+import numpy as np
+import pytest
+
+import neuroshard as ns
+from neuroshard.errors import UserError
 from neuroshard.tables.reuse import histogram, zipf_reuse
 
 
@@ -15,3 +21,37 @@ def test_zipf_reuse_agrees_with_drawing():
     weight = np.arange(1, rows + 1) ** -exponent
     counts = np.random.default_rng(0).multinomial(lookups, weight / weight.sum())
     assert np.abs(np.array(zipf_reuse(rows, lookups, exponent)) - histogram(counts)).sum() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 10.0), "rows=0"),
+        ((True, 10.0), "rows=True must be a whole number"),
+        ((10, 0.0), "lookups=0.0 must be a number above 0"),
+        ((10, float("nan")), "lookups=nan"),
+        ((10, "7"), "lookups='7' must be a number"),
+        ((10, 7.0, -1.0), "exponent=-1.0"),
+        ((10, 7.0, 1e308), "exponent="),
+        ((10, 7.0, 1.0, -2.0), "shift=-2.0"),
+    ],
+)
+def test_the_helper_says_what_is_out_of_range(arguments, message):
+    with pytest.raises(UserError, match=message):
+        ns.zipf_reuse(*arguments)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 100, 1 << 40])
+@pytest.mark.parametrize("exponent", [0.0, 1.05, 10.0])
+@pytest.mark.parametrize("lookups", [1e-3, 1.0, 1e6, 1e15])
+def test_the_helper_makes_what_a_table_takes(rows, exponent, lookups):
+    reuse = ns.zipf_reuse(rows, lookups, exponent)
+    assert ns.Table("t", rows, 4, 1.0, reuse).reuse == reuse
+
+
+def test_slow_parts_of_scipy_are_not_imported():
+    code = "import neuroshard as ns, sys; ns.zipf_reuse(10, 5); ns.load_tables('dlrm_like', num_tables=2)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('scipy.stats' in sys.modules)"], check=True, capture_output=True
+    )
+    assert done.stdout.decode().strip() == "False"

@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import torch
 
 import neuroshard as ns
 from neuroshard.errors import UserError
+from neuroshard.records import DataDirectory, Manifest
 from neuroshard.tables.dlrm import dlrm
 from neuroshard.tables.dlrm_like import dlrm_like
 
@@ -137,3 +139,179 @@ def test_tables_from_a_trace():
         ns.table_from_trace("t", np.array([1, 1, 2]), np.array([0, 2, 3]), rows=2, dim=8)
     with pytest.raises(UserError, match="offsets"):
         ns.table_from_trace("t", np.array([1, 1, 2]), np.array([0, 2]), rows=5, dim=8)
+
+
+HEADER = "name,rows,dim,pooling_factor"
+
+
+def _own(tmp_path, text, suffix="csv"):
+    path = tmp_path / f"tables.{suffix}"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return ns.load_tables(str(path), batch_size=64)
+
+
+def test_names_are_text_as_written(tmp_path):
+    names = ["007", "7", "NA", "nan", "null", "True", "1e5", " x ", "=1+1", "a,b", 'say "b"', "${oc.env:HOME}"]
+    lines = [HEADER, *('"' + name.replace('"', '""') + '",10,4,1' for name in names)]
+    assert [table.name for table in _own(tmp_path, "\n".join(lines))] == names
+
+
+def test_numbers_may_be_written_as_spreadsheets_do(tmp_path):
+    (table,) = _own(tmp_path, "\ufeff" + HEADER + "\r\na, 1e6,4.0,.5\r\n\r\n")
+    assert (table.rows, table.dim, table.pooling_factor) == (10**6, 4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{HEADER}\na,3,4,1,9\n", "line 2 has 5 cells, the header 4"),
+        (f"{HEADER}\na,3,4,1\nb,3,4\n", "line 3 has 3 cells, the header 4"),
+        (f"{HEADER},rows\na,3,4,1,5\n", "line 1: two columns are named 'rows'"),
+        (
+            f"{HEADER},bytes_per_elment\na,3,4,1,2\n",
+            "unknown column 'bytes_per_elment'; did you mean 'bytes_per_element'",
+        ),
+        (f",{HEADER}\n0,a,3,4,1\n", "unknown column ''"),
+        (f"{HEADER}\na,True,4,1\n", "line 2: rows='True' must be a whole number"),
+        (f"{HEADER}\n,3,4,1\n", "line 2: name='' must be text of a length of at least 1"),
+        (f"{HEADER}\na,,4,1\n", "line 2: rows='' must be"),
+        (f"{HEADER}\na,NA,4,1\n", "line 2: rows='NA' must be"),
+        (f"{HEADER}\na,3,4,nan\n", "line 2: pooling_factor='nan' must be"),
+        (f"{HEADER}\na,3,4,1e308\n", "line 2: pooling_factor=1e"),
+        (f"{HEADER}\na,3,4,1e999\n", "line 2: pooling_factor=inf"),
+        (f"{HEADER}\na,{2**70},4,1\n", "line 2: rows=1180591620717411303424 must be a whole number of at most"),
+        (f"{HEADER}\na,1_000,4,1\n", "line 2: rows='1_000' must be"),
+        (f"{HEADER}\na,\u0663,4,1\n", "line 2: rows=.* must be"),
+        (f'{HEADER}\n"a"b,3,4,1\n', "line 2: "),
+        (f'{HEADER}\n"a,3,4,1\n', "line 2: unexpected end of data"),
+        (f"{HEADER},bytes_per_element\na,3,4,1,\n", "line 2: bytes_per_element='' must be"),
+        (f"{HEADER},reuse_batch_size\na,3,4,1,64\n", "reuse_batch_size without the histogram"),
+        (HEADER.encode("utf-16"), "not UTF-8"),
+        (f"{HEADER}\né,3,4,1\n".encode("latin-1"), "not UTF-8"),
+    ],
+)
+def test_what_a_csv_file_leaves_open_is_refused_with_its_line(tmp_path, text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        _own(tmp_path, text)
+    assert "\n" not in str(caught.value)
+    assert "tables.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "json"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 7}, "name=7 must be text"),
+        ({"name": ""}, "name='' must be text"),
+        ({"name": None}, "name=None must be text"),
+        ({"rows": True}, "rows=True must be a whole number"),
+        ({"rows": "5"}, "rows='5' must be a whole number"),
+        ({"rows": None}, "rows=None must be a whole number"),
+        ({"pooling_factor": 1e308}, "pooling_factor=1e"),
+        ({"bytes_per_elment": 2}, "unknown column 'bytes_per_elment'; did you mean 'bytes_per_element'"),
+        ({"reuse": [1.0]}, "reuse=.* must be a list of a length of at least 17"),
+        ({"reuse": [True] * 17}, r"reuse\[0\]=True must be a number"),
+        ({f"reuse_{i}": 2.0 for i in range(17)}, "reuse_0=2.0 must be a number from 0 to 1"),
+    ],
+)
+def test_wrong_cells_are_named_in_every_form(tmp_path, suffix, change, message):
+    path = tmp_path / f"tables.{suffix}"
+    frame = pd.DataFrame([ROWS[0] | change])
+    frame.to_parquet(path) if suffix == "parquet" else path.write_text(json.dumps([ROWS[0] | change]))
+    with pytest.raises(UserError, match=message):
+        ns.load_tables(str(path))
+
+
+def test_json_may_be_a_list_or_columns(tmp_path):
+    expected = _own(tmp_path, json.dumps(ROWS), "json")
+    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    assert _own(tmp_path, json.dumps(columns), "json") == expected
+    labelled = pd.DataFrame(ROWS).to_json()  # {"name": {"0": "a", ...}, ...}
+    assert _own(tmp_path, labelled, "json") == expected
+    for content, message in (
+        ({"name": ["a"], "rows": [1, 2], "dim": [4], "pooling_factor": [1]}, "don't have the same rows"),
+        ({"name": {"0": "a"}, "rows": {"1": 1}}, "don't have the same rows"),
+        ({"name": "a"}, "not a list of cells"),
+        ([ROWS[0], 5], "table 2: 5 must be named fields"),
+        (5, "must hold a list of tables"),
+    ):
+        with pytest.raises(UserError, match=message):
+            _own(tmp_path, json.dumps(content), "json")
+
+
+def test_an_index_that_pandas_wrote_is_no_column(tmp_path):
+    frame = pd.DataFrame(ROWS, index=[5, 7])
+    frame.to_parquet(tmp_path / "tables.parquet")
+    assert len(ns.load_tables(str(tmp_path / "tables.parquet"))) == len(ROWS)
+
+
+def test_tables_know_the_batch_size_of_their_histogram(tmp_path):
+    assert {table.reuse_batch_size for table in ns.load_tables("criteo", batch_size=512)} == {512}
+    assert {table.reuse_batch_size for table in ns.load_tables("dlrm_like", num_tables=3)} == {65536}
+    assert _own(tmp_path, f"{HEADER}\na,3,4,1\n")[0].reuse_batch_size == 64
+    reuse = [0.5, 0.5] + [0.0] * 15
+    assert _own(tmp_path, json.dumps([ROWS[0] | {"reuse": reuse}]), "json")[0].reuse_batch_size is None
+    given = ROWS[0] | {"reuse": reuse, "reuse_batch_size": 4096}
+    (table,) = _own(tmp_path, json.dumps([given]), "json")
+    assert (table.reuse_batch_size, table.reuse) == (4096, tuple(reuse))
+    assert ns.table_from_trace("t", [1, 1, 2], [0, 2, 3], rows=5, dim=8).reuse_batch_size == 2
+    assert replace(table, reuse_batch_size=None) == table
+
+
+def test_measured_tables_are_read_like_ones_own(tmp_path):
+    tables = ns.load_tables("criteo", batch_size=512)
+    DataDirectory(tmp_path).begin(Manifest({}, {}, {}, 0), tables)
+    found = ns.load_tables(str(tmp_path / "tables.parquet"))
+    assert found == tables
+    assert {table.reuse_batch_size for table in found} == {512}
+
+
+@pytest.mark.parametrize(
+    ("indices", "offsets", "message"),
+    [
+        ([1.0, 2.0], [0, 2], "indices must be one row of whole numbers, not float64"),
+        ([[1], [2]], [0, 2], r"not int64 of shape \(2, 1\)"),
+        ([1, 2], [0.0, 2.0], "offsets must be one row of whole numbers"),
+        ([], [0, 0], "indices"),
+    ],
+)
+def test_traces_are_whole_numbers(indices, offsets, message):
+    with pytest.raises(UserError, match=message):
+        ns.table_from_trace("t", indices, offsets, rows=5, dim=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i, o, n: (i.float(), o, n), "not whole numbers"),
+        (lambda i, o, n: (i, o - 1, n), "offsets don't fit"),
+        (lambda i, o, n: (i, o, n[0]), "tensors of 1, 1 and 2 dimensions"),
+        (lambda i, o, n: (i, o), "tensors of 1, 1 and 2 dimensions"),
+        (lambda i, o, n: (i, 3, n), "tensors of 1, 1 and 2 dimensions"),
+        (lambda i, o, n: (i.to_sparse(), o, n), "tensors of 1, 1 and 2 dimensions"),
+        (lambda i, o, n: (i + (1 << 50), o, n), "index outside"),
+        (lambda i, o, n: (i, o * 0, n), "no lookups"),
+        (lambda i, o, n: (i, o[:1], n[:, :0]), "offsets don't fit"),
+    ],
+)
+def test_impossible_lookups_are_refused(tmp_path, change, message):
+    path = tmp_path / "lookups.pt"
+    torch.save(change(torch.tensor([0, 1, 1, 4]), torch.tensor([0, 1, 2, 3, 4]), torch.ones(2, 2)), path)
+    with pytest.raises(UserError, match=message):
+        dlrm(str(path))
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        ("criteo", {"dim": 6}, "dim=6 must be a multiple of 4"),
+        ("criteo", {"batch_size": 10**30}, "batch_size=1000000000000000000000000000000 must be"),
+        ("criteo", {"zipf_exponent": "x"}, "zipf_exponent='x' must be a number"),
+        ("dlrm_like", {"num_tables": True}, "num_tables=True must be a whole number"),
+        ("dlrm_like", {"num_tables": 0}, "num_tables=0 must be a whole number of at least 1"),
+        ("dlrm_like", {"seed": -1}, "seed=-1"),
+    ],
+)
+def test_settings_of_sources_have_ranges(source, settings, message):
+    with pytest.raises(UserError, match=message):
+        ns.load_tables(source, **settings)
