@@ -86,7 +86,8 @@ def _bars(axes: Axes, values: FloatArray, bottom: FloatArray, color: str, name: 
     """Bars on (D,) devices, from `bottom`; of many, their outline, filled."""
     devices = np.arange(len(values))
     if len(values) > _MANY_DEVICES:
-        axes.stairs(bottom + values, np.arange(len(values) + 1) - 0.5, baseline=bottom, fill=True, color=color, label=name)
+        edges = np.arange(len(values) + 1) - 0.5
+        axes.stairs(bottom + values, edges, baseline=bottom, fill=True, color=color, label=name)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(-0.5, len(values) - 0.5)
     else:
@@ -119,8 +120,9 @@ def curves_png(
         axes = figure.subplots()
         named = len(curves) <= _MOST_CURVES
         for name, values in curves:
-            how = {"label": label(name)} if named else {"color": "0.5", "alpha": 0.6}
-            axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.8, marker="o" if len(values) < 3 else "", **how)
+            rounds, marker = np.arange(1, len(values) + 1), "o" if len(values) == 1 else ""
+            color = None if named else "0.5"
+            axes.plot(rounds, values, label=label(name), color=color, marker=marker, linewidth=1.8)
         for name, value in sorted(references.items(), key=lambda pair: -pair[1]):
             axes.axhline(value, color="0.6", linestyle="--", linewidth=1)
             axes.annotate(

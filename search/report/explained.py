@@ -196,10 +196,10 @@ def _described(places: Places) -> str:
 def _heuristics(found: Explanation) -> Section:
     rows = [("this plan", f"{found.cost.total_ms:.2f}", "", "")]
     for name, ms in found.heuristics.items():
-        known = not isinstance(ms, str)
-        rows.append(
-            (name, f"{ms:.2f}", f"{ms / found.cost.total_ms - 1:+.1%}", "") if known else (name, "no plan", "", ms)
-        )
+        if isinstance(ms, str):
+            rows.append((name, "no plan", "", ms))
+        else:
+            rows.append((name, f"{ms:.2f}", f"{ms / found.cost.total_ms - 1:+.1%}", ""))
     worded = any(row[3] for row in rows)
     columns = ("method", "ms", "beside this plan", *(("why not",) if worded else ()))
     shown = tuple(row[: len(columns)] for row in rows)

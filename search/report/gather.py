@@ -1,7 +1,7 @@
 """What runs left, as tables."""
 
 import hashlib
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +21,7 @@ _COSTS = ["predicted_ms", "margin_ms", "seconds"]
 _SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path"]
 _MEASURED = ["run", "method", "task", *_COSTS, "measured_ms", "solved"]
 _LEARNED = ["run", "method", "round", "valid_ms"]
+_Search = tuple[NamedRun, tuple[Searched, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,13 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"no directory {path}; give directories of runs")
-    return sorted({file.parent for path in paths for file in path.rglob("run.json") if file.is_file()})
+    found = {file.parent for path in paths for file in path.rglob("run.json") if file.is_file()}
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """An order in which 8 comes before 16."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
@@ -59,7 +66,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     Raises:
         UserError: a directory isn't there, none holds a finished run, or a run is damaged.
     """
-    searches: list[tuple[NamedRun, tuple[Searched, ...]]] = []
+    searches: list[_Search] = []
     measured: dict[str, tuple[Measured, ...]] = {}
     learned: dict[str, tuple[Round, ...]] = {}
     references: dict[str, dict[str, float]] = {}
@@ -80,7 +87,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     return Gathered(_searched_frame(searches), _measured_frame(measured), _learned_frame(learned), references)
 
 
-def _search(folder: Path, content: dict[str, Any], descriptions: dict[str, str]) -> tuple[NamedRun, tuple[Searched, ...]]:
+def _search(folder: Path, content: dict[str, Any], descriptions: dict[str, str]) -> _Search:
     _need_files(folder, "results.parquet", "tasks.json")
     run = SearchRun.load(folder)
     path = folder / "results.parquet"
@@ -109,7 +116,7 @@ def _references(folder: Path) -> dict[str, float]:
     return parse(card["references_ms"], dict[str, NonNegative], f"{where}: references_ms")
 
 
-def _searched_frame(searches: Sequence[tuple[NamedRun, tuple[Searched, ...]]]) -> pd.DataFrame:
+def _searched_frame(searches: Sequence[_Search]) -> pd.DataFrame:
     names = named([run for run, _ in searches])
     rows = [
         asdict(row) | {"tasks": run.tasks, "path": run.path, "solved": row.error is None} | asdict(names[run.path])
@@ -135,7 +142,8 @@ def _learned_frame(learned: dict[str, tuple[Round, ...]]) -> pd.DataFrame:
 
 def _frame(rows: Sequence[dict[str, Any]], columns: list[str], numbers: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=columns)
-    return frame.astype({name: "float64" for name in numbers} | ({"solved": "bool"} if "solved" in columns else {}))
+    kinds = dict.fromkeys(numbers, "float64") | ({"solved": "bool"} if "solved" in columns else {})
+    return frame.astype(kinds)
 
 
 def describe_tasks(path: Path, known: dict[str, str]) -> str:
@@ -146,9 +154,7 @@ def describe_tasks(path: Path, known: dict[str, str]) -> str:
     Raises:
         UserError: the file is malformed.
     """
-    content = read_json(path, "task file")
-    plain = content.get("tasks") if isinstance(content, dict) else None
-    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest not in known:
         known[digest] = f"{_described(path)} [{digest[:4]}]"
     return known[digest]

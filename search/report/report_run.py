@@ -94,9 +94,9 @@ class _Compared:
     def sections(self, gathered: Gathered, paths: Sequence[Path]) -> list[Section]:
         return [
             overview(gathered, paths),
-            *comparisons_shown(self.predicted, "mean predicted cost", "Predicted"),
+            *comparisons_shown(self.predicted, "mean predicted cost", "Predicted", "tasks"),
             *sensitivities_shown(self.curves),
-            *comparisons_shown(self.measured, "mean measured cost", "Measured"),
+            *comparisons_shown(self.measured, "mean measured cost", "Measured", "evaluation"),
             *trust_shown(gathered.measured),
             *learning_shown(gathered),
         ]

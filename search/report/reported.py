@@ -17,8 +17,8 @@ Row = Any  # of a frame
 Cells = Mapping[str, Callable[[Row], str]]  # what stands in each column
 
 _HOW = (
-    "Costs are means over the tasks that every method solved, with Student's 95% interval. “Cheapest saves”: what the "
-    "cheapest method costs less, task by task; p: Wilcoxon's signed-rank test of those pairs."
+    "Costs are means over those, with Student's 95% interval. “Cheapest saves”: what the cheapest method costs less, "
+    "task by task; p: Wilcoxon's signed-rank test of those pairs."
 )
 _LEAST_POINTS = 3  # for a scatter or a rank correlation
 _METHOD: Cells = {
@@ -33,7 +33,6 @@ _SAVED: Cells = {
     "p": lambda row: "< 0.001" if row["p"] < 0.001 else _shown(row["p"], ".3f"),
 }
 _SECONDS: Cells = {"search s": lambda row: _shown(row["seconds"], ".3f")}
-_GROUP: Cells = {"tasks": lambda row: str(row["group"])}
 _CURVE: Cells = {
     "value": lambda row: f"{row['value']:g}",
     "solved": lambda row: str(row["solved"]),
@@ -67,18 +66,19 @@ def overview(gathered: Gathered, paths: Sequence[Path]) -> Section:
         "trainings": gathered.learned["run"].nunique(),
     }
     facts = (("from", ", ".join(map(str, paths))), *((name, f"{count:,}") for name, count in counts.items() if count))
-    return Section("Overview", _HOW, facts)
+    return Section("Overview", facts=facts)
 
 
-def comparisons_shown(compared: pd.DataFrame, axis: str, kind: str) -> Iterator[Section]:
-    """One for each group of several methods; groups of a single one share a table."""
+def comparisons_shown(compared: pd.DataFrame, axis: str, kind: str, group: str) -> Iterator[Section]:
+    """One section for each group of several methods; groups of a single one share a table. `group` names what it is."""
     sizes = compared.groupby("group")["method"].transform("size")
     for number, (name, part) in enumerate(compared[sizes > 1].groupby("group", sort=False)):
         yield _comparison(part, f"{kind}: {name}", axis, f"{kind.lower()}-{number}")
     alone = compared[sizes == 1]
     if len(alone):
-        title = f"{kind}, without another method to compare with"
-        yield Section(title, grids=(_grid(alone, {**_GROUP, **_METHOD, **_SECONDS}, 2),))
+        names: Cells = {group: lambda row: str(row["group"])}
+        text = "Nothing else was tried on the same tasks."
+        yield Section(f"{kind}: one method alone", text, grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),))
 
 
 def _comparison(part: pd.DataFrame, title: str, axis: str, name: str) -> Section:
@@ -86,7 +86,8 @@ def _comparison(part: pd.DataFrame, title: str, axis: str, name: str) -> Section
     grids = (_grid(part, {**_METHOD, **_SAVED, **_SECONDS}),)
     if not common:
         return Section(title, "No task was solved by every method: there are no means to compare.", grids=grids)
-    text = f"{common:,} of {tasks:,} task(s) solved by every method" + ("." if common > 1 else ": too few for intervals.")
+    enough = f". {_HOW}" if common > 1 else ": too few for intervals."
+    text = f"{common:,} of {tasks:,} {'task' if tasks == 1 else 'tasks'} solved by every method{enough}"
     caption = f"{axis}, with 95% intervals" if common > 1 else axis
     more = f"; the cheapest {MOST_BARS} of {len(part):,} methods" if len(part) > MOST_BARS else ""
     return Section(title, text, pictures=(Picture(name, caption + more, comparison_bars(part, axis)),), grids=grids)
@@ -118,7 +119,8 @@ def trust_shown(measured: pd.DataFrame) -> Iterator[Section]:
 def _trust_facts(known: pd.DataFrame) -> Iterator[tuple[str, str]]:
     error = (known["predicted_ms"] / known["measured_ms"] - 1).abs()
     yield "plans", f"{len(known):,}"
-    yield "predictions are off by", f"{error.mean():.1%} on average, {error.median():.1%} in the median"
+    several = f" on average, {error.median():.1%} in the median" if len(known) > 1 else ""
+    yield "predictions are off by", f"{error.mean():.1%}{several}"
     tau = known["predicted_ms"].corr(known["measured_ms"], method="kendall") if len(known) >= _LEAST_POINTS else np.nan
     if np.isfinite(tau):
         yield "rank correlation", f"Kendall's tau {tau:.3f}"

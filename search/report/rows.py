@@ -67,9 +67,9 @@ def typed(rows: Sequence[Mapping[str, Any]], kind: type[_Row], path: Path) -> tu
     """Rows of plain values as values of the type `kind`; NaN becomes None.
 
     Raises:
-        UserError: a value is missing, of the wrong type or out of range; its line names the file.
+        UserError: a value is missing, of the wrong type or out of range; its line names file and row.
     """
-    return parse([_without_nan(row) for row in rows], tuple[kind, ...], str(path))
+    return tuple(parse(_without_nan(row), kind, f"{path}, row {number}") for number, row in enumerate(rows))
 
 
 def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
