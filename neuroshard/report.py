@@ -20,7 +20,8 @@ from neuroshard.plan import Plan
 _COLORS = {"backward communication": "#c44e52", "compute": "#4c72b0", "forward communication": "#dd8452"}
 _MEMORY, _GREY = "#55a868", "0.3"
 _GIB = 1 << 30
-_MANY_DEVICES = 16  # of more, a bar each with its number would be a smear
+_MANY_DEVICES = 16  # of more, a bar each would be a smear
+_NUMBERED_DEVICES = 10  # of more, so would be a number each
 _MOST_CURVES = 10  # of more, colours repeat
 _LONGEST_LABEL = 48
 
@@ -41,7 +42,7 @@ def drawn(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
 
 def label(text: str) -> str:
     """A name for a picture: of bounded length, without line breaks and halves of characters."""
-    plain = " ".join(text.encode("utf-8", "replace").decode().split())
+    plain = " ".join(text.encode("utf-8", "replace").decode().split()) or "(no name)"
     half = _LONGEST_LABEL // 2
     short = plain if len(plain) <= _LONGEST_LABEL else f"{plain[:half]}...{plain[-half:]}"
     return f" {short}" if short.startswith("_") else short  # legends leave out what begins with an underscore
@@ -88,10 +89,12 @@ def _bars(axes: Axes, values: FloatArray, bottom: FloatArray, color: str, name: 
     if len(values) > _MANY_DEVICES:
         edges = np.arange(len(values) + 1) - 0.5
         axes.stairs(bottom + values, edges, baseline=bottom, fill=True, color=color, label=name)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlim(-0.5, len(values) - 0.5)
     else:
         axes.bar(devices, values, bottom=bottom, label=name, color=color, width=0.7)
+    axes.set_xlim(-0.5, len(values) - 0.5)
+    if len(values) > _NUMBERED_DEVICES:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
         axes.set_xticks(devices)
 
 

@@ -1,5 +1,6 @@
 """CSV that spreadsheets show as it is."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -13,7 +14,11 @@ _FORMULA = re.compile(r"\s*[=+\-@\t\r]")
 def save_csv(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame, atomically; a text that a spreadsheet would take for a formula gets a quote before it."""
     safe = frame.apply(lambda column: column.map(_as_text))
-    write_atomically(path, lambda file: safe.to_csv(file, index=False, encoding="utf-8", errors="replace"))
+
+    def write(file: Path) -> None:
+        safe.to_csv(file, index=False, encoding="utf-8", errors="replace", quoting=csv.QUOTE_NONNUMERIC)
+
+    write_atomically(path, write)
 
 
 def _as_text(cell: object) -> object:
