@@ -114,16 +114,16 @@ class EvaluateResult:
     entries: tuple[Evaluated, ...] = field(repr=False)
 
     def save(self, settings: dict[str, object]) -> None:
-        """Write `results.parquet`, `devices.parquet`, `run.json`; then a picture of the cheapest measured plan."""
+        """Write `results.parquet`, `devices.parquet`, a picture of the cheapest measured plan, `run.json`."""
         frame = pd.DataFrame([entry.row() for entry in self.entries])
         write_atomically(self.path / "results.parquet", lambda temporary: frame.to_parquet(temporary, index=False))
         devices = pd.DataFrame([row for entry in self.entries for row in entry.device_rows()])
         write_atomically(self.path / "devices.parquet", lambda temporary: devices.to_parquet(temporary, index=False))
-        write_json(self.path / "run.json", settings)
         shown = self._shown()
         if shown is not None and shown.plan is not None and shown.measured is not None:
             title = f"{shown.method}, task {shown.task}: {shown.measured.total_ms:.1f} ms measured"
             save_png(self.path / _PICTURE, plan_png(shown.plan, shown.measured, title))
+        write_json(self.path / "run.json", settings)
 
     def _shown(self) -> Evaluated | None:
         """The plan in the picture: the first task's cheapest."""

@@ -15,7 +15,20 @@ from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
 
 PNG = b"\x89PNG"
-HOSTILE = ["$x^2$", "$", "$\\frac{1", "a_b^c\\d", "[bold]", "_hidden", "two\nlines", "\ud800", "名前", "x" * 1000, "", "{%"]
+HOSTILE = [
+    "$x^2$",
+    "$",
+    "$\\frac{1",
+    "a_b^c\\d",
+    "[bold]",
+    "_hidden",
+    "two\nlines",
+    "\ud800",
+    "名前",
+    "x" * 1000,
+    "",
+    "{%",
+]
 
 
 @pytest.fixture
@@ -23,7 +36,9 @@ def figures(monkeypatch):
     """Every figure that is saved."""
     saved = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **named: saved.append(self) or save(self, *given, **named))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **named: saved.append(self) or save(self, *given, **named)
+    )
     return saved
 
 
@@ -86,8 +101,7 @@ def test_curves_of_many_runs_have_no_names(figures):
 
 
 def test_plans_that_cost_nothing_are_drawn(figures):
-    plan, cost = _plan(2)
-    nothing = np.zeros(2)
+    plan, nothing = _plan(2)[0], np.zeros(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan_png(plan, Cost(nothing, nothing, nothing), "free")
