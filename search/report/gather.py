@@ -1,9 +1,9 @@
 """What runs left, as tables."""
 
 import hashlib
-import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,17 @@ import pandas as pd
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json
+from neuroshard.schema import NonNegative, parse
+from neuroshard.search.report.names import NamedRun, named
+from neuroshard.search.report.rows import Measured, Round, Searched, read_rows, typed
 from neuroshard.search.runs import SearchRun
+from neuroshard.tasks import from_file
 
-_SEARCHED = ["tasks", "method", "model", "task", "predicted_ms", "margin_ms", "seconds", "solved", "path"]
-_MEASURED = ["run", "method", "task", "predicted_ms", "margin_ms", "measured_ms", "seconds", "solved"]
+_COSTS = ["predicted_ms", "margin_ms", "seconds"]
+_SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path"]
+_MEASURED = ["run", "method", "task", *_COSTS, "measured_ms", "solved"]
 _LEARNED = ["run", "method", "round", "valid_ms"]
+_Search = tuple[NamedRun, tuple[Searched, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +29,9 @@ class Gathered:
     """One row for each task of every search, for each plan of every evaluation, for each round of every training.
 
     Attributes:
-        searched: tasks (what the tasks are), method, model, task, predicted_ms, margin_ms, seconds, solved, path.
-        measured: run, method, task, predicted_ms, margin_ms, measured_ms, seconds, solved.
+        searched: tasks (what the tasks are), method, setting and value (of a sweep over a number; None and NaN for
+            others), task, predicted_ms, margin_ms, seconds, solved, path.
+        measured: run, method, task, predicted_ms, margin_ms, seconds, measured_ms, solved.
         learned: run, method, round, valid_ms.
         references: ms of other methods on a training's validation tasks, by run.
     """
@@ -35,110 +42,130 @@ class Gathered:
     references: dict[str, dict[str, float]]
 
 
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The directories of all runs in the directories and below them.
+
+    Raises:
+        UserError: a directory isn't there.
+    """
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"no directory {path}; give directories of runs")
+    found = {file.parent for path in paths for file in path.rglob("run.json") if file.is_file()}
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """An order in which 8 comes before 16."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
 def gather(paths: Sequence[Path]) -> Gathered:
     """All runs in the directories and below them.
 
     Raises:
         UserError: a directory isn't there, none holds a finished run, or a run is damaged.
     """
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"no directory {path}; give directories of runs")
-    folders = sorted({file.parent for path in paths for file in path.rglob("run.json")})
-    searched, measured, learned = [], [], []
+    searches: list[_Search] = []
+    measured: dict[str, tuple[Measured, ...]] = {}
+    learned: dict[str, tuple[Round, ...]] = {}
     references: dict[str, dict[str, float]] = {}
-    for folder in folders:
+    descriptions: dict[str, str] = {}
+    for folder in find_runs(paths):
         content = read_json(folder / "run.json", "run")
         if not isinstance(content, dict):
             raise UserError(f"{folder / 'run.json'} is no run")
         if "searcher" in content:
-            searched.append(_search(folder, content))
+            searches.append(_search(folder, content, descriptions))
         elif (folder / "curve.parquet").exists():
-            frame, known = _training(folder)
-            learned.append(frame)
-            references[str(folder)] = known
+            learned[str(folder)] = read_rows(folder / "curve.parquet", Round)
+            references[str(folder)] = _references(folder)
         elif (folder / "results.parquet").exists():
-            measured.append(_evaluation(folder))
-    if not searched + measured + learned:
+            measured[str(folder)] = read_rows(folder / "results.parquet", Measured)
+    if not (searches or measured or learned):
         raise UserError(f"no finished run in {', '.join(map(str, paths))}")
-    frames = [
-        _joined(parts, columns)
-        for parts, columns in ((searched, _SEARCHED), (measured, _MEASURED), (learned, _LEARNED))
-    ]
-    return Gathered(_told_apart(frames[0]), frames[1], frames[2], references)
+    return Gathered(_searched_frame(searches), _measured_frame(measured), _learned_frame(learned), references)
 
 
-def _joined(parts: Sequence[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
-
-
-def _search(folder: Path, content: dict[str, Any]) -> pd.DataFrame:
+def _search(folder: Path, content: dict[str, Any], descriptions: dict[str, str]) -> _Search:
+    _need_files(folder, "results.parquet", "tasks.json")
     run = SearchRun.load(folder)
-    tasks = describe_tasks(folder / "tasks.json")
+    path = folder / "results.parquet"
+    wanted = [field.name for field in fields(Searched)]
+    rows = typed([{name: getattr(record, name) for name in wanted} for record in run.records], Searched, path)
+    where = str(folder / "run.json")
+    model = parse(content.get("model", "unknown models"), str, f"{where}: model")
+    settings = parse(content.get("settings", {}), dict[str, Any], f"{where}: settings")
+    tasks = describe_tasks(folder / "tasks.json", descriptions)
+    return NamedRun(str(folder), tasks, run.searcher, model, settings), rows
+
+
+def _need_files(folder: Path, *names: str) -> None:
+    """Raise UserError for what is no file: a pipe would be waited for without end."""
+    for name in names:
+        if not (folder / name).is_file():
+            raise UserError(f"no file {folder / name}; delete the run's directory, or run it again")
+
+
+def _references(folder: Path) -> dict[str, float]:
+    _need_files(folder, "policy.json")
+    content, where = read_json(folder / "policy.json", "policy"), str(folder / "policy.json")
+    card = content.get("card") if isinstance(content, dict) else None
+    if not isinstance(card, dict) or "references_ms" not in card:
+        raise UserError(f"{where}: card: field 'references_ms' is missing")
+    return parse(card["references_ms"], dict[str, NonNegative], f"{where}: references_ms")
+
+
+def _searched_frame(searches: Sequence[_Search]) -> pd.DataFrame:
+    names = named([run for run, _ in searches])
     rows = [
-        {
-            "tasks": tasks,
-            "method": run.searcher,
-            "model": str(content.get("model")),
-            "task": record.task,
-            "predicted_ms": record.predicted_ms,
-            "margin_ms": record.margin_ms,
-            "seconds": record.seconds,
-            "solved": record.error is None,
-            "path": str(folder),
-        }
-        for record in run.records
+        asdict(row) | {"tasks": run.tasks, "path": run.path, "solved": row.error is None} | asdict(names[run.path])
+        for run, found in searches
+        for row in found
     ]
-    return pd.DataFrame(rows, columns=_SEARCHED)
+    return _frame(rows, _SEARCHED, [*_COSTS, "value"])
 
 
-def _evaluation(folder: Path) -> pd.DataFrame:
-    frame = _parquet(folder / "results.parquet")
-    try:
-        return frame.assign(run=str(folder), solved=frame["measured_ms"].notna())[_MEASURED]
-    except KeyError as error:
-        raise UserError(f"{folder / 'results.parquet'} lacks a column ({error})") from None
+def _measured_frame(measured: dict[str, tuple[Measured, ...]]) -> pd.DataFrame:
+    rows = [
+        asdict(row) | {"run": path, "solved": row.measured_ms is not None}
+        for path, found in measured.items()
+        for row in found
+    ]
+    return _frame(rows, _MEASURED, [*_COSTS, "measured_ms"])
 
 
-def _training(folder: Path) -> tuple[pd.DataFrame, dict[str, float]]:
-    frame = _parquet(folder / "curve.parquet")
-    card = read_json(folder / "policy.json", "policy")
-    try:
-        references = {str(name): float(ms) for name, ms in card["card"]["references_ms"].items()}
-        return frame.assign(run=str(folder), method=folder.name)[_LEARNED], references
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder} holds a damaged training ({error})") from None
+def _learned_frame(learned: dict[str, tuple[Round, ...]]) -> pd.DataFrame:
+    rows = [asdict(row) | {"run": path, "method": Path(path).name} for path, found in learned.items() for row in found]
+    return _frame(rows, _LEARNED, ["valid_ms"])
 
 
-def _parquet(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(path)
-    except Exception as error:  # whatever the reader makes of it
-        raise UserError(f"{path} can't be read: {str(error).splitlines()[0]}") from None
+def _frame(rows: Sequence[dict[str, Any]], columns: list[str], numbers: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=columns)
+    kinds = dict.fromkeys(numbers, "float64") | ({"solved": "bool"} if "solved" in columns else {})
+    return frame.astype(kinds)
 
 
-def describe_tasks(path: Path) -> str:
-    """What the tasks of a run are, for people; a short hash tells sets apart that look alike."""
-    content = read_json(path, "task file")
-    try:
-        tasks = content["tasks"]
-        counts = sorted({len(task["tables"]) for task in tasks})
-        devices = sorted({task["topology"]["num_devices"] for task in tasks})
-        batches = sorted({task["batch_size"] for task in tasks})
-        widest = max(table["dim"] for task in tasks for table in task["tables"])
-        digest = hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest()[:4]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is malformed ({error})") from None
+def describe_tasks(path: Path, known: dict[str, str]) -> str:
+    """What the tasks of a run are, for people; a short hash tells sets apart that look alike.
+
+    `known` are descriptions by hash, added to: the runs of a sweep have the same tasks.
+
+    Raises:
+        UserError: the file is malformed.
+    """
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest not in known:
+        known[digest] = f"{_described(path)} [{digest[:4]}]"
+    return known[digest]
+
+
+def _described(path: Path) -> str:
+    tasks = from_file(str(path))
+    counts = sorted({len(task.tables) for task in tasks})
+    devices = ", ".join(map(str, sorted({task.topology.num_devices for task in tasks})))
+    batches = ", ".join(f"{batch_size:,}" for batch_size in sorted({task.batch_size for task in tasks}))
+    widest = max(table.dim for task in tasks for table in task.tables)
     tables = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    named = [", ".join(map(str, values)) for values in (devices, batches)]
-    many = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
-    return f"{many} of {tables} tables, dims up to {widest}, {named[0]} devices, batch {named[1]} [{digest}]"
-
-
-def _told_apart(searched: pd.DataFrame) -> pd.DataFrame:
-    """Methods named with their models, or their directories, where one name stands for several runs."""
-    frame = searched.copy()
-    for column in ("model", "path"):
-        several = frame.groupby(["tasks", "method"])[column].transform("nunique") > 1
-        frame.loc[several, "method"] = frame["method"] + " (" + frame[column] + ")"
-    return frame
+    many = "1 task" if len(tasks) == 1 else f"{len(tasks):,} tasks"
+    return f"{many} of {tables} tables, dims up to {widest}, {devices} devices, batch {batches}"

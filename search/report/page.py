@@ -1,10 +1,13 @@
-"""One page that needs nothing but itself: styles and pictures are inside."""
+"""What people read, as sections: one page that needs nothing but itself; `terminal.py` prints the same sections."""
 
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from neuroshard.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -23,25 +26,48 @@ class Picture:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: texts, row by row; `marked` rows stand out."""
+    """A table: texts, row by row.
+
+    Attributes:
+        marked: numbers of the rows that stand out.
+        texts: numbers of the columns that hold words rather than numbers.
+        short: the rows to show where there is room for few only; None for the first ones.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marked: frozenset[int] = frozenset()
+    texts: frozenset[int] = frozenset({0})
+    short: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page."""
+    """A part of the page, in this order.
+
+    Attributes:
+        facts: key figures, each with its name.
+        text: a sentence or two.
+        items: a list of sentences.
+    """
 
     title: str
-    text: str
-    grids: tuple[Grid, ...] = ()
+    text: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+    items: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    grids: tuple[Grid, ...] = ()
 
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """HTML."""
+    """HTML; every text is shown as it is, whatever it holds."""
     loader = PackageLoader("neuroshard.search.report", "templates")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.get_template("page.html.j2").render(title=title, intro=intro, sections=sections)
+
+
+def save_page(path: Path, html: str) -> None:
+    """Write a page, atomically; halves of characters, which UTF-8 can't hold, become question marks."""
+    write_atomically(path, lambda file: file.write_text(html, encoding="utf-8", errors="replace"))

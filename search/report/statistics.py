@@ -1,6 +1,5 @@
 """Methods compared on the tasks that all of them solved."""
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +9,10 @@ from scipy import stats
 from neuroshard.arrays import FloatArray
 
 _LEVEL = 0.95
-_SETTING = re.compile(r"^(\w+)=([\d.]+)$")
+_COMPARED = [
+    "group", "method", "tasks", "solved", "common", "mean_ms", "ci_ms", "saved", "saved_ci", "p", "seconds",
+]  # fmt: skip
+_CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relative_ci"]
 
 
 def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
@@ -28,7 +30,7 @@ def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
         test; NaN for the cheapest itself), median seconds of search.
     """
     rows = [row for name, part in frame.groupby(group, sort=False) for row in _compared(str(name), part, cost)]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=_COMPARED)
 
 
 def _compared(group: str, part: pd.DataFrame, cost: str) -> Iterator[dict[str, object]]:
@@ -39,7 +41,7 @@ def _compared(group: str, part: pd.DataFrame, cost: str) -> Iterator[dict[str, o
     best = common[means.idxmin()].to_numpy() if len(common) else np.zeros(0)
     for method in means.sort_values().index if len(common) else costs.columns:
         mine, of_method = common[method].to_numpy(), part[part["method"] == method]
-        saved = 1 - best / mine
+        saved = 1 - np.divide(best, mine, out=np.ones_like(mine), where=mine > 0)
         yield {
             "group": group,
             "method": method,
@@ -73,31 +75,38 @@ def _p_value(one: FloatArray, other: FloatArray) -> float:
     return float(stats.wilcoxon(one[different], other[different]).pvalue)
 
 
+def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
+    """(n,) which rows are part of a sweep over a number: of two values at least, on the same tasks."""
+    values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
+    return searched["setting"].notna() & (values > 1)
+
+
 def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
-    """Of methods that are named "setting=value", on the tasks that all values of a setting solved.
+    """Of sweeps over a number, on the tasks that all values of a setting solved.
 
     Returns:
-        tasks, setting, value, mean_ms; relative: mean over tasks of the cost over the task's mean over all values, less
-        1, with half the width of its 95% interval (relative_ci): tasks differ more than settings do.
+        tasks, setting, value, solved (how many tasks), mean_ms; relative: mean over tasks of the cost over the task's
+        mean over all values, less 1, with half the width of its 95% interval (relative_ci): tasks differ more than
+        settings do. NaN where no task was solved with every value.
     """
-    named = searched["method"].astype(str).str.extract(_SETTING.pattern)
-    frame = searched.assign(setting=named[0], value=named[1].astype(float))[named[0].notna()]
     rows = [
         row
-        for (tasks, setting), part in frame.groupby(["tasks", "setting"], sort=False)
-        for row in _by_value(str(tasks), str(setting), part[part["solved"].astype(bool)])
+        for (tasks, setting), part in searched[in_sweep(searched)].groupby(["tasks", "setting"], sort=False)
+        for row in _by_value(str(tasks), str(setting), part)
     ]
-    return pd.DataFrame(rows, columns=["tasks", "setting", "value", "mean_ms", "relative", "relative_ci"])
+    return pd.DataFrame(rows, columns=_CURVE)
 
 
 def _by_value(tasks: str, setting: str, part: pd.DataFrame) -> Iterator[dict[str, object]]:
-    costs = part.pivot_table(index="task", columns="value", values="predicted_ms").dropna()
+    solved, values = part[part["solved"]], np.sort(part["value"].unique())
+    costs = solved.pivot_table(index="task", columns="value", values="predicted_ms").reindex(columns=values).dropna()
     relative = costs.div(costs.mean(axis=1), axis=0) - 1
-    for value in costs:
+    for value in values:
         yield {
             "tasks": tasks,
             "setting": setting,
-            "value": value,
+            "value": float(value),
+            "solved": int((solved["value"] == value).sum()),
             "mean_ms": _mean(costs[value].to_numpy()),
             "relative": _mean(relative[value].to_numpy()),
             "relative_ci": interval(relative[value].to_numpy()),

@@ -1,14 +1,18 @@
 """Explanations against numbers worked out by hand."""
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.plan import assemble
-from neuroshard.search.explain import explain, moves
-from neuroshard.search.explain_run import Explain, lines
+from neuroshard.plan import Plan, assemble
+from neuroshard.search.explain import explain
+from neuroshard.search.explain_run import Explain
+from neuroshard.search.report.explained import sections
+from neuroshard.search.report.terminal import show_sections
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
@@ -24,6 +28,7 @@ def _task(dims, memory_bytes=1 << 30, num_devices=2):
 
 
 SIMULATOR = Simulator(linear_models(2))
+SIMULATOR_128 = Simulator(linear_models(128))
 
 
 def test_the_slowest_device_and_its_tables():
@@ -57,23 +62,23 @@ def test_what_a_split_bought():
     assert worth.whole_ms == pytest.approx(PER_TABLE + PER_COLUMN * 64 + 2 * PER_SENT * 64, rel=1e-5)  # on device 1
     tight = assemble(_task([64, 8], memory_bytes=100 * 48 * 4), [(0, 32, 0), (0, 32, 1), (1, 8, 0)])
     (worth,) = explain(tight, SIMULATOR).splits
-    assert worth.whole_ms != worth.whole_ms
-    assert "whole it fits on none of its devices" in "\n".join(lines(explain(tight, SIMULATOR)))
+    assert worth.whole_ms is None
+    assert "fits on none" in _shown(explain(tight, SIMULATOR))
 
 
 def test_the_next_best_move_is_made():
     bad = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)])
     move = explain(bad, SIMULATOR).next_move
     assert move.total_ms == pytest.approx(PER_TABLE + PER_COLUMN * 32 + 2 * PER_SENT * 32, rel=1e-4)
-    assert len(move.moves) == 1
-    assert "32 on 0 -> 32 on 1" in move.moves[0]
+    (step,) = move.moves
+    assert (step.before, step.after) == (((0, 32),), ((1, 32),))
     good = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)])
-    assert explain(good, SIMULATOR).next_move is None
+    assert explain(good, SIMULATOR).next_move == "no single move, split or swap of shards makes the plan cheaper"
 
 
 def test_plans_that_break_their_task_are_explained_too():
     found = explain(assemble(_task([32, 32], memory_bytes=1000), [(0, 32, 0), (1, 32, 0)]), SIMULATOR)
-    assert found.next_move is None
+    assert found.next_move == "not looked for: the plan breaks its task"
     assert "the plan breaks its task: device 0 needs" in found.warnings[0]
     assert all(isinstance(answer, str) for answer in found.heuristics.values())
 
@@ -81,19 +86,54 @@ def test_plans_that_break_their_task_are_explained_too():
 def test_models_of_any_form_explain():
     opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
     found = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)]), opaque)
-    assert found.next_move is None
+    assert "models of this kind" in found.next_move
     assert len(found.shards) == 2
 
 
-def test_moves_between_plans():
-    task = _task([32, 16, 8])
-    before = assemble(task, [(0, 32, 0), (1, 16, 1), (2, 8, 1)])
-    after = assemble(task, [(0, 20, 0), (0, 12, 1), (1, 16, 1), (2, 8, 0)])
-    assert list(moves(before, after)) == [
-        "t0: 32 on 0 -> 20 on 0, 12 on 1 (0.00458 MiB)",
-        "t2: 8 on 1 -> 8 on 0 (0.00305 MiB)",
-    ]
-    assert list(moves(after, after)) == []
+def test_explaining_many_splits_builds_no_more_plans_than_explaining_one(monkeypatch):
+    def built(num_split):
+        task = _task([64] * 12, num_devices=4)
+        places = [(i, 32, d) for i in range(num_split) for d in (i % 4, (i + 1) % 4)]
+        plan = assemble(task, [*places, *((i, 64, i % 4) for i in range(num_split, 12))])
+        made = []
+        monkeypatch.setattr(Plan, "_by_table", lambda self: made.append(self) or by_table(self))
+        found = explain(plan, Simulator(linear_models(4)))
+        assert len(found.splits) == num_split
+        return len(made)
+
+    by_table = Plan._by_table
+    assert built(12) <= built(1)
+
+
+def _shown(found, width=80):
+    console = Console(width=width, record=True, file=StringIO())
+    show_sections(console, sections(found))
+    return console.export_text()
+
+
+def test_a_terminal_shows_a_few_of_many_devices():
+    task = _task([4 * (1 + i % 16) for i in range(256)], num_devices=128)
+    text = _shown(explain(assemble(task, [(i, t.dim, i // 2) for i, t in enumerate(task.tables)]), SIMULATOR_128))
+    devices = text[text.index("Devices") : text.index("What holds")]
+    assert len(devices.splitlines()) < 20
+    assert "of 128 rows" in devices
+    assert len(text.splitlines()) < 80
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_bottleneck_is_among_the_devices_shown():
+    """The device with the most columns is neither among those that compute longest nor among the shortest."""
+    tables = tuple(Table(f"t{i}", 100, 4, 10.0 + i, ONCE) for i in range(32))
+    task = Task((*tables, Table("wide", 100, 128, 0.5, ONCE)), Topology(33, 1 << 30), 256)
+    models = linear_models(33)
+    dear = replace(models.forward, per_column_ms=0.05)
+    plan = assemble(task, [*((i, 4, i) for i in range(32)), (32, 128, 32)])
+    found = explain(plan, Simulator(replace(models, forward=dear, backward=dear)))
+    assert found.bottleneck == found.widest == 32
+    (devices,) = (section for section in sections(found) if section.title == "Devices")
+    assert 32 in devices.grids[0].short
+    assert len(devices.grids[0].rows) == 33
+    assert len(devices.grids[0].short) == 10
 
 
 @pytest.fixture
@@ -110,18 +150,70 @@ def test_one_plan_as_a_page(files):
     result = Explain(str(files / "one.json"), str(files / "models"), str(files / "page.html")).run()
     text = (files / "page.html").read_text()
     assert "data:image/png;base64," in text
-    assert "<td>t2</td><td>1</td><td>8</td>" in text
+    assert '<td class="words">t2</td><td>1</td><td>8</td>' in text
+    for title in ("Summary", "Devices", "What holds device", "Best single step", "Heuristics compared", "All shards"):
+        assert f"<h2>{title}" in text
     assert len(result.found) == 1
 
 
 def test_two_plans_compared(files, capsys):
-    from rich.console import Console
-
     paths = [str(files / "one.json"), str(files / "two.json")]
-    Explain(paths, str(files / "models"), None).run().show(Console(width=200))
+    Explain(paths, str(files / "models"), None).run().show(Console(width=100))
     shown = capsys.readouterr().out
-    assert "from the first to the second" in shown
-    assert "3 of 3 tables lie elsewhere" in shown
+    assert "From the first plan to the second" in shown
+    assert "3 of 3" in shown
+    rows = [line.split()[0] for line in shown[shown.index("From the first") :].splitlines() if line.startswith("t")]
+    assert rows[-3:] == ["t0", "t1", "t2"]  # the most bytes first
+
+
+def test_a_page_shows_every_move_a_terminal_the_first(files, capsys):
+    task = _task([8] * 30)
+    for name, device in (("here", 0), ("there", 1)):
+        assemble(task, [(i, 8, device) for i in range(30)]).save(files / f"{name}.json")
+    paths = [str(files / "here.json"), str(files / "there.json")]
+    Explain(paths, str(files / "models"), str(files / "page.html")).run().show(Console(width=100))
+    page = (files / "page.html").read_text()
+    moved = page[page.index("From the first plan") : page.index("<h2>First plan: summary")]
+    assert moved.count("8 on 1") == 30
+    assert "10 of 30 rows" in capsys.readouterr().out
+
+
+def test_names_are_shown_as_they_are(files, capsys):
+    """Markup of a terminal, of HTML and of formulas is text."""
+    name = "[bold]x[/nope] <b>$\\frac{$ & _y^"
+    tables = (Table(name, 100, 32, 1.0, ONCE), Table("other", 100, 32, 1.0, ONCE))
+    task = Task(tables, Topology(2, 1 << 30), 256)
+    path = files / "[red]$a_$<i>.json"
+    assemble(task, [(0, 32, 0), (1, 32, 0)]).save(path)
+    Explain(str(path), str(files / "models"), str(files / "page.html")).run().show(Console(width=400))
+    shown, page = capsys.readouterr().out, (files / "page.html").read_text()
+    assert name in shown
+    assert path.name in shown
+    assert "[bold]x[/nope] &lt;b&gt;$\\frac{$ &amp; _y^" in page
+    assert "<b>$" not in page
+    assert "<i>.json" not in page
+
+
+@pytest.mark.parametrize("name", ["one.json", "page.txt", "page", "notes.html.json"])
+def test_a_page_is_written_to_html_files_only(files, name):
+    (files / "page.txt").write_text("kept")
+    before = {path: path.read_bytes() for path in files.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"must end in \.html"):
+        Explain(str(files / "one.json"), "no such model", str(files / name)).run()
+    assert {path: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
+
+
+def test_a_page_never_replaces_a_plan_or_a_directory(files):
+    plan = files / "plan.html"
+    plan.write_bytes((files / "one.json").read_bytes())
+    (files / "other.html").symlink_to(plan)
+    for out in (plan, files / "other.html", files / "models" / ".." / "plan.html"):
+        with pytest.raises(UserError, match="is a plan that is to be explained"):
+            Explain(str(plan), "no such model", str(out)).run()
+    assert plan.read_bytes() == (files / "one.json").read_bytes()
+    (files / "folder.html").mkdir()
+    with pytest.raises(UserError, match="is not a file"):
+        Explain(str(plan), "no such model", str(files / "folder.html")).run()
 
 
 def test_mistakes_are_named(files):

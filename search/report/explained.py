@@ -1,0 +1,206 @@
+"""An explanation in sections: for the terminal and for the page."""
+
+from dataclasses import replace
+from math import isnan
+
+import numpy as np
+
+from neuroshard.models.trust import LEVEL
+from neuroshard.report import plan_png
+from neuroshard.search.explain import Explanation, NextMove, ShardShare
+from neuroshard.search.moves import Move, Places, moves
+from neuroshard.search.report.page import Grid, Picture, Section
+from neuroshard.search.split_worth import SplitWorth
+from neuroshard.units import readable_bytes
+
+_MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so
+
+
+def sections(found: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
+    """What there is to say of a plan, the most important first; the pictures stand beside its devices."""
+    parts = [
+        _summary(found),
+        _warnings(found),
+        replace(_devices(found), pictures=pictures),
+        _bottleneck(found),
+        _splits(found),
+        _next_step(found),
+        _heuristics(found),
+    ]
+    return [part for part in parts if part is not None]
+
+
+def titled(section: Section, name: str) -> Section:
+    """With a plan's name before the title, if there is one."""
+    title = f"{name}: {section.title[0].lower()}{section.title[1:]}" if name else section.title
+    return replace(section, title=title)
+
+
+def picture(found: Explanation) -> Picture:
+    """The devices, drawn."""
+    title = f"{found.cost.total_ms:.2f} ms predicted"
+    return Picture("devices", "cost and memory of every device", plan_png(found.plan, found.cost, title))
+
+
+def all_shards(found: Explanation) -> Section:
+    """Every shard of the plan."""
+    columns = ("table", "device", *_SHARD_COLUMNS[1:])
+    rows = tuple((share.table, str(share.device), *_shard_row(share)[1:]) for share in found.shards)
+    return Section("All shards", "A click on a column's head sorts.", grids=(Grid(columns, rows),))
+
+
+def difference(first: Explanation, second: Explanation) -> Section:
+    """What it takes to get from one plan to the other, the most bytes first."""
+    change = second.cost.total_ms - first.cost.total_ms
+    steps = moves(first.plan, second.plan)
+    facts = (
+        ("predicted cost", f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms"),
+        ("change", f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})"),
+        ("tables that lie elsewhere", f"{len(steps):,} of {len(first.plan.task.tables):,}"),
+        ("to be moved", readable_bytes(sum(move.size_bytes for move in steps))),
+    )
+    return Section("From the first plan to the second", facts=facts, grids=(_moves_grid(steps),) if steps else ())
+
+
+def _summary(found: Explanation) -> Section:
+    cost, plan = found.cost, found.plan
+    margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
+    above = cost.total_ms / found.balanced_ms - 1
+    facts = (
+        ("predicted cost", f"{cost.total_ms:.2f} ms{margin}"),
+        ("if spread evenly", f"{found.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {_side(above)} that"),
+        ("bottleneck", _why(found)),
+        ("best single step", _gain(found)),
+        ("tables", f"{len(plan.task.tables):,} in {len(plan.shards):,} shards"),
+        ("devices", f"{plan.task.topology.num_devices:,}, batch {plan.task.batch_size:,}"),
+        ("fullest device", _fullest(found)),
+    )
+    return Section("Summary", facts=facts)
+
+
+def _side(above: float) -> str:
+    return "above" if above > 0 else "below"
+
+
+def _why(found: Explanation) -> str:
+    reason = "computes longest" if found.bottleneck == found.slowest else "has the most columns"
+    return f"device {found.bottleneck}: {reason}"
+
+
+def _gain(found: Explanation) -> str:
+    step = found.next_move
+    return f"{step.total_ms - found.cost.total_ms:+.2f} ms" if isinstance(step, NextMove) else step
+
+
+def _fullest(found: Explanation) -> str:
+    used, caps = np.array(found.plan.device_bytes), np.array(found.plan.task.shard_memory)
+    device = int(np.argmin(caps - used))
+    return f"device {device}: {readable_bytes(used[device])} of {readable_bytes(caps[device])}"
+
+
+def _warnings(found: Explanation) -> Section | None:
+    return Section("Warnings", items=found.warnings) if found.warnings else None
+
+
+def _devices(found: Explanation) -> Section:
+    cost, plan = found.cost, found.plan
+    columns = ("device", "total ms", "compute", "forward", "backward", "columns", "memory", "of")
+    rows = tuple(
+        (
+            str(device),
+            *(f"{ms[device]:.2f}" for ms in (cost.device_ms, cost.compute, cost.forward, cost.backward)),
+            f"{plan.device_dims[device]:,}",
+            readable_bytes(plan.device_bytes[device]),
+            readable_bytes(plan.task.shard_memory[device]),
+        )
+        for device in range(len(cost.compute))
+    )
+    grid = Grid(columns, rows, frozenset({found.bottleneck}), frozenset(), _short(found))
+    return Section("Devices", f"Device {found.bottleneck}, in bold, holds the others up.", grids=(grid,))
+
+
+def _short(found: Explanation) -> tuple[int, ...]:
+    """The devices to show where there is no room for all: the bottleneck, those that compute longest and shortest."""
+    order = np.argsort(-found.cost.compute, kind="stable").tolist()
+    if len(order) <= _MOST_DEVICES:
+        return tuple(range(len(order)))
+    chosen = [*order[:_LONGEST], *order[-_SHORTEST:]]
+    return tuple(dict.fromkeys([found.bottleneck, *chosen]))
+
+
+_SHARD_COLUMNS = ("table", "columns", "of", "size", "alone, ms", "saved without it, ms")
+
+
+def _shard_row(share: ShardShare) -> tuple[str, ...]:
+    return (
+        share.table,
+        f"{share.dim}",
+        f"{share.table_dim}",
+        readable_bytes(share.size_bytes),
+        f"{share.alone_ms:.3f}",
+        f"{share.saved_ms:.3f}",
+    )
+
+
+def _bottleneck(found: Explanation) -> Section:
+    wider = found.plan.device_dims[found.widest] / np.mean(found.plan.device_dims) - 1
+    excess = found.exchange_excess_ms
+    price = f"which costs {excess:.2f} ms" if excess > 0 else "which costs nothing"
+    facts = (
+        ("computes longest", f"device {found.slowest}: {found.compute_excess_ms:.2f} ms above the mean"),
+        ("has the most columns", f"device {found.widest}: {wider:.1%} above the mean, {price}"),
+    )
+    rows = tuple(_shard_row(share) for share in found.shards if share.device == found.bottleneck)
+    return Section(f"What holds device {found.bottleneck} up", facts=facts, grids=(Grid(_SHARD_COLUMNS, rows),))
+
+
+def _splits(found: Explanation) -> Section | None:
+    if not found.splits:
+        return None
+    rows = tuple(_split_row(worth, found.cost.total_ms) for worth in found.splits)
+    columns = ("table", "shards, columns", "plan with it whole, ms", "its split saves")
+    text = "A table is taken as whole on the one of its devices where the plan then costs least."
+    return Section("Splits", text, grids=(Grid(columns, rows, texts=frozenset({0, 1})),))
+
+
+def _split_row(worth: SplitWorth, total_ms: float) -> tuple[str, ...]:
+    shards = " + ".join(map(str, worth.dims))
+    if worth.whole_ms is None:
+        return worth.table, shards, "fits on none", "memory"
+    return worth.table, shards, f"{worth.whole_ms:.2f}", f"{worth.whole_ms - total_ms:.2f} ms"
+
+
+def _next_step(found: Explanation) -> Section:
+    step = found.next_move
+    if not isinstance(step, NextMove):
+        return Section("Best single step", f"{step[0].upper()}{step[1:]}.")
+    change = step.total_ms - found.cost.total_ms
+    return Section(
+        "Best single step",
+        f"{change:+.2f} ms ({change / found.cost.total_ms:+.1%}), to {step.total_ms:.2f} ms.",
+        grids=(_moves_grid(step.moves),),
+    )
+
+
+def _moves_grid(steps: tuple[Move, ...]) -> Grid:
+    rows = tuple(
+        (move.table, _described(move.before), _described(move.after), readable_bytes(move.size_bytes)) for move in steps
+    )
+    return Grid(("table", "columns on device, before", "after", "to be moved"), rows, texts=frozenset({0, 1, 2}))
+
+
+def _described(places: Places) -> str:
+    return ", ".join(f"{dim} on {device}" for device, dim in places)
+
+
+def _heuristics(found: Explanation) -> Section:
+    rows = [("this plan", f"{found.cost.total_ms:.2f}", "", "")]
+    for name, ms in found.heuristics.items():
+        if isinstance(ms, str):
+            rows.append((name, "no plan", "", ms))
+        else:
+            rows.append((name, f"{ms:.2f}", f"{ms / found.cost.total_ms - 1:+.1%}", ""))
+    worded = any(row[3] for row in rows)
+    columns = ("method", "ms", "beside this plan", *(("why not",) if worded else ()))
+    shown = tuple(row[: len(columns)] for row in rows)
+    return Section("Heuristics compared", grids=(Grid(columns, shown, frozenset({0}), frozenset({0, 3})),))

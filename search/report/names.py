@@ -1,0 +1,90 @@
+"""What a run is called beside others: runs of one method are told apart by what differs between them."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
+_SETTING = re.compile(rf"([\w.]+)=({_NUMBER})")
+_DEEPEST = 8
+_SEED = "seed"  # a number that is no quantity
+_MOST_DIFFERENCES = 3  # named; of more, the directory says more
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A search run: where it is, what its tasks are, and how it was searched."""
+
+    path: str
+    tasks: str
+    method: str
+    model: str
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Name:
+    """A run's name beside others on the same tasks, and its place in a sweep over a number, if it is part of one."""
+
+    method: str
+    setting: str | None
+    value: float | None
+
+
+def named(runs: Sequence[NamedRun]) -> dict[str, Name]:
+    """The names of runs, by path.
+
+    Runs of one method on the same tasks are told apart by their models, their settings, or else their paths. A method
+    named "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
+    """
+    groups: dict[tuple[str, str], list[NamedRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.tasks, run.method].append(run)
+    return {path: name for group in groups.values() for path, name in _of_group(group).items()}
+
+
+def _of_group(group: Sequence[NamedRun]) -> dict[str, Name]:
+    """Of runs of one method on the same tasks."""
+    settings = {run.path: _flat(run.settings) for run in group}
+    keys = dict.fromkeys(key for given in settings.values() for key in given)
+    differing = [key for key in keys if len({repr(given.get(key)) for given in settings.values()}) > 1]
+    models = len({run.model for run in group}) > 1
+    marks = {
+        run.path: (*([run.model] if models else []), *(f"{key}={settings[run.path].get(key)}" for key in differing))
+        for run in group
+    }
+    if len(differing) > _MOST_DIFFERENCES or len(set(marks.values())) < len(group):
+        marks = {run.path: (run.path,) for run in group}
+    swept = _swept(differing[0], settings) if len(differing) == 1 and not models else {}
+    return {run.path: _name(run.method, marks[run.path], differing, swept.get(run.path)) for run in group}
+
+
+def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: float | None) -> Name:
+    suffix = f" ({', '.join(marks)})" if marks else ""
+    if value is not None:
+        return Name(method + suffix, f"{differing[0]} of {method}", value)
+    if found := _SETTING.fullmatch(method):
+        return Name(method + suffix, found[1] + suffix, float(found[2]))
+    return Name(method + suffix, None, None)
+
+
+def _swept(key: str, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The values of a setting by path, if all are numbers, each another one."""
+    values = {path: given.get(key) for path, given in settings.items()}
+    numbers = [value for value in values.values() if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    if key.rpartition(".")[2] == _SEED or len(set(numbers)) < len(values):
+        return {}
+    return {path: float(value) for path, value in values.items() if value is not None}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Nested settings under names with dots."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            found |= _flat(value, f"{prefix}{key}.", depth + 1)
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -1,0 +1,151 @@
+"""A report in sections: what was compared, in words, tables and pictures."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from neuroshard.models.trust import LEVEL
+from neuroshard.report import curves_png
+from neuroshard.search.report.figures import MOST_BARS, comparison_bars, scatter, sensitivity_curve
+from neuroshard.search.report.gather import Gathered
+from neuroshard.search.report.page import Grid, Picture, Section
+
+Row = Any  # of a frame
+Cells = Mapping[str, Callable[[Row], str]]  # what stands in each column
+
+_HOW = (
+    "Costs are means over those, with Student's 95% interval. “Cheapest saves”: what the cheapest method costs less, "
+    "task by task; p: Wilcoxon's signed-rank test of those pairs."
+)
+_LEAST_POINTS = 3  # for a scatter or a rank correlation
+_METHOD: Cells = {
+    "method": lambda row: str(row["method"]),
+    "solved": lambda row: f"{row['solved']}/{row['tasks']}",
+    "mean ms": lambda row: _shown(row["mean_ms"], ".3f"),
+    "95% ±": lambda row: _shown(row["ci_ms"], ".3f"),
+}
+_SAVED: Cells = {
+    "cheapest saves": lambda row: _shown(row["saved"], ".1%"),
+    "of that, 95% ±": lambda row: _shown(row["saved_ci"], ".1%"),
+    "p": lambda row: "< 0.001" if row["p"] < 0.001 else _shown(row["p"], ".3f"),
+}
+_SECONDS: Cells = {"search s": lambda row: _shown(row["seconds"], ".3f")}
+_CURVE: Cells = {
+    "value": lambda row: f"{row['value']:g}",
+    "solved": lambda row: str(row["solved"]),
+    "mean ms": lambda row: _shown(row["mean_ms"], ".3f"),
+    "beside the task's mean": lambda row: _shown(row["relative"], "+.2%"),
+    "95% ±": lambda row: _shown(row["relative_ci"], ".2%"),
+}
+_TRAINING: Cells = {
+    "run": lambda row: str(row["run"]),
+    "best validation ms": lambda row: _shown(row["best"], ".3f"),
+    "rounds": lambda row: str(row["rounds"]),
+}
+
+
+def _shown(value: float, how: str) -> str:
+    return format(value, how) if np.isfinite(value) else ""
+
+
+def _grid(frame: pd.DataFrame, cells: Cells, texts: int = 1) -> Grid:
+    """A table of the columns of which something is known; the first `texts` hold words."""
+    columns = {name: [cell(row) for _, row in frame.iterrows()] for name, cell in cells.items()}
+    known = {name: texts for name, texts in columns.items() if any(texts)}
+    return Grid(tuple(known), tuple(zip(*known.values(), strict=True)), texts=frozenset(range(texts)))
+
+
+def overview(gathered: Gathered, paths: Sequence[Path]) -> Section:
+    """What the report is made of."""
+    counts = {
+        "search runs": gathered.searched["path"].nunique(),
+        "evaluations on hardware": gathered.measured["run"].nunique(),
+        "trainings": gathered.learned["run"].nunique(),
+    }
+    facts = (("from", ", ".join(map(str, paths))), *((name, f"{count:,}") for name, count in counts.items() if count))
+    return Section("Overview", facts=facts)
+
+
+def comparisons_shown(compared: pd.DataFrame, axis: str, kind: str, group: str) -> Iterator[Section]:
+    """One section for each group of several methods; groups of a single one share a table. `group` names what it is."""
+    sizes = compared.groupby("group")["method"].transform("size")
+    for number, (name, part) in enumerate(compared[sizes > 1].groupby("group", sort=False)):
+        yield _comparison(part, f"{kind}: {name}", axis, f"{kind.lower()}-{number}")
+    alone = compared[sizes == 1]
+    if len(alone):
+        names: Cells = {group: lambda row: str(row["group"])}
+        text = "Nothing else was tried on the same tasks."
+        yield Section(f"{kind}: one method alone", text, grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),))
+
+
+def _comparison(part: pd.DataFrame, title: str, axis: str, name: str) -> Section:
+    common, tasks = int(part["common"].iloc[0]), int(part["tasks"].max())
+    grids = (_grid(part, {**_METHOD, **_SAVED, **_SECONDS}),)
+    if not common:
+        return Section(title, "No task was solved by every method: there are no means to compare.", grids=grids)
+    enough = f". {_HOW}" if common > 1 else ": too few for intervals."
+    text = f"{common:,} of {tasks:,} {'task' if tasks == 1 else 'tasks'} solved by every method{enough}"
+    caption = f"{axis}, with 95% intervals" if common > 1 else axis
+    more = f"; the cheapest {MOST_BARS} of {len(part):,} methods" if len(part) > MOST_BARS else ""
+    return Section(title, text, pictures=(Picture(name, caption + more, comparison_bars(part, axis)),), grids=grids)
+
+
+def sensitivities_shown(curves: pd.DataFrame) -> Iterator[Section]:
+    """One for each sweep over a number."""
+    for number, ((tasks, setting), part) in enumerate(curves.groupby(["tasks", "setting"], sort=False)):
+        title, grids = f"Sensitivity: {setting}", (_grid(part, _CURVE, 0),)
+        if part["relative"].isna().all():
+            yield Section(title, f"{tasks}. No task was solved with every value.", grids=grids)
+        else:
+            curve = sensitivity_curve(part, str(setting))
+            pictures = (Picture(f"sensitivity-{number}", f"cost by {setting}", curve),)
+            yield Section(title, f"{tasks}.", pictures=pictures, grids=grids)
+
+
+def trust_shown(measured: pd.DataFrame) -> Iterator[Section]:
+    """Predicted against measured costs of plans."""
+    known = measured.dropna(subset=["predicted_ms", "measured_ms"])
+    known = known[known["measured_ms"] > 0]
+    if known.empty:
+        return
+    enough = len(known) >= _LEAST_POINTS
+    pictures = (Picture("scatter", "every plan that was run", scatter(known)),) if enough else ()
+    yield Section("Predicted against measured", facts=tuple(_trust_facts(known)), pictures=pictures)
+
+
+def _trust_facts(known: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    error = (known["predicted_ms"] / known["measured_ms"] - 1).abs()
+    yield "plans", f"{len(known):,}"
+    several = f" on average, {error.median():.1%} in the median" if len(known) > 1 else ""
+    yield "predictions are off by", f"{error.mean():.1%}{several}"
+    tau = known["predicted_ms"].corr(known["measured_ms"], method="kendall") if len(known) >= _LEAST_POINTS else np.nan
+    if np.isfinite(tau):
+        yield "rank correlation", f"Kendall's tau {tau:.3f}"
+    judged = known.dropna(subset=["margin_ms"])
+    if len(judged):
+        inside = ((judged["predicted_ms"] - judged["measured_ms"]).abs() <= judged["margin_ms"]).sum()
+        yield (
+            f"inside their {LEVEL:.0%} interval",
+            f"{inside:,} of {len(judged):,} measured costs; {LEVEL * len(judged):.0f} are to be expected",
+        )
+
+
+def learning_shown(gathered: Gathered) -> Iterator[Section]:
+    """What policies learned, round by round."""
+    learned = gathered.learned.assign(valid_ms=gathered.learned["valid_ms"].replace(np.inf, np.nan))
+    if learned.empty:
+        return
+    best = learned.groupby("run", sort=False)["valid_ms"].agg(best="min", rounds="size").reset_index()
+    grids = (_grid(best, _TRAINING),)
+    if learned["valid_ms"].isna().all():
+        yield Section("Learned policies", "No round's policy found a plan for a validation task.", grids=grids)
+        return
+    common = list(gathered.references.values())
+    references = common[0] if all(other == common[0] for other in common) else {}
+    runs = learned.groupby("run", sort=False)
+    curves = [(str(part["method"].iloc[0]), part["valid_ms"].to_numpy()) for _, part in runs]
+    picture = Picture("learning", "cost of the policy's plans, by round", curves_png(curves, references))
+    yield Section("Learned policies", pictures=(picture,), grids=grids)

@@ -1,0 +1,33 @@
+"""CSV that spreadsheets show as it is."""
+
+import csv
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from neuroshard.files import write_atomically
+
+_FORMULA = re.compile(r"\s*[=+\-@\t\r]")
+
+
+def save_csv(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame, atomically; a text that a spreadsheet would take for a formula gets a quote before it."""
+    safe = frame.apply(lambda column: column.map(_as_text))
+
+    def write(file: Path) -> None:
+        safe.to_csv(file, index=False, encoding="utf-8", errors="replace", quoting=csv.QUOTE_NONNUMERIC)
+
+    write_atomically(path, write)
+
+
+def _as_text(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) and not _is_number(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,136 @@
+"""What runs left is read as it should be, or one line says what is wrong."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.search.heuristics import Random
+from neuroshard.search.report.gather import gather
+from neuroshard.search.report.report_run import Report
+from neuroshard.search.search_run import Search
+from neuroshard.testing import random_models, toy_task
+
+TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "60"))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A run of every kind."""
+    root = tmp_path_factory.mktemp("gather")
+    save_bundle(root / "models", random_models(), Card({}, {}, {}, {}, {}))
+    for name in ("one", "two"):
+        tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
+        Search(str(root / "models"), tasks, Random(), name, str(root / "runs" / name)).run()
+    for name in ("measured", "trained"):
+        (root / "runs" / name).mkdir()
+        (root / "runs" / name / "run.json").write_text("{}")
+    columns = {"method": ["a", "b"], "task": [0, 0], "plan": ["p", None], "error": [None, "x"]}
+    numbers = {name: [1.0, 2.0] for name in ("predicted_ms", "margin_ms", "measured_ms", "seconds")}
+    pq.write_table(pa.table(columns | numbers), root / "runs" / "measured" / "results.parquet")
+    curve = pa.table({"round": [0, 1], "valid_ms": [2.0, float("inf")], "loss": [1.0, 2.0]})
+    pq.write_table(curve, root / "runs" / "trained" / "curve.parquet")
+    (root / "runs" / "trained" / "policy.json").write_text('{"card": {"references_ms": {"random": 3.0}}}')
+    return root / "runs"
+
+
+@pytest.fixture
+def runs(good, tmp_path):
+    shutil.copytree(good, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def test_every_kind_is_read(good):
+    found = gather([good])
+    assert (len(found.searched), len(found.measured), len(found.learned)) == (4, 2, 2)
+    assert list(found.references.values()) == [{"random": 3.0}]
+    assert found.searched["tasks"].nunique() == 1
+
+
+HOSTILE = [
+    None, True, -1, -1.5, 10**30, 1e308, float("nan"), float("inf"), "", "x", "[bold]", "$x$", "\ud800", "=1", [], [1],
+    {}, {"a": 1}, [[[]]], 0, 0.5, 2**63, "../outside.json", "/dev/zero", b"bytes",
+]  # fmt: skip
+
+
+def _columns(table, name, value):
+    """The table with a column of hostile values, if Arrow can hold them."""
+    array = pa.array([value] * len(table))
+    return table.set_column(table.column_names.index(name), name, array)
+
+
+@pytest.mark.parametrize("path", ["one/results.parquet", "measured/results.parquet", "trained/curve.parquet"])
+def test_wrong_values_in_tables_are_one_line(runs, path):
+    table = pq.read_table(runs / path)
+    tried = refused = 0
+    for name in table.column_names:
+        for value in HOSTILE:
+            try:
+                pq.write_table(_columns(table, name, value), runs / path)
+            except (pa.ArrowException, UnicodeError, OverflowError):
+                continue
+            tried += 1
+            try:
+                Report(str(runs), str(runs.parent / "out")).run() if value in ("[bold]", "$x$") else gather([runs])
+            except UserError as error:
+                refused += 1
+                assert "\n" not in str(error)
+        pq.write_table(table.drop_columns([name]), runs / path)
+        try:
+            gather([runs])
+        except UserError as error:
+            assert str(runs / path.split("/")[0]) in str(error)
+    assert tried > 30
+    assert refused > 10
+
+
+def _changed(content, rng):
+    """JSON with one value, or one key, replaced."""
+    places = [(content, key) for key in content]
+    for holder, key in places:
+        value = holder[key]
+        places += [(value, key) for key in value] if isinstance(value, dict) else []
+        places += [(value, index) for index in range(len(value))] if isinstance(value, list) else []
+    holder, key = places[rng.integers(len(places))]
+    options = [value for value in HOSTILE if value != "\ud800" and not isinstance(value, bytes)]
+    if isinstance(holder, dict) and rng.random() < 0.2:
+        del holder[key]
+    else:
+        holder[key] = options[rng.integers(len(options))]
+    return content
+
+
+@pytest.mark.parametrize("path", ["one/run.json", "one/tasks.json", "trained/policy.json"])
+def test_wrong_values_in_json_are_one_line(runs, path):
+    text, rng = (runs / path).read_text(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(TRIES):
+        (runs / path).write_text(json.dumps(_changed(json.loads(text), rng)))
+        try:
+            gather([runs])
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > TRIES / 10
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "path",
+    ["one/run.json", "one/results.parquet", "one/tasks.json", "measured/results.parquet", "trained/curve.parquet",
+     "trained/policy.json"],
+)  # fmt: skip
+def test_a_pipe_is_not_waited_for(runs, path):
+    (runs / path).unlink()
+    os.mkfifo(runs / path)
+    if path == "one/run.json":  # no run at all
+        assert len(gather([runs]).searched) == 2
+    else:
+        with pytest.raises(UserError, match="no file"):
+            gather([runs])
