@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels
 from neuroshard.plan import Plan
+from neuroshard.schema import PathName
 from neuroshard.search.explain import Explanation, explain
 from neuroshard.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.search.report.page import Section, render, save_page
@@ -16,21 +18,23 @@ from neuroshard.search.report.terminal import plain, show_sections
 from neuroshard.simulator import Simulator
 
 _PAGES = (".html", ".htm")
+_DEFAULT = "cpu"
 
 
 @dataclass(frozen=True)
+@checked
 class Explain:
     """Everything `neuroshard explain` needs.
 
     Attributes:
         plans: one plan file, or two of the same tables.
-        model: cost models, by name or path.
+        model: cost models, by name or path; None takes those that the (first) plan was found with.
         out: the page, `*.html`; None writes none.
     """
 
-    plans: str | Sequence[str]
-    model: str
-    out: str | None
+    plans: PathName | Sequence[PathName]
+    model: PathName | None
+    out: PathName | None
 
     def run(self) -> "ExplainResult":
         """Explain each plan; with two, what it takes to get from the first to the second.
@@ -46,10 +50,42 @@ class Explain:
         plans = [Plan.load(path) for path in paths]
         if len(plans) == 2 and not _same_tables(*plans):
             raise UserError(f"{paths[0]} and {paths[1]} are plans of different tables; only like can be compared")
-        simulator = Simulator(CostModels.load(self.model))
-        result = ExplainResult(tuple(paths), self.model, tuple(explain(plan, simulator) for plan in plans), page)
+        chosen = models_of(plans, self.model)
+        simulator = Simulator(CostModels.load(chosen.name))
+        result = ExplainResult(tuple(paths), chosen, tuple(explain(plan, simulator) for plan in plans), page)
         result.save()
         return result
+
+
+@dataclass(frozen=True)
+class ChosenModels:
+    """Which models explain plans; `note` says what a reader might not expect of the choice."""
+
+    name: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"Costs are predicted by the models {self.name}{f' ({self.note})' if self.note else ''}."
+
+
+def models_of(plans: Sequence[Plan], given: str | None) -> ChosenModels:
+    """The models that are given, or else those that the plans were found with: costs of others don't compare.
+
+    Raises:
+        UserError: the plans' own models are not here, or had no name.
+    """
+    if given is not None:
+        return ChosenModels(given)
+    known = [plan.prediction for plan in plans if plan.prediction is not None]
+    if not known:
+        return ChosenModels(_DEFAULT, "the plan doesn't say which ones it was found with; model=NAME takes others")
+    name = known[0].models
+    if name is None or (Path(name).is_absolute() and not Path(name).exists()):
+        raise UserError(
+            f"the plan was found with {name or 'models without a name'}, not to be had here; give model=NAME"
+        )
+    others = sorted({str(prediction.models) for prediction in known} - {name})
+    return ChosenModels(name, f"the other plan was found with {others[0]}" if others else "")
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
@@ -78,7 +114,7 @@ class ExplainResult:
     """What was found, and where the page is."""
 
     names: tuple[str, ...]
-    model: str
+    model: ChosenModels
     found: tuple[Explanation, ...]
     page: Path | None
 
@@ -103,7 +139,7 @@ class ExplainResult:
 
     def _intro(self) -> str:
         named = [f"{title or 'Plan'}: {name}" for title, name in zip(self._titles(), self.names, strict=True)]
-        return "\n".join([*named, f"Costs are predicted by the models {self.model}."])
+        return "\n".join([*named, str(self.model)])
 
     def _titles(self) -> tuple[str, ...]:
         return ("First plan", "Second plan") if len(self.found) == 2 else ("",)

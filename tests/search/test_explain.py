@@ -8,15 +8,18 @@ from rich.console import Console
 
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.models.cost_models import CostModels
 from neuroshard.plan import Plan, assemble
+from neuroshard.prediction import Prediction
+from neuroshard.search import search
 from neuroshard.search.explain import explain
-from neuroshard.search.explain_run import Explain
+from neuroshard.search.explain_run import ChosenModels, Explain, models_of
 from neuroshard.search.report.explained import sections
 from neuroshard.search.report.terminal import show_sections
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
-from neuroshard.testing import OpaqueCompute, linear_models, random_models
+from neuroshard.testing import OpaqueCompute, linear_models, random_models, toy_task
 
 ONCE = (1.0, *(0.0,) * 16)
 PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002
@@ -223,3 +226,28 @@ def test_mistakes_are_named(files):
         Explain([str(files / "one.json")] * 3, str(files / "models"), None).run()
     with pytest.raises(UserError, match="no plan at"):
         Explain("nowhere.json", str(files / "models"), None).run()
+
+
+def _found_with(models):
+    plan = assemble(toy_task(3), [(i, table.dim, i) for i, table in enumerate(toy_task(3).tables)])
+    return plan if models == "unknown" else replace(plan, prediction=Prediction(models, 1.0))
+
+
+def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
+    plans = [_found_with("roofline:h100"), _found_with("cpu")]
+    assert models_of(plans[:1], None) == ChosenModels("roofline:h100")
+    assert models_of(plans[:1], "cpu") == ChosenModels("cpu")
+    assert "found with cpu" in str(models_of(plans, None))
+    assert "doesn't say" in str(models_of([_found_with("unknown")], None))
+    for gone in (str(tmp_path / "gone"), None):
+        with pytest.raises(UserError, match="give model=NAME"):
+            models_of([_found_with(gone)], None)
+
+
+def test_costs_explained_are_those_that_were_promised(tmp_path):
+    task = toy_task(5, num_devices=2)
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    plan = search(task, simulator, searcher="dim_greedy")
+    plan.save(tmp_path / "plan.json")
+    result = Explain(str(tmp_path / "plan.json"), None, None).run()
+    assert result.found[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
