@@ -34,7 +34,7 @@ demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's
 	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=user_file tables.path=YOUR.csv"
 
 test: lint types  ## everything CI runs: style, types, tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from neuroshard.search.report.gather import gather
 from neuroshard.search.report.report_run import Report
 from neuroshard.search.report.statistics import comparisons, interval, sensitivities
 from neuroshard.search.search_run import Search
-from neuroshard.testing import random_models, toy_task
+from neuroshard.testing import PATIENCE_S, random_models, toy_task
 
 CHROMIUM = shutil.which("chromium")
 
@@ -146,7 +146,7 @@ def test_a_browser_shows_the_figures(runs, tmp_path):
     probe.write_text(text.replace("</body>", f"<script>onload = () => {{ {script} }}</script></body>"))
     for url, found in ((page, "data:image/png"), (probe.as_uri(), "<title>")):
         command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", url]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
         assert found in shown
     widths = re.search(r"<title>([\d ]+)</title>", shown)[1].split()
     assert len(widths) == 4
