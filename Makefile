@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Runs a command and says how long it took.
+timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
 .PHONY: help install demo test lint types format docs bench clean
@@ -19,14 +21,14 @@ $(INSTALLED): pyproject.toml
 
 demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's CPU, in a few minutes
 	@echo "1/4 measuring table combinations and exchanges on this CPU -> demo/data"
-	@$(BIN)/neuroshard collect experiment=collect_demo
+	@$(call timed,$(BIN)/neuroshard collect experiment=collect_demo)
 	@echo "2/4 fitting the cost models -> demo/models"
-	@$(BIN)/neuroshard pretrain experiment=pretrain_demo
+	@$(call timed,$(BIN)/neuroshard pretrain experiment=pretrain_demo)
 	@echo "3/4 searching plans with every method -> demo/search"
 	@rm -rf demo/search demo/evaluate
-	@$(BIN)/neuroshard search -m experiment=search_demo searcher=$(METHODS)
+	@$(call timed,$(BIN)/neuroshard search -m experiment=search_demo searcher=$(METHODS))
 	@echo "4/4 running the plans on this CPU -> demo/evaluate"
-	@$(BIN)/neuroshard evaluate experiment=evaluate_demo
+	@$(call timed,$(BIN)/neuroshard evaluate experiment=evaluate_demo)
 	@echo
 	@echo "measurements: demo/data      cost models: demo/models (see card.json)"
 	@echo "plans:        demo/search    measured:    demo/evaluate (plan.png, results.parquet, devices.parquet)"
