@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Runs a command and says how long it took.
+timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
 .PHONY: help install demo test lint types format docs bench clean
@@ -15,26 +17,27 @@ $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,torchrec-cpu,dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0
+	$(BIN)/neuroshard compile
 	touch $@
 
 demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's CPU, in a few minutes
 	@echo "1/4 measuring table combinations and exchanges on this CPU -> demo/data"
-	@$(BIN)/neuroshard collect experiment=collect_demo
+	@$(call timed,$(BIN)/neuroshard collect experiment=collect_demo)
 	@echo "2/4 fitting the cost models -> demo/models"
-	@$(BIN)/neuroshard pretrain experiment=pretrain_demo
+	@$(call timed,$(BIN)/neuroshard pretrain experiment=pretrain_demo)
 	@echo "3/4 searching plans with every method -> demo/search"
 	@rm -rf demo/search demo/evaluate
-	@$(BIN)/neuroshard search -m experiment=search_demo searcher=$(METHODS)
+	@$(call timed,$(BIN)/neuroshard search -m experiment=search_demo searcher=$(METHODS))
 	@echo "4/4 running the plans on this CPU -> demo/evaluate"
-	@$(BIN)/neuroshard evaluate experiment=evaluate_demo
+	@$(call timed,$(BIN)/neuroshard evaluate experiment=evaluate_demo)
 	@echo
 	@echo "measurements: demo/data      cost models: demo/models (see card.json)"
 	@echo "plans:        demo/search    measured:    demo/evaluate (plan.png, results.parquet, devices.parquet)"
 	@echo "try next, with your own tables (a CSV with the columns name,rows,dim,pooling_factor):"
-	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=user_file tables.path=YOUR.csv"
+	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=YOUR.csv"
 
 test: lint types  ## everything CI runs: style, types, tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

@@ -3,6 +3,9 @@
 usage: measure_device.py OUT [--hardware cuda|cpu] [--seconds 420] [--batch-sizes 65536,16384,4096]
                          [--max-samples 20000] [--swept-tables 100] [--large-combinations 200]
 
+Seconds and counts both limit; with --seconds inf only counts do. Whatever is left of the time, a batch of each kind
+is measured.
+
 In this order: the fused operator against plain torch (both optimizers, fp32 and fp16); the copy bandwidth; single
 tables at every width, which shows what halving a dim costs; combinations of up to 60 tables; random combinations until
 the time is up; and some of those a second time, which gives the noise. Everything is written as it is measured:
@@ -17,7 +20,7 @@ With --hardware cpu it is a dry run of itself.
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -49,7 +52,7 @@ SECOND_PASS_SHARE, COPY_BYTES = 0.05, 1 << 30
 RATE, SEED = 1e-3, 0
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--hardware", default="cuda", choices=["cuda", "cpu"])
@@ -58,8 +61,8 @@ def main() -> None:
     parser.add_argument("--max-samples", type=int, default=20_000)
     parser.add_argument("--swept-tables", type=int, default=100)
     parser.add_argument("--large-combinations", type=int, default=200)
-    given = parser.parse_args()
-    deadline = time.monotonic() + given.seconds
+    given = parser.parse_args(arguments)
+    begun = time.monotonic()
     hardware: Hardware = instantiate_config(compose_config("collect", [f"hardware={given.hardware}"]).hardware)
     batch_sizes = [int(size) for size in given.batch_sizes.split(",")]
     summary = {"versions": versions(), "hardware": hardware.fingerprint.to_json(), "batch_sizes": batch_sizes}
@@ -68,8 +71,8 @@ def main() -> None:
     summary["errors_beside_plain_torch"] = _checked(device)
     summary["copy_gb_per_s"] = _copy_gb_per_s(device)
     _say(summary)
-    campaign = _Campaign(hardware, given.out / "data", batch_sizes)
-    summary |= campaign.run(deadline, given, float(summary["copy_gb_per_s"]))
+    campaign = Campaign(hardware, given.out / "data", batch_sizes)
+    summary |= campaign.run(begun + given.seconds, given, float(summary["copy_gb_per_s"]))
     write_json(given.out / "summary.json", summary)
     _say(summary)
 
@@ -125,11 +128,13 @@ def _copy_gb_per_s(device: Device) -> float:
     return 2 * COPY_BYTES / best / 1e6
 
 
-class _Campaign:
-    """Samples into a data directory until time is up."""
+class Campaign:
+    """Samples into a data directory until time is up, as `clock` tells it in seconds."""
 
-    def __init__(self, hardware: Hardware, path: Path, batch_sizes: list[int]) -> None:
-        self._hardware, self._batch_sizes = hardware, batch_sizes
+    def __init__(
+        self, hardware: Hardware, path: Path, batch_sizes: list[int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._hardware, self._batch_sizes, self._clock = hardware, batch_sizes, clock
         self._tables = dlrm_like(batch_size=max(batch_sizes), seed=SEED)
         self._split = split_tables(self._tables, SEED)
         self._directory = DataDirectory(path)
@@ -137,19 +142,22 @@ class _Campaign:
         self._directory.begin(manifest, self._tables)
 
     def run(self, deadline: float, given: argparse.Namespace, copy_gb_per_s: float) -> dict:
-        """Measure; what came of it. A batch of random combinations is measured however little time is left."""
+        """Measure; what came of it. A batch of each kind is measured however little time is left."""
         parts = self._directory.compute()
         sweeps, large = (replace(parts, directory=self._directory.path / name) for name in ("sweeps", "large"))
-        begun, seconds = time.monotonic(), deadline - time.monotonic()
+        begun = self._clock()
+        seconds = deadline - begun
         with self._hardware.compute_meter(print) as meter:
             swept = self._measure(meter, sweeps, list(self._sweep(given.swept_tables)), begun + 0.2 * seconds)
             many = [self._large(i) for i in range(given.large_combinations)]
             combined = self._measure(meter, large, many, begun + 0.35 * seconds)
-            start, left = time.monotonic(), deadline - time.monotonic()
-            first = self._until(meter, parts, deadline - SECOND_PASS_SHARE * left, given.max_samples)
-            rate = len(first) / (time.monotonic() - start)
+            start = self._clock()
+            left = deadline - start
+            first = self._until(meter, parts, start + (1 - SECOND_PASS_SHARE) * left, given.max_samples)
+            rate = len(first) / (self._clock() - start)
             again = [m.sample for m in first[: int(SECOND_PASS_SHARE * len(first))]]
-            second = self._measure(meter, parts, again, deadline + 0.2 * left, second_pass=True, part=len(first))
+            end = deadline + 0.2 * max(left, 0.0)
+            second = self._measure(meter, parts, again, end, second_pass=True, part=len(first))
         for kind in (parts, sweeps, large):
             _compact(kind)
         good = [m for m in first if m.error is None]
@@ -185,7 +193,7 @@ class _Campaign:
     def _until(self, meter: object, parts: Parts, deadline: float, most: int) -> list[Measurement]:
         live = self._hardware.compute_timing.live
         found: list[Measurement] = []
-        while not found or (len(found) < most and time.monotonic() < deadline):
+        while not found or (len(found) < most and self._clock() < deadline):
             drawn = [self._random(len(found) + i) for i in range(live)]
             outcomes = meter.measure([sample for sample, _ in drawn], list(range(len(found), len(found) + live)))
             more = [
@@ -199,10 +207,10 @@ class _Campaign:
     def _measure(
         self, meter: object, parts: Parts, samples: list, deadline: float, second_pass: bool = False, part: int = 0
     ) -> list[Measurement]:
-        """The samples, as far as time allows."""
+        """The samples, as far as time allows, but the first batch in any case."""
         live, found = self._hardware.compute_timing.live, []
         for start in range(0, len(samples), live):
-            if time.monotonic() > deadline:
+            if found and self._clock() > deadline:
                 break
             batch = samples[start : start + live]
             outcomes = meter.measure(batch, list(range(start, start + len(batch))))

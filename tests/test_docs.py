@@ -4,13 +4,12 @@ import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from neuroshard.arguments import as_overrides, split_flags
-from neuroshard.cli import COMMANDS
+from neuroshard.cli import COMMANDS, main
 from neuroshard.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,17 +73,19 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-def test_the_five_minutes_work(tmp_path):
+@pytest.mark.xdist_group("measures")
+def test_the_five_minutes_work(tmp_path, monkeypatch, capsys):
     """Every command of the guide's tutorial, one after the other."""
     text = (ROOT / "docs" / "guide.md").read_text()
     section = text[text.index("## Five minutes") : text.index("## Your own tables")]
     commands = "\n".join(_blocks(section))
     fewer = commands.replace("tasks.draw.count=4", "tasks.draw.count=2")
-    program = f'set -e\nneuroshard() {{ {shlex.quote(sys.executable)} -m neuroshard "$@"; }}\n{fewer}'
-    done = subprocess.run(
-        ["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "page: found/explained.html" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    for line in fewer.splitlines():
+        if line.startswith("neuroshard "):
+            main(shlex.split(line)[1:])
+        else:
+            subprocess.run(["bash", "-c", line], check=True)
+    assert "page: found/explained.html" in capsys.readouterr().out
     for file in ("found/explained.html", "found/measured/plan.png", "compared/page/report.html"):
         assert (tmp_path / file).stat().st_size > 1000

@@ -1,9 +1,11 @@
 """Timing all-to-all exchanges: runs in every process of a group, one per device."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +22,24 @@ _SETTLE_S = 0.002  # from agreeing on a start until it, so that nobody is late
 _PINGS = 20
 
 
+@dataclass(frozen=True)
+class Clock:
+    """How a process tells the time and waits, both in seconds."""
+
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], object] = time.sleep
+
+
+class Exchange(Protocol):
+    """Both directions of one sample, as one device takes part in them."""
+
+    def forward(self) -> object:
+        """Every device's part of the batch to whoever needs it."""
+
+    def backward(self) -> object:
+        """The gradients' way back."""
+
+
 class ExchangeBench:
     """Measures batches of exchanges in this process's group; every process calls the same methods in step.
 
@@ -27,9 +47,10 @@ class ExchangeBench:
     the timed region. A device's time counts from its own start and so includes waiting for the others.
     """
 
-    def __init__(self, device: Device, protocol: TimingProtocol, timeout_s: float) -> None:
+    def __init__(self, device: Device, protocol: TimingProtocol, timeout_s: float, clock: Clock | None = None) -> None:
         self._device = device
         self._protocol = protocol
+        self._clock = clock or Clock()
         # Agreeing on starts must not use the network path that is being measured.
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
@@ -44,27 +65,27 @@ class ExchangeBench:
         return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
 
     def _build(self, sample: CommSample) -> Run:
-        return _Exchange(sample, self._rank, self._device.torch_device).runner(self)
+        return _AllToAll(sample, self._rank, self._device.torch_device).runner(self)
 
-    def run(self, exchange: "_Exchange", start_ms: float) -> Timed:
+    def run(self, exchange: Exchange, start_ms: float) -> Timed:
         """Forward after this device's delay, then backward with all devices starting together."""
         agreed = self._agree_on_start()
         forward = self._timed(exchange.forward, agreed + start_ms / 1e3)
         backward = self._timed(exchange.backward, self._agree_on_start())
         return Timed(np.array([forward, backward]), (start_ms + forward + backward) / 1e3)
 
-    def _timed(self, communicate: partial[None], start: float) -> float:
-        wait = start - time.perf_counter()
+    def _timed(self, communicate: Callable[[], object], start: float) -> float:
+        wait = start - self._clock.now()
         if wait > 0:
-            time.sleep(wait)
+            self._clock.sleep(wait)
         communicate()
         self._device.synchronize()
-        return (time.perf_counter() - start) * 1e3
+        return (self._clock.now() - start) * 1e3
 
     def _agree_on_start(self) -> float:
         """A moment shortly ahead, on this process's clock, the same for all."""
         dist.barrier(group=self._control)
-        moment = torch.tensor([time.perf_counter() + _SETTLE_S], dtype=torch.float64)
+        moment = torch.tensor([self._clock.now() + _SETTLE_S], dtype=torch.float64)
         dist.broadcast(moment, 0, group=self._control)
         return float(moment) + self._clock_ahead_s
 
@@ -83,16 +104,16 @@ class ExchangeBench:
         clock = torch.zeros(1, dtype=torch.float64)
         if self._rank == 0:
             dist.recv(clock, other, group=self._control)
-            dist.send(torch.tensor([time.perf_counter()], dtype=torch.float64), other, group=self._control)
+            dist.send(torch.tensor([self._clock.now()], dtype=torch.float64), other, group=self._control)
             return 0.0, 0.0
-        sent = time.perf_counter()
+        sent = self._clock.now()
         dist.send(clock, 0, group=self._control)
         dist.recv(clock, 0, group=self._control)
-        received = time.perf_counter()
+        received = self._clock.now()
         return received - sent, (sent + received) / 2 - float(clock)
 
 
-class _Exchange:
+class _AllToAll:
     """The buffers of one sample on one device, and its two all-to-alls."""
 
     def __init__(self, sample: CommSample, rank: int, device: torch.device) -> None:

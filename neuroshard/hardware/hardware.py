@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -12,7 +13,7 @@ from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings
-from neuroshard.hardware.workers import Bench, WorkerGroup
+from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
 from neuroshard.samples import CommSample, ComputeSample
 from neuroshard.schema import Seconds
 from neuroshard.timing import TimingProtocol
@@ -61,7 +62,7 @@ class Hardware:
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
         """Measures compute samples on the first device, in a process of its own."""
         make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
-        return WorkerGroup(make, 1, self.timeout_s, warn)
+        return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
         """Measures exchanges between `num_devices` processes of this host, or of all hosts under torchrun.
@@ -71,13 +72,16 @@ class Hardware:
         """
         if not under_torchrun():
             make = partial(_make_exchange_bench, self.device, self.comm_timing, self.timeout_s)
-            return WorkerGroup(make, num_devices, self.timeout_s, warn)
+            return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
         from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
 
         return TorchrunLeader(self)
+
+    def _context(self) -> ForkServerContext | SpawnContext:
+        return forked_warm() if self.device.kind == "cpu" else spawned()
 
 
 def under_torchrun() -> bool:

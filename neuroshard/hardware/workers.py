@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -17,7 +18,8 @@ from neuroshard.hardware.runs import Outcome, Report
 Sample = TypeVar("Sample")
 Sample_contra = TypeVar("Sample_contra", contravariant=True)
 
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 600.0  # torch and FBGEMM from a cold disk, on a busy machine
+_STARTS = 3  # in a row; then workers count as impossible to start
 _POLL_S = 1.0
 
 
@@ -43,25 +45,52 @@ class Started:
 
 @dataclass(frozen=True)
 class Failed:
-    """A worker can't be set up; `reason` is meant for the user."""
+    """A worker couldn't be set up this time; the next may."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A worker can't be set up before the user has mended `reason`."""
 
     reason: str
 
 
 class _Stopped(Exception):
-    """A worker died or hung; `blamed` is the sample it was at, None before the first."""
+    """A worker died or hung; `blamed` is the sample it was at."""
 
-    def __init__(self, reason: str, blamed: int | None) -> None:
+    def __init__(self, reason: str, blamed: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.blamed = blamed
+
+
+@dataclass(frozen=True)
+class _Deadline:
+    """The moment `at` which a silence has lasted for `limit_s`."""
+
+    at: float
+    limit_s: float
+
+
+def spawned() -> SpawnContext:
+    """Every worker is a fresh interpreter: the only way to several that use CUDA."""
+    return multiprocessing.get_context("spawn")
+
+
+def forked_warm() -> ForkServerContext:
+    """Workers are forked from one process that has imported torch and FBGEMM once: they start in milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["neuroshard.hardware.warm"])
+    return context
 
 
 class WorkerGroup(Generic[Sample]):
     """`count` processes that measure batches together; rank 0's outcomes count.
 
     A worker that dies, or says nothing for `timeout_s`, ends the whole group; the sample it was at gets the error,
-    a fresh group measures the rest of the batch.
+    a fresh group measures the rest of the batch. A group that dies while it starts is started again, a few times.
     """
 
     def __init__(
@@ -70,12 +99,19 @@ class WorkerGroup(Generic[Sample]):
         count: int,
         timeout_s: float,
         warn: Callable[[str], None] = print,
+        context: ForkServerContext | SpawnContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make_bench(rank, count, port)` runs in each worker; `port` is free for the group to meet at."""
+        """`make_bench(rank, count, port)` runs in each worker; `port` is free for the group to meet at.
+
+        `context` starts the processes, forked warm if it isn't given; `clock` tells how long a silence lasts, in s.
+        """
         self._make_bench = make_bench
         self._count = count
         self._timeout_s = timeout_s
         self._warn = warn
+        self._context = context or forked_warm()
+        self._clock = clock
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
 
@@ -100,21 +136,29 @@ class WorkerGroup(Generic[Sample]):
         """
         outcomes: dict[int, Outcome] = {}
         while missing := [i for i in range(len(samples)) if i not in outcomes]:
+            self._ensure_started()
             try:
                 results = self._measure_once([samples[i] for i in missing], [seeds[i] for i in missing])
                 outcomes |= dict(zip(missing, results, strict=True))
             except _Stopped as stopped:
                 self.close()
-                if stopped.blamed is None:
-                    raise UserError(f"the workers can't be started: {stopped.reason}") from None
-                blamed = missing[stopped.blamed]
                 self._warn(f"{stopped.reason}; recorded for the sample in flight, going on with a fresh worker")
-                outcomes[blamed] = Outcome(None, stopped.reason, 0.0)
+                outcomes[missing[stopped.blamed]] = Outcome(None, stopped.reason, 0.0)
         return [outcomes[i] for i in range(len(samples))]
 
+    def _ensure_started(self) -> None:
+        failed = 0
+        while not self._processes:
+            try:
+                self._start()
+            except _Stopped as stopped:
+                self.close()
+                failed += 1
+                if failed == _STARTS:
+                    raise UserError(f"the workers can't be started: {stopped.reason}") from None
+                self._warn(f"{stopped.reason} while it started; starting again")
+
     def _measure_once(self, samples: list[Sample], seeds: list[int]) -> list[Outcome]:
-        if not self._processes:
-            self._start()
         try:
             for pipe in self._pipes:
                 pipe.send((samples, seeds))
@@ -123,40 +167,54 @@ class WorkerGroup(Generic[Sample]):
         return self._follow()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
         port = _free_port()
-        for rank in range(self._count):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(self._make_bench, rank, self._count, port, theirs), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
+        try:
+            for rank in range(self._count):
+                self._start_one(rank, port)
+        except (EOFError, OSError) as error:  # from a fork server that has died
+            raise _Stopped(f"{type(error).__name__}: {error}") from None
+        self._await_ready()
+
+    def _start_one(self, rank: int, port: int) -> None:
+        ours, theirs = self._context.Pipe()
+        self._pipes.append(ours)
+        process = self._context.Process(
+            target=_serve, args=(self._make_bench, rank, self._count, port, theirs), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+
+    def _await_ready(self) -> None:
         ready: set[int] = set()
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = self._deadline(_START_TIMEOUT_S)
         while len(ready) < self._count:
-            for rank, message in self._receive(deadline, None):
+            for rank, message in self._receive(deadline, [0] * self._count):
+                if isinstance(message, Refused):
+                    self.close()
+                    raise UserError(f"the workers can't be started: {message.reason}")
                 if isinstance(message, Failed):
-                    raise _Stopped(message.reason, None)
+                    raise _Stopped(message.reason)
                 ready.add(rank)
 
     def _follow(self) -> list[Outcome]:
         """Read until every worker has given its outcomes; rank 0's are returned."""
         finished: dict[int, list[Outcome]] = {}
         current = [0] * self._count
-        deadline = time.monotonic() + self._timeout_s
+        deadline = self._deadline(self._timeout_s)
         while len(finished) < self._count:
             for rank, message in self._receive(deadline, current):
-                deadline = time.monotonic() + self._timeout_s
+                deadline = self._deadline(self._timeout_s)
                 if isinstance(message, Started):
                     current[rank] = message.index
                 else:
                     finished[rank] = message
         return finished[0]
 
-    def _receive(self, deadline: float, current: list[int] | None) -> list[tuple[int, Any]]:
+    def _deadline(self, limit_s: float) -> _Deadline:
+        return _Deadline(self._clock() + limit_s, limit_s)
+
+    def _receive(self, deadline: _Deadline, current: list[int]) -> list[tuple[int, Any]]:
         """Messages that are there, by rank; may be none. `current` is the sample that each worker is at.
 
         Raises:
@@ -175,17 +233,16 @@ class WorkerGroup(Generic[Sample]):
             for rank, sentinel in enumerate(sentinels):
                 if sentinel in ready:
                     raise self._death(rank, current)
-            if time.monotonic() > deadline:
-                slowest = None if current is None else min(current)
-                raise _Stopped(f"timed out: a worker said nothing for {self._timeout_s:g} s", slowest)
+            if self._clock() > deadline.at:
+                raise _Stopped(f"timed out: a worker said nothing for {deadline.limit_s:g} s", min(current))
         return messages
 
-    def _death(self, rank: int, current: list[int] | None) -> _Stopped:
+    def _death(self, rank: int, current: list[int]) -> _Stopped:
         process = self._processes[rank]
         process.join(timeout=_POLL_S)
         code = process.exitcode or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return _Stopped(f"worker {rank} died ({how})", None if current is None else current[rank])
+        return _Stopped(f"worker {rank} died ({how})", current[rank])
 
     def close(self) -> None:
         """End all workers now."""
@@ -211,8 +268,14 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     try:
         bench = make_bench(rank, count, port)
-    except (UserError, ImportError, RuntimeError, OSError) as error:
-        pipe.send(Failed(f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)))
+    except UserError as error:
+        pipe.send(Refused(str(error)))
+        return
+    except ImportError as error:
+        pipe.send(Refused(f"{type(error).__name__}: {error}"))
+        return
+    except (RuntimeError, OSError) as error:
+        pipe.send(Failed(f"{type(error).__name__}: {error}"))
         return
     try:
         pipe.send(Ready())

@@ -6,6 +6,7 @@ from neuroshard.testing.conformance import (
     SearcherConformance,
     SumModelConformance,
 )
+from neuroshard.testing.patience import PATIENCE_S
 from neuroshard.testing.toys import (
     LinearComm,
     LinearCompute,
@@ -20,6 +21,7 @@ from neuroshard.testing.toys import (
 )
 
 __all__ = [
+    "PATIENCE_S",
     "CommModelConformance",
     "ComputeModelConformance",
     "LinearComm",

@@ -1,12 +1,10 @@
-"""Whole collect runs: on real hardware in small, and killed at random moments."""
+"""Whole collect runs: on real hardware in small, and killed while they write."""
 
 import json
-import random
+import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, replace
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +16,10 @@ from neuroshard.augment.comm import CommAugmentation
 from neuroshard.augment.compute import ComputeAugmentation
 from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.hardware.workers import forked_warm
 from neuroshard.records import DataDirectory
 from neuroshard.samples import Repeats
-from neuroshard.testing import toy_tables
+from neuroshard.testing import PATIENCE_S, toy_tables
 from neuroshard.timing import TimingProtocol
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_bytes=0)
@@ -28,7 +27,7 @@ TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_b
 
 @dataclass(frozen=True)
 class FakeMeter:
-    """Measures nothing, slowly; every third sample fails."""
+    """Measures nothing; every third sample fails."""
 
     shape: tuple
 
@@ -39,7 +38,6 @@ class FakeMeter:
         pass
 
     def measure(self, samples, seeds):
-        time.sleep(0.03)
         return [self._outcome(seed) for seed in seeds]
 
     def _outcome(self, seed):
@@ -60,7 +58,7 @@ class FakeHardware(Hardware):
 
 
 def collect_run(out, kind=FakeHardware, samples=18):
-    hardware = kind(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
+    hardware = kind(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, PATIENCE_S)
     comm = CommAugmentation(num_devices=(2,), max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
     return Collect(
         toy_tables(10), hardware, ComputeAugmentation(max_dim=16, max_tables=3), comm, samples, 9, 4, (64,), 0, str(out)
@@ -76,6 +74,7 @@ def _records(path):
     ]
 
 
+@pytest.mark.xdist_group("measures")
 def test_a_real_run_measures_every_sample(tmp_path):
     summary = collect_run(tmp_path / "data", Hardware).run()
     compute = DataDirectory(tmp_path / "data").compute().read()
@@ -114,26 +113,35 @@ def test_the_same_seed_draws_the_same_samples(tmp_path):
     assert _records(tmp_path / "a") != _records(tmp_path / "c")
 
 
+def _collect_and_die(out, number, when):
+    """Collect in this process, which kills itself before or after it puts its file of this number in place."""
+    files, rename = count(), Path.replace
+
+    def deadly(self, target):
+        fatal = next(files) == number
+        if fatal and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(self, target)
+        if fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Path.replace = deadly
+    collect_run(out).run()
+
+
 def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     collect_run(whole).run()
-    program = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_collect as t; "
-        f"t.collect_run({str(killed)!r}).run()"
-    )
-    delays = random.Random(0)
     kept: dict[Path, int] = {}
-    for _ in range(6):
-        process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
-        while process.poll() is None and not (killed / "manifest.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(delays.uniform(0, 0.12))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    for number, when in product(range(3), ("before", "after")):
+        process = forked_warm().Process(target=_collect_and_die, args=(killed, number, when))
+        process.start()
+        process.join(PATIENCE_S)
+        assert process.exitcode == -signal.SIGKILL  # it was still at work
         now = {path: path.stat().st_mtime_ns for path in killed.rglob("part-*.parquet")}
         assert kept.items() <= now.items()  # what was measured stays as it was
         kept = now
+    assert kept
     collect_run(killed).run()
     assert _records(killed) == _records(whole)
 

@@ -2,6 +2,7 @@ import re
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,19 @@ from oracle import oracle_search
 ONCE = (1.0, *(0.0,) * 16)
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}
 INSTALLED = {"models": {"model": "cpu"}}
+FEWER_SHAKES = {"improvement": {"shakes": 20}}
 SETTINGS = {
+    "neuroshard": FEWER_SHAKES,
     "torchrec": FEWER_SETTINGS,
     "torchrec_simulated": FEWER_SETTINGS,
     "with_other_models": INSTALLED,
     "without_augmentation": INSTALLED,
 }
+
+
+@cache
+def _searcher(name):
+    return build("searcher", name, **SETTINGS.get(name, {}))
 
 
 @pytest.mark.parametrize("name", [name for name in choices("searcher") if name != "replan"])
@@ -50,7 +58,7 @@ class TestEverySearcher(SearcherConformance):
         self.name = name
 
     def make(self):
-        return build("searcher", self.name, **SETTINGS.get(self.name, {}))
+        return _searcher(self.name)
 
 
 def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):
@@ -132,10 +140,10 @@ def test_caution_prefers_plans_that_are_more_certain():
 
 def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
-    task, simulator = toy_task(8), Simulator(opaque)
+    task, simulator = toy_task(5), Simulator(opaque)
     greedy, published, ours = (
         simulator.cost(task, searcher.search(task, simulator)).total_ms
-        for searcher in (Greedy("lookup"), BeamSearch(), NeuroShard())
+        for searcher in (Greedy("lookup"), BeamSearch(), NeuroShard(improvement=Improvement(shakes=10)))
     )
     _, expected = oracle_search(task, simulator)
     assert published == pytest.approx(expected, rel=1e-4)

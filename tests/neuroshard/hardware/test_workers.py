@@ -2,8 +2,9 @@
 
 import os
 import signal
-import time
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from neuroshard.errors import UserError
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
 from neuroshard.samples import Repeats
+from neuroshard.testing import PATIENCE_S
 
 
 class _Bench:
-    """Doubles numbers; misbehaves on some."""
+    """Doubles numbers; dies at "die", and at a path makes that file and falls silent."""
 
     def __init__(self, rank):
         self.rank = rank
@@ -26,8 +28,9 @@ class _Bench:
             report(index)
             if sample == "die" and self.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if sample == "hang":
-                time.sleep(60)
+            if isinstance(sample, Path):
+                sample.touch()
+                signal.pause()
             value = float(sample) if isinstance(sample, int) else 0.0
             outcomes.append(Outcome(Repeats(np.array([2 * value]), np.array([0.0])), None, 0.1))
         return outcomes
@@ -41,6 +44,10 @@ def _refuse(reason, rank, count, port):
     raise UserError(reason)
 
 
+def _fail(reason, rank, count, port):
+    raise OSError(reason)
+
+
 def _crash(rank, count, port):
     os._exit(7)
 
@@ -49,34 +56,82 @@ def _values(outcomes):
     return [outcome.error if outcome.repeats is None else outcome.repeats.times_ms[0] for outcome in outcomes]
 
 
-def test_a_dead_worker_costs_one_sample_and_few_seconds():
+@dataclass(frozen=True)
+class _Flaky:
+    """Makes benches, but dies at the starts of these numbers; counts starts in a file."""
+
+    starts: Path
+    fatal: tuple[int, ...]
+
+    def __call__(self, rank, count, port):
+        if rank == 0:
+            with self.starts.open("a") as file:
+                file.write(".")
+            if self.starts.stat().st_size - 1 in self.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return _Bench(rank)
+
+
+def test_a_dead_worker_costs_one_sample():
     said = []
-    with WorkerGroup(_make, 2, 60, said.append) as group:
-        start = time.monotonic()
-        outcomes = group.measure([1, "die", 3], [0, 0, 0])
-        assert time.monotonic() - start < 20
-        assert _values(outcomes) == [2.0, "worker 1 died (signal SIGKILL)", 6.0]
+    with WorkerGroup(_make, 2, PATIENCE_S, said.append) as group:
+        assert _values(group.measure([1, "die", 3], [0, 0, 0])) == [2.0, "worker 1 died (signal SIGKILL)", 6.0]
         assert _values(group.measure([5], [0])) == [10.0]
     assert len(said) == 1
     assert "worker 1 died" in said[0]
 
 
-def test_a_silent_worker_is_given_up():
-    with WorkerGroup(_make, 1, 2, lambda line: None) as group:
-        outcomes = group.measure([1, "hang", 3], [0, 0, 0])
+@pytest.mark.parametrize("fatal", [(1,), (1, 2), (0,)])
+def test_dying_while_it_starts_costs_nothing_more(tmp_path, fatal):
+    said = []
+    make = _Flaky(tmp_path / "starts", fatal)
+    with WorkerGroup(make, 2, PATIENCE_S, said.append) as group:
+        assert _values(group.measure([1, "die", 3], [0, 0, 0])) == [2.0, "worker 1 died (signal SIGKILL)", 6.0]
+    assert sum("while it started; starting again" in line for line in said) == len(fatal)
+
+
+def test_starts_that_keep_failing_end_the_run(tmp_path):
+    make = _Flaky(tmp_path / "starts", (1, 2, 3, 4))
+    with WorkerGroup(make, 2, PATIENCE_S, print) as group:
+        with pytest.raises(UserError, match=r"can't be started: worker 0 died \(signal SIGKILL\)"):
+            group.measure([1, "die", 3], [0, 0, 0])
+        assert group.pids == []
+    assert make.starts.read_text() == "...."
+
+
+class _Clock:
+    """Stands still, but for two steps of 10 s when it is read after `path` has appeared."""
+
+    def __init__(self, path):
+        self.path, self.seen = path, 0
+
+    def __call__(self):
+        self.seen += self.path.exists()
+        return 10.0 * min(self.seen, 2)
+
+
+def test_a_silent_worker_is_given_up(tmp_path):
+    hangs = tmp_path / "hangs"
+    with WorkerGroup(_make, 1, 2, lambda line: None, clock=_Clock(hangs)) as group:
+        outcomes = group.measure([1, hangs, 3], [0, 0, 0])
     assert _values(outcomes) == [2.0, "timed out: a worker said nothing for 2 s", 6.0]
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(partial(_refuse, "no such device"), "no such device"), (_crash, "died .exit code 7")]
+    ("make", "message"),
+    [
+        (partial(_refuse, "no such device"), "no such device"),
+        (partial(_fail, "no such port"), "OSError: no such port"),
+        (_crash, "died .exit code 7"),
+    ],
 )
 def test_workers_that_cannot_start_are_the_users_to_know(make, message):
-    with WorkerGroup(make, 2, 60, print) as group, pytest.raises(UserError, match=message):
+    with WorkerGroup(make, 2, PATIENCE_S, print) as group, pytest.raises(UserError, match=message):
         group.measure([1], [0])
 
 
 def test_closing_leaves_no_process():
-    group = WorkerGroup(_make, 2, 60, print)
+    group = WorkerGroup(_make, 2, PATIENCE_S, print)
     group.measure([1], [0])
     pids = group.pids
     assert len(pids) == 2

@@ -1,6 +1,5 @@
 """DistributedModelParallel on our plans computes what the unsharded module computes; real gloo processes."""
 
-import multiprocessing
 import os
 import socket
 import traceback
@@ -8,9 +7,11 @@ import traceback
 import pytest
 import torch
 
+from neuroshard.hardware.workers import forked_warm
 from neuroshard.plan import assemble
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
+from neuroshard.testing import PATIENCE_S
 
 ONCE = (1.0, *(0.0,) * 16)
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
@@ -125,7 +126,7 @@ def test_sharded_training_computes_what_the_whole_module_does(world_size, placed
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = forked_warm()
     failures = context.Queue()
     processes = [
         context.Process(target=_process, args=(rank, world_size, port, plans, failures), daemon=True)
@@ -133,9 +134,9 @@ def test_sharded_training_computes_what_the_whole_module_does(world_size, placed
     ]
     for process in processes:
         process.start()
-    said = [failures.get(timeout=120) for _ in processes]
+    said = [failures.get(timeout=PATIENCE_S) for _ in processes]
     for process in processes:
-        process.join(timeout=30)
+        process.join(timeout=PATIENCE_S)
         process.kill()
     assert [text for text in said if text is not None] == []
     assert [process.exitcode for process in processes] == [0] * world_size

@@ -19,7 +19,7 @@ from neuroshard.search.report.gather import gather
 from neuroshard.search.report.report_run import Report
 from neuroshard.search.report.statistics import comparisons, in_sweep, interval, sensitivities
 from neuroshard.search.search_run import Search
-from neuroshard.testing import random_models, toy_task
+from neuroshard.testing import PATIENCE_S, random_models, toy_task
 
 CHROMIUM = shutil.which("chromium")
 
@@ -178,7 +178,7 @@ def test_a_browser_shows_the_figures_and_nothing_is_too_wide(runs, tmp_path, wid
     probe = tmp_path / "probe.html"
     probe.write_text(_PROBE.replace("PAGE", page).replace("WIDTH", str(width)))
     command = [CHROMIUM, *_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
     too_wide, *images = map(int, re.search(r"<title>([\d ]+)</title>", shown)[1].split())
     assert too_wide == 0
     assert len(images) == 4
@@ -318,5 +318,5 @@ def test_mistakes_are_named(tmp_path, runs):
     with pytest.raises(UserError, match="no finished run in"):
         gather([tmp_path / "empty"])
     (runs / "random" / "results.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="results.parquet is corrupt"):
+    with pytest.raises(UserError, match=r"results\.parquet is corrupt"):
         gather([runs])

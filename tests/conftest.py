@@ -1,0 +1,12 @@
+"""What every test stands on: one thread of arithmetic, examples that repeat, no deadlines."""
+
+import os
+
+# Before numpy or torch are imported, and for every subprocess: idle threads that spin take the cores from whoever
+# else works, and tests run side by side.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from hypothesis import settings
+
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("repeatable")
