@@ -16,9 +16,10 @@ from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.search.items import Items
 from neuroshard.search.sizes import Sizes
 
-_MOST_NODES = 2000  # of the solver's tree: counted, so that every machine gives the same answer
-_MOST_UNKNOWNS = 4000  # beyond that a single node takes long
-_SCALE = 1 << 20  # of memory as the solver sees it: its numbers are exact to about 1e-6
+_MOST_UNKNOWNS = 4000  # beyond that a single node of the solver's tree takes long
+_EFFORT = 200_000  # unknowns x nodes: counted, so that every machine gives the same answer
+_SCALE = 1 << 20  # memory as the solver sees it at most: it holds whole numbers up to there exactly
+_ROUNDING = 4  # of _SCALE, that its answers may be wrong by where bytes are rounded to that
 _INFEASIBLE = 2
 
 
@@ -38,24 +39,25 @@ def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Answer:
 
     Neither, where the task is large or the solver's budget runs out before it knows.
     """
-    for room in (memory_bytes, memory_bytes - memory_bytes // (_SCALE // 4)):
-        program = _Program(sizes, room)
+    for sign in (1, -1):
+        program = _Program(sizes, memory_bytes, sign * _ROUNDING)
         if program.num_unknowns > _MOST_UNKNOWNS:
             return _UNKNOWN
         held, proven = program.solve()
         if held is None:
-            return Answer(None, proven and room is memory_bytes)
+            return Answer(None, proven and sign > 0)
         if keeps(sizes, held, memory_bytes):
             return Answer(held, False)
-        # Too large by a rounding of the solver's: with a bit less room it isn't.
+        # Too large, within the room that rounding was given: with as much less room it isn't.
     return _UNKNOWN
 
 
 class _Program:
     """Unknowns: (I, D) units, where an item may be cut, and (I, D) presence, where that matters; others stay 0."""
 
-    def __init__(self, sizes: Sizes, memory_bytes: IntArray) -> None:
-        self._sizes, self._memory = sizes, memory_bytes
+    def __init__(self, sizes: Sizes, memory_bytes: IntArray, margin: int) -> None:
+        """`margin`: how much more than memory_bytes (D,) there is, where bytes have to be rounded; in units of that."""
+        self._sizes, self._memory, self._margin = sizes, memory_bytes, margin
         limits, width = sizes.items.limits, sizes.full_width
         slice_bytes = sizes.size_bytes[sizes.first + np.minimum(2, width)] - sizes.size_bytes[sizes.first + 1]
         whole = np.minimum(limits.max_shards, limits.allowed.sum(axis=1)) == 1
@@ -89,7 +91,7 @@ class _Program:
             integrality=np.ones(self.num_unknowns),
             bounds=Bounds(0, upper),
             constraints=rows.constraint(self.num_unknowns),
-            options={"node_limit": _MOST_NODES},
+            options={"node_limit": max(1, _EFFORT // max(self.num_unknowns, 1))},
         )
         if answer.x is None:
             return None, answer.status == _INFEASIBLE
@@ -127,13 +129,13 @@ class _Program:
 
     def _bytes_fit(self, rows: "_Rows") -> None:
         common = gcd(*self._unit_bytes.tolist(), *self._fixed_bytes.tolist()) or 1
-        fitting = self._memory // common  # what is left of a common part is of no use
-        scale = max(1.0, float(fitting.max()) / _SCALE)
-        unit, fixed = self._unit_bytes // common / scale, self._fixed_bytes // common / scale
-        for device, room in enumerate(fitting.tolist()):
+        for device, memory in enumerate((self._memory // common).tolist()):  # less than a common part is of no use
             cut, told = self._units[:, device] >= 0, self._presence[:, device] >= 0
             unknowns = np.concatenate([self._units[cut, device], self._presence[told, device]])
-            rows.add(unknowns, np.concatenate([unit[cut], fixed[told]]), -np.inf, room / scale)
+            size = np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told]]) // common
+            scale = max(1.0, memory / _SCALE)
+            room = memory / scale + (self._margin if scale > 1 else 0)
+            rows.add(unknowns, np.minimum(size / scale, 2 * _SCALE), -np.inf, room)  # beyond that nothing fits anyway
 
 
 def keeps(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> bool:
