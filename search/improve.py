@@ -45,7 +45,8 @@ class Improvement:
     Attributes:
         shakes: how often the best plan is shaken.
         shake_steps: random steps in a shake.
-        max_plans: plans looked at, about; fewer shakes are made where steps have many to choose from. None for any.
+        max_plans: plans looked at, about, as `LocalSearch.looked` counts them: on large tasks fewer shakes are made
+            than asked for. None sets no limit.
         time_limit_s: the best plan so far counts, which then depends on the machine; None sets no limit.
         seed: of the random steps.
     """

@@ -90,7 +90,7 @@ class LocalSearch:
 
     @property
     def looked(self) -> int:
-        """Plans looked at so far."""
+        """Plans looked at so far; one that was costed by the communication models counts as two for every device."""
         return self._looked
 
     def state(self, held: IntArray) -> State:
@@ -162,6 +162,7 @@ class LocalSearch:
     def _totals(self, state: State, steps: IntArray) -> FloatArray:
         """(K,) costs of the plans after the steps (K, 5)."""
         row = np.arange(len(steps))
+        self._looked += 2 * steps.shape[0] * len(state.units)
         compute_ms = np.tile(state.compute_ms, (len(steps), 1))
         units = np.tile(state.units, (len(steps), 1))
         for device, sign in ((steps[:, SOURCE], -1), (steps[:, TARGET], 1)):
