@@ -191,7 +191,7 @@ class Constraints:
             wanted = [devices for name in set(group) for devices in self._wanted(tables[name], limits)]
             if not _have_places(wanted, num_devices):
                 raise UserError(
-                    f"constraints: {', '.join(group)} are kept apart, and find no room on the devices that may hold them"
+                    f"constraints: {', '.join(group)} are kept apart, and find no room on the devices allowed to them"
                 )
 
     def _wanted(self, table: Table, limits: Mapping[str, TableLimits]) -> list[set[int]]:

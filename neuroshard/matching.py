@@ -1,5 +1,7 @@
 """Who goes where when everybody needs a place of one's own: bipartite matching, in polynomial time."""
 
+import numpy as np
+
 from neuroshard.arrays import BoolArray, IntArray
 
 
@@ -14,5 +16,5 @@ def own_places(allowed: BoolArray) -> IntArray | None:
     count, places = allowed.shape
     if count > places or not allowed.any(axis=1).all():
         return None
-    found: IntArray = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
-    return None if (found < 0).any() else found
+    found = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+    return None if (found < 0).any() else found.astype(np.int64)

@@ -11,4 +11,5 @@ def blas_threads(count: int) -> AbstractContextManager[object]:
     Threads that wait for each other spin; where another process has one of the cores they spin for long. Looking up
     the libraries takes some milliseconds: for a whole run or search, not for a prediction.
     """
-    return threadpool_limits(limits=count)
+    limits: AbstractContextManager[object] = threadpool_limits(limits=count)
+    return limits

@@ -78,7 +78,7 @@ class _Program:
         self._presence, self.num_unknowns = _numbered(told, count)
 
     def solve(self) -> tuple[IntArray | None, bool]:
-        """(I, D) units, up to the solver's rounding; None if it finds none, and whether it proves that there is none."""
+        """(I, D) units, up to the solver's rounding, or None; and whether it proves that there are none."""
         upper = np.ones(self.num_unknowns)
         item, device = np.nonzero(self._units >= 0)
         upper[self._units[item, device]] = self._sizes.full_width[item]
@@ -88,7 +88,7 @@ class _Program:
         self._bytes_fit(rows)
         answer: Any = milp(
             np.zeros(self.num_unknowns),
-            integrality=np.ones(self.num_unknowns),
+            integrality=np.ones(self.num_unknowns, dtype=np.int64),
             bounds=Bounds(0, upper),
             constraints=rows.constraint(self.num_unknowns),
             options={"node_limit": max(1, _EFFORT // max(self.num_unknowns, 1))},
@@ -186,7 +186,7 @@ class _Rows:
         self._bounds: list[tuple[float, float]] = []
 
     def add(self, unknowns: IntArray, weights: Any, lower: float, upper: float) -> None:
-        """lower <= sum(weights * unknowns) <= upper."""
+        """Lower <= sum(weights * unknowns) <= upper."""
         self._columns.append(unknowns)
         self._weights.append(np.broadcast_to(np.asarray(weights, dtype=np.float64), unknowns.shape))
         self._bounds.append((lower, upper))

@@ -112,7 +112,13 @@ class LocalSearch:
         return self._costed(held, ends.tolist(), *copies, moved_bytes)
 
     def _costed(
-        self, held: IntArray, devices: Iterable[int], sums: Float32Array, size: IntArray, units: IntArray, moved_bytes: int
+        self,
+        held: IntArray,
+        devices: Iterable[int],
+        sums: Float32Array,
+        size: IntArray,
+        units: IntArray,
+        moved_bytes: int,
     ) -> State:
         """The plan `held`, of which `sums`, `size` and `units` are yet to be filled in for some `devices`."""
         for device in devices:

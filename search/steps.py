@@ -112,7 +112,7 @@ def _moved_by(
 
 
 @njit(cache=True, nogil=True)
-def estimate_steps(  # noqa: PLR0912  # one compiled loop nest
+def estimate_steps(  # one compiled loop nest
     held: IntArray,
     source: int,
     sums: Float32Array,

@@ -1,6 +1,6 @@
-"""Tiny tasks under every kind of constraint, and whether any plan exists, by trying all: what searches are held against.
+"""Tiny tasks under every kind of constraint, and whether any plan exists, by trying all.
 
-Shares no code with what it judges: constraints are read as docs/constraints.md states them, bytes are Python integers.
+What searches are held against. Shares no code with them: constraints are read as docs/constraints.md states them, bytes are Python integers.
 """
 
 from collections.abc import Iterator

@@ -76,7 +76,9 @@ def test_many_pins_of_one_table_are_checked_at_once():
     """Of 24 that want the same width, one can't be met: trying all orders would never end."""
     table = Table("wide", 100, 100, 2.0, ONCE)
     pins = tuple(PinnedShard("wide", 4, tuple(range(25))) for _ in range(23))
-    task = Task((table,), Topology(26, 1 << 30), 64, constraints=Constraints(pinned=(*pins, PinnedShard("wide", 8, (25,)))))
+    task = Task(
+        (table,), Topology(26, 1 << 30), 64, constraints=Constraints(pinned=(*pins, PinnedShard("wide", 8, (25,))))
+    )
     plan = assemble(task, [(0, 8, 25), *((0, 4, device) for device in range(23))])
     assert plan.violations == ()
     assert "pinned shards" in assemble(task, [(0, 8, 24), *((0, 4, device) for device in range(23))]).violations[0]
@@ -111,7 +113,9 @@ def test_rules_that_match_one_table_all_hold():
         (Constraints(together=(("item", "user_a"),), apart=(("user_a", "item"),)), "both together and apart"),
         (Constraints((TableRule("item", min_shards=2),), apart=(("item", "user_a", "user_b"),)), "need 4 devices"),
         (
-            Constraints(pinned=(PinnedShard("item", 8, (0, 1)), PinnedShard("item", 8, (1,)), PinnedShard("item", 8, (0,)))),
+            Constraints(
+                pinned=(PinnedShard("item", 8, (0, 1)), PinnedShard("item", 8, (1,)), PinnedShard("item", 8, (0,)))
+            ),
             "shards of 'item', each on a device of its own, find no room",
         ),
         (
@@ -120,10 +124,11 @@ def test_rules_that_match_one_table_all_hold():
         ),
         (
             Constraints(
-                (TableRule("user_a", (0,)),), (PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0, 1))),
+                (TableRule("user_a", (0,)),),
+                (PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0, 1))),
                 apart=(("user_a", "item"),),
             ),
-            "user_a, item are kept apart, and find no room on the devices that may hold them",
+            "user_a, item are kept apart, and find no room on the devices allowed to them",
         ),
         (
             Constraints((TableRule("item", (0,)), TableRule("user_a", (1,))), together=(("item", "user_a"),)),

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from neuroshard.errors import UserError
 from neuroshard.memory import MemoryUse
 from neuroshard.plan import Plan, Shard, assemble
+from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task, Topology
-from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.units import MAX_BYTES, readable_bytes
 
 ONCE = (1.0, *(0.0,) * 16)
