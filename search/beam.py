@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.errors import UserError
+from neuroshard.checked import checked
 from neuroshard.plan import Plan
+from neuroshard.schema import Count, PositiveCount
 from neuroshard.search.base import Searcher
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.grid import GridSearch, GridSettings, Placed
@@ -17,6 +18,7 @@ from neuroshard.task import Task
 
 
 @dataclass(frozen=True)
+@checked
 class BeamSearch(Searcher):
     """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
@@ -27,16 +29,10 @@ class BeamSearch(Searcher):
         grid: caps of the greedy grid search.
     """
 
-    num_candidates: int = 10
-    beam_width: int = 3
-    max_splits: int = 10
+    num_candidates: PositiveCount = 10
+    beam_width: PositiveCount = 3
+    max_splits: Count = 10
     grid: GridSettings = field(default_factory=GridSettings)
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_candidates", 1), ("beam_width", 1), ("max_splits", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least {least}")
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""

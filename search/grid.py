@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.errors import UserError
+from neuroshard.checked import checked
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.layout import Layout
@@ -15,20 +17,15 @@ from neuroshard.simulator import Simulator
 
 
 @dataclass(frozen=True)
+@checked
 class GridSettings:
     """Caps on a device's sum of dims: `points` of them, from 1.0 to `max_factor` times the mean over devices.
 
     Without any (0 points) shards are placed by compute cost alone.
     """
 
-    points: int = 11
-    max_factor: float = 1.5
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.points, int) or self.points < 0:
-            raise UserError(f"grid: points={self.points!r} must be a whole number of at least 0")
-        if not self.max_factor >= 1:
-            raise UserError(f"grid: max_factor={self.max_factor} must be at least 1")
+    points: Annotated[int, Meta(ge=0, le=1000)] = 11
+    max_factor: Annotated[float, Meta(ge=1, le=1e6)] = 1.5
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,10 @@ from math import log10
 
 import numpy as np
 
+from neuroshard.checked import checked
 from neuroshard.errors import unknown_name
 from neuroshard.plan import Plan
+from neuroshard.schema import Seed
 from neuroshard.search.base import Searcher
 from neuroshard.search.items import Items
 from neuroshard.search.memory import check_total, check_whole, device_memory, no_room
@@ -59,10 +61,11 @@ class Greedy(Searcher):
 
 
 @dataclass(frozen=True)
+@checked
 class Random(Searcher):
     """Tables in random order, each to a random device among those with room; drawn by `seed`, anew for every call."""
 
-    seed: int = 0
+    seed: Seed = 0
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The random plan; the simulator isn't asked."""

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from neuroshard.arrays import IntArray
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
+from neuroshard.schema import NonNegative
 from neuroshard.search.base import Found
 from neuroshard.search.beam import BeamSearch
 from neuroshard.search.catalog import Catalog
@@ -21,6 +23,7 @@ _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
 
 
 @dataclass(frozen=True)
+@checked
 class NeuroShard(BeamSearch):
     """The published search, evenly split layouts beside it, then local search from the cheapest plan.
 
@@ -35,12 +38,7 @@ class NeuroShard(BeamSearch):
     """
 
     improvement: Improvement = field(default_factory=Improvement)
-    caution: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.caution >= 0:
-            raise UserError(f"searcher: caution={self.caution} must not be negative")
+    caution: NonNegative = 0.0
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found."""

@@ -14,7 +14,7 @@ from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.units import Size, readable_bytes, to_bytes
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,21 @@ class Replan(Searcher):
 
     Attributes:
         start: the plan, or the path of its JSON.
-        max_moved_bytes: of weights and optimizer state, over all devices; None sets no limit.
+        max_moved_bytes: of weights and optimizer state, over all devices, as a number or as text such as "20GB"; None
+            sets no limit.
         improvement: local search.
     """
 
     start: Plan | str
-    max_moved_bytes: int | None = None
+    max_moved_bytes: Size | None = None
     improvement: Improvement = field(default_factory=Improvement)
 
     def __post_init__(self) -> None:
-        limit = self.max_moved_bytes
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise UserError(f"searcher: max_moved_bytes={limit!r} must be a whole number of bytes, 0 or more")
+        self._most_bytes  # noqa: B018  # refuses what is no size
+
+    @property
+    def _most_bytes(self) -> int | None:
+        return None if self.max_moved_bytes is None else to_bytes(self.max_moved_bytes, "searcher: max_moved_bytes")
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found within the limit; the starting plan if none is cheaper.
@@ -56,7 +59,7 @@ class Replan(Searcher):
             raise UserError(f"replan needs a compute model of the papers' form, not a {type(model).__name__}")
         catalog = Catalog.checked(task, simulator)
         before = catalog.items.held(start)
-        local = LocalSearch(catalog, simulator, model, Moves(before, self.max_moved_bytes))
+        local = LocalSearch(catalog, simulator, model, Moves(before, self._most_bytes))
         improved = self.improvement.improve(local, local.state(before))
         return Found(catalog.items.plan(improved.state.held), improved.remark)
 

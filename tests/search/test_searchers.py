@@ -11,7 +11,8 @@ from neuroshard.models import CostModels
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.registry import build, choices
 from neuroshard.search.beam import BeamSearch
-from neuroshard.search.heuristics import Greedy
+from neuroshard.search.grid import GridSettings
+from neuroshard.search.heuristics import Greedy, Random
 from neuroshard.search.improve import Improvement
 from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.simulator import Simulator
@@ -203,7 +204,10 @@ def test_unknown_searchers_and_settings_name_the_nearest():
         (BeamSearch, {"beam_width": 1.5}),
         (BeamSearch, {"num_candidates": 0}),
         (BeamSearch, {"max_splits": -1}),
-        (Improvement, {"shakes": -1}),
+        (GridSettings, {"points": -1}),
+        (GridSettings, {"max_factor": float("inf")}),
+        (NeuroShard, {"caution": float("nan")}),
+        (Random, {"seed": "one"}),
     ],
 )
 def test_impossible_settings_are_refused(kind, setting):
