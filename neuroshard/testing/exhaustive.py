@@ -125,12 +125,12 @@ def _pins_kept(pinned: list[PinnedShard], spread: Spread) -> bool:
     )
 
 
-def tiny_task(seed: int) -> TinyTask:
-    """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; half of them with little memory to spare."""
+def tiny_task(seed: int, most_rows: int = 30) -> TinyTask:
+    """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; most of them with little memory to spare."""
     rng = np.random.default_rng(seed)
     num_devices, count = int(rng.integers(2, 4)), int(rng.integers(1, 5))
     tables = tuple(
-        Table(f"t{i}", int(rng.integers(1, 30)), 4 * int(rng.integers(1, 5)), float(rng.uniform(0.1, 3)), _ONCE)
+        Table(f"t{i}", int(rng.integers(1, most_rows)), 4 * int(rng.integers(1, 5)), float(rng.uniform(0.1, 3)), _ONCE)
         for i in range(count)
     )
     use = MemoryUse(str(rng.choice(list(_STATE_FLOATS))), int(rng.integers(2)))

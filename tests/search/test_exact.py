@@ -58,6 +58,24 @@ def test_impossible_is_said_of_what_is_impossible_only(searcher):
     assert min(found, refused, impossible) > 40
 
 
+@pytest.mark.parametrize("most_rows", [1 << 20, 1 << 40])
+def test_large_numbers_make_no_wrong_answers(most_rows):
+    """They may leave it open, where a fit to the last byte is all that there is."""
+    searcher, found = SPLITTING[0], 0
+    for seed in range(150):
+        tiny = tiny_task(seed, most_rows)
+        try:
+            task = tiny.task()
+            plan = searcher.search(task, Simulator(linear_models(task.topology.num_devices)))
+        except UserError as error:
+            assert "budget" in str(error) or not tiny.has_plan(), (seed, str(error))
+        else:
+            found += 1
+            assert plan.violations == (), seed
+            assert tiny.has_plan(), seed
+    assert found > 25
+
+
 def test_exact_answers_agree_with_trying_all():
     decided = 0
     for seed in range(1000, 1300):
