@@ -1,38 +1,76 @@
-"""Whether a plan is found whenever one exists: tasks as the papers draw them (dims 4 to 128, 4 devices of 4 GiB), their
-rows scaled until the tables take 90% to 100% of all memory, beside an exact answer (integer programming).
+"""Whether a plan is found whenever one exists.
 
-usage: feasibility.py [COUNT]
+Without "tiny": tasks as the papers draw them (dims 4 to 128, 4 devices of 4 GiB), their rows scaled until the tables
+take 90% to 100% of all memory, beside an exact answer (integer programming). With it: tiny tasks with every kind of
+constraint, with ample and with little memory, beside all plans there are.
+
+usage: feasibility.py [tiny] [COUNT]
 """
 
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from neuroshard.errors import InfeasibleError
+from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CostModels
 from neuroshard.registry import build
 from neuroshard.search.base import Searcher
 from neuroshard.search.beam import BeamSearch
 from neuroshard.search.heuristics import Greedy
+from neuroshard.search.improve import Improvement
 from neuroshard.search.neuroshard import NeuroShard
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task, Topology
 from neuroshard.tasks import TaskDraw, drawn
+from neuroshard.testing import linear_models
+from neuroshard.testing.exhaustive import TinyTask, tiny_task
+from neuroshard.threads import blas_threads
 
 SEARCHERS: tuple[tuple[str, Searcher], ...] = (
     ("size_greedy", Greedy("size")),
     ("published search", BeamSearch()),
     ("neuroshard", NeuroShard()),
 )
+_TINY_SEARCHERS: tuple[tuple[str, Searcher], ...] = (
+    ("published search", BeamSearch(max_splits=2)),
+    ("neuroshard", NeuroShard(max_splits=2, improvement=Improvement(shakes=2))),
+)
 _TOPOLOGY = Topology(4, 4 << 30)
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    numbers = [int(argument) for argument in sys.argv[1:] if argument != "tiny"]
+    with blas_threads(1):
+        if "tiny" in sys.argv[1:]:
+            _tiny(numbers[0] if numbers else 10_000)
+        else:
+            _nearly_full(numbers[0] if numbers else 100)
+
+
+def _tiny(count: int) -> None:
+    for name, searcher in _TINY_SEARCHERS:
+        outcomes = Counter(_outcome(searcher, tiny_task(seed)) for seed in range(count))
+        listed = "; ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+        print(f"{name}, {count} tiny tasks: {listed}")
+
+
+def _outcome(searcher: Searcher, tiny: TinyTask) -> str:
+    """What a searcher says of a tiny task, and whether that is right."""
+    try:
+        task = tiny.task()
+        plan = searcher.search(task, Simulator(linear_models(task.topology.num_devices)))
+    except UserError as error:
+        said = "not found within the budget" if "budget" in str(error) else "called impossible"
+        return f"{said}, {'WRONGLY' if tiny.has_plan() else 'rightly'}"
+    return "found" if not plan.violations and tiny.has_plan() else "BROKEN"
+
+
+def _nearly_full(count: int) -> None:
     simulator = Simulator(CostModels.load("roofline:h100"))
     tables = build("tables", "dlrm_like", batch_size=65536, seed=1)
     drawn_tasks = drawn(tables, _TOPOLOGY, 65536, TaskDraw(count=count))

@@ -6,7 +6,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from neuroshard.errors import UserError, unknown_name
+from neuroshard.matching import own_places
 from neuroshard.schema import DIM_MULTIPLE, parse
 from neuroshard.tables import Table
 
@@ -126,6 +129,7 @@ class Constraints:
         limits = {table.name: self.limits(table, num_devices) for table in tables}
         self._check_groups(limits, num_devices)
         self._check_pinned({table.name: table for table in tables}, limits)
+        self._check_places({table.name: table for table in tables}, limits, num_devices)
 
     def _check_groups(self, limits: Mapping[str, TableLimits], num_devices: int) -> None:
         seen: set[str] = set()
@@ -174,6 +178,30 @@ class Constraints:
                 if not set(shard.devices).intersection(limits[name].devices):
                     raise UserError(f"constraints: a shard of {name!r} is pinned to devices that its rules forbid")
 
+    def _check_places(self, tables: Mapping[str, Table], limits: Mapping[str, TableLimits], num_devices: int) -> None:
+        """Every shard of a pinned table, and of tables kept apart, needs a device of its own."""
+        pinned = dict.fromkeys(shard.table for shard in self.pinned)
+        for name in pinned:
+            if not _have_places(self._wanted(tables[name], limits), num_devices):
+                raise UserError(
+                    f"constraints: the shards of {name!r}, each on a device of its own, find no room on the devices "
+                    "that they are pinned to"
+                )
+        for group in self.apart:
+            wanted = [devices for name in set(group) for devices in self._wanted(tables[name], limits)]
+            if not _have_places(wanted, num_devices):
+                raise UserError(
+                    f"constraints: {', '.join(group)} are kept apart, and find no room on the devices allowed to them"
+                )
+
+    def _wanted(self, table: Table, limits: Mapping[str, TableLimits]) -> list[set[int]]:
+        """The devices that may hold each shard of a table, of as many shards as it has at least."""
+        pinned = [shard for shard in self.pinned if shard.table == table.name]
+        group = next((group for group in self.together if table.name in group), (table.name,))
+        devices = set.intersection(*(set(limits[name].devices) for name in group))
+        rest = max(limits[table.name].min_shards - len(pinned), sum(shard.dim for shard in pinned) < table.dim)
+        return [*(devices.intersection(shard.devices) for shard in pinned), *[devices] * rest]
+
     def of(self, tables: Sequence[Table]) -> "Constraints":
         """What they say of some tables: the rest is left out."""
         names = {table.name for table in tables}
@@ -202,6 +230,14 @@ def _check_limits(table: Table, limits: TableLimits, together: bool) -> None:
             f"constraints: table {table.name!r} ({table.dim} columns, {len(limits.devices)} device(s)) needs "
             f"{limits.min_shards} shards, but can have {min(limits.max_shards, len(limits.devices))}{why}"
         )
+
+
+def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
+    """Whether each can have one of the devices that it wants to itself."""
+    allowed = np.zeros((len(wanted), num_devices), dtype=np.bool_)
+    for row, devices in zip(allowed, wanted, strict=True):
+        row[list(devices)] = True
+    return own_places(allowed) is not None
 
 
 def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:

@@ -6,10 +6,11 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import IntArray
+from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.checked import checked
-from neuroshard.errors import unknown_name
+from neuroshard.errors import UserError, unknown_name
 from neuroshard.tables.columns import TableColumns
+from neuroshard.units import MAX_BYTES
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
 _INDEX_BYTES = 8
@@ -21,7 +22,7 @@ _STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 @dataclass(frozen=True)
 @checked
 class MemoryUse:
-    """What counts against a device's memory besides the weights.
+    """What counts against a device's memory besides the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
         optimizer: "sgd" keeps nothing, "rowwise_adagrad" a float for every row of a shard, "adam" two for every
@@ -40,8 +41,9 @@ class MemoryUse:
     def state_bytes(self, shards: TableColumns) -> IntArray:
         """(n,) bytes of the weights and optimizer state of n shards: what moves when a shard moves."""
         per_element, per_row = _STATE_FLOATS[self.optimizer]
-        element_bytes = shards.bytes_per_element + per_element * _FLOAT_BYTES
-        state: IntArray = (shards.rows * (shards.dim * element_bytes + per_row * _FLOAT_BYTES)).astype(np.int64)
+        element_bytes = _whole(shards.bytes_per_element) + per_element * _FLOAT_BYTES
+        row_bytes = _whole(shards.dim) * element_bytes + per_row * _FLOAT_BYTES
+        state: IntArray = _whole(shards.rows) * row_bytes  # below 2^60 for every table there may be
         return state
 
     def shard_bytes(self, shards: TableColumns, batch_size: int) -> IntArray:
@@ -49,13 +51,44 @@ class MemoryUse:
 
         A batch's buffers are a shard's indices and offsets, and its pooled embeddings and their gradients for all
         samples.
+
+        Raises:
+            UserError: a shard takes more than 2^60 bytes.
         """
-        inputs = _INDEX_BYTES * batch_size * (shards.pooling_factor + 1)
-        outputs = 2 * _FLOAT_BYTES * batch_size * shards.dim
-        buffers = self.batches_in_flight * np.ceil(inputs + outputs).astype(np.int64)
-        return self.state_bytes(shards) + buffers
+        outputs = 2 * _FLOAT_BYTES * batch_size * _whole(shards.dim)
+        offsets = _INDEX_BYTES * batch_size
+        buffers = _index_bytes(shards.pooling_factor, batch_size) + offsets + outputs  # (n,) of a batch, below 2^54
+        size = self.state_bytes(shards) + _times(buffers, self.batches_in_flight)
+        if (size > MAX_BYTES).any():
+            raise UserError(
+                f"memory: a table takes more than 2^60 bytes with its optimizer state ({self.optimizer}) and the "
+                f"buffers of {self.batches_in_flight} batches of {batch_size} samples; count fewer batches in flight"
+            )
+        return size
 
     def received_bytes(self, total_dim: int, batch_size: int, num_devices: int) -> int:
         """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples."""
         own_samples = -(-batch_size // num_devices)
         return self.batches_in_flight * 2 * _FLOAT_BYTES * own_samples * total_dim
+
+
+def _whole(values: FloatArray) -> IntArray:
+    """Whole numbers held as float64, as tables' rows and dims are: below 2^53 nothing is lost."""
+    whole: IntArray = values.astype(np.int64)
+    return whole
+
+
+def _times(size: IntArray, count: int) -> IntArray:
+    """Sizes (n,), so many times; 2^60 + 1 where it is more than 2^60: it must not wrap around."""
+    most = MAX_BYTES // max(count, 1)
+    product: IntArray = np.where(size > most, MAX_BYTES + 1, np.minimum(size, most) * count)
+    return product
+
+
+def _index_bytes(pooling_factor: FloatArray, batch_size: int) -> IntArray:
+    """(n,) bytes of a batch's lookups, rounded up. Tables have few different pooling factors, shards many."""
+    different, place = np.unique(pooling_factor, return_inverse=True)
+    ratios = (float(value).as_integer_ratio() for value in different)
+    size = [-(-_INDEX_BYTES * batch_size * numerator // denominator) for numerator, denominator in ratios]
+    index_bytes: IntArray = np.array(size, dtype=np.int64)[place]
+    return index_bytes

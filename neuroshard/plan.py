@@ -11,6 +11,7 @@ import numpy as np
 from neuroshard.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
+from neuroshard.matching import own_places
 from neuroshard.prediction import Prediction
 from neuroshard.schema import DIM_MULTIPLE, Count, Device, Dim, Offset, of_format, parse
 from neuroshard.tables import Table
@@ -222,11 +223,8 @@ def _broken_groups(constraints: Constraints, held: Mapping[str, Mapping[int, int
 
 def _pins_met(pinned: Sequence[PinnedShard], held: Mapping[int, int]) -> bool:
     """Whether every pinned shard has a device of its own that holds just as many columns; `held`: columns by device."""
-    if not pinned:
-        return True
-    first, rest = pinned[0], pinned[1:]
-    places = [device for device in first.devices if held.get(device) == first.dim]
-    return any(_pins_met(rest, {d: dim for d, dim in held.items() if d != place}) for place in places)
+    fits = [[device in shard.devices and dim == shard.dim for device, dim in held.items()] for shard in pinned]
+    return own_places(np.array(fits)) is not None
 
 
 def _check_cover(table: Table, shards: list[Shard]) -> None:

@@ -10,6 +10,7 @@ from neuroshard.errors import UserError
 from neuroshard.memory import MemoryUse
 from neuroshard.schema import MAX_TABLES, BatchSize, Devices, parse
 from neuroshard.tables import Table, check_unique_names
+from neuroshard.tables.columns import TableColumns
 from neuroshard.units import MAX_BYTES, Size, readable_bytes, to_bytes
 
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
@@ -86,8 +87,10 @@ class Task:
                 f"task: batch_size={self.batch_size} must be "
                 f"at least one sample for each of the {self.topology.num_devices} devices"
             )
-        if self.size_bytes > MAX_BYTES:
-            raise UserError(f"task: its tables take {readable_bytes(self.size_bytes)}, more than 2^60 bytes")
+        if (total := self.total_bytes) > MAX_BYTES:
+            raise UserError(
+                f"task: its tables take {readable_bytes(total)} with optimizer state and buffers, more than 2^60 bytes"
+            )
         check_unique_names(self.tables)
         self.constraints.check(self.tables, self.topology.num_devices)
 
@@ -95,6 +98,12 @@ class Task:
     def size_bytes(self) -> int:
         """Bytes of all weights."""
         return sum(table.size_bytes for table in self.tables)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tables, unsplit, with what the task counts besides weights."""
+        sizes = self.memory.shard_bytes(TableColumns.of(self.tables), self.batch_size)
+        return sum(sizes.tolist())
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:

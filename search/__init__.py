@@ -5,6 +5,7 @@ The package can be called, so that `neuroshard.search(task, simulator)` reads as
 """
 
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ from neuroshard.registry import build
 from neuroshard.search.base import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
+from neuroshard.threads import blas_threads
 
 __all__ = ["Searcher", "search"]
 
@@ -22,12 +24,19 @@ def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **set
 
     `settings` override the config's, such as `beam_width=5`.
 
+    What should be known of how the plan was found is said by Python's `warnings`.
+
     Raises:
         UserError: no such searcher or setting, or the simulator's models can't serve the task.
         InfeasibleError: the method finds no plan that fits in memory.
     """
     method: Searcher = build("searcher", searcher, **settings)
-    return simulator.predicted(method.search(task, simulator))
+    with blas_threads(1):
+        found = method.find(task, simulator)
+        plan = simulator.predicted(found.plan)
+    if found.warning is not None:
+        warnings.warn(found.warning, stacklevel=3)
+    return plan
 
 
 class _CallableModule(ModuleType):

@@ -9,7 +9,7 @@ from neuroshard.arrays import Float32Array
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
 from neuroshard.plan import Plan
-from neuroshard.search.base import Searcher
+from neuroshard.search.base import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
@@ -37,7 +37,11 @@ class WithModels(Searcher):
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The searcher's plan."""
-        return self.searcher.search(task, Simulator(self.models.of(simulator.models)))
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """What the searcher finds."""
+        return self.searcher.find(task, Simulator(self.models.of(simulator.models)))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,23 @@
 """What every search method is."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from neuroshard.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, and what people should know of how it was found.
+
+    Attributes:
+        warning: a line that begins with its subject and a colon, such as "time limit: ..."; None if all is well.
+    """
+
+    plan: Plan
+    warning: str | None = None
 
 
 class Searcher(ABC):
@@ -18,6 +31,10 @@ class Searcher(ABC):
             InfeasibleError: this method finds none.
             UserError: the simulator's models can't serve the task.
         """
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """The plan of `search`, with a warning where one is due."""
+        return Found(self.search(task, simulator))
 
     def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
         """A line for people about a plan that `search` gave for `task`; None if there is nothing to say."""

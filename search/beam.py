@@ -12,8 +12,7 @@ from neuroshard.search.base import Searcher
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.grid import GridSearch, GridSettings, Placed
 from neuroshard.search.layout import Layout
-from neuroshard.search.memory import device_memory, nothing_fits
-from neuroshard.search.packing import pack, pack_exactly, smallest_factor
+from neuroshard.search.packing import packed
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 
@@ -44,18 +43,13 @@ class BeamSearch(Searcher):
         """The plan as (I, D) units of 4 columns of each item on each device.
 
         Raises:
-            InfeasibleError: nothing fits, not even packed by bytes alone.
+            InfeasibleError: there is no plan, or none was found, not even packed by bytes alone.
         """
         grid = GridSearch(catalog, simulator, self.grid)
         found = self._beam_search(grid)
         if found.cost_ms < float("inf"):
             return grid.held(found)
-        memory = device_memory(catalog.items.task)
-        packed = pack(catalog, memory)
-        packed = pack_exactly(catalog, memory) if packed is None else packed
-        if packed is None:
-            raise nothing_fits(catalog, smallest_factor(catalog, memory))
-        return packed
+        return packed(catalog)
 
     def _beam_search(self, grid: GridSearch) -> Placed:
         beam = grid.place([Layout.least(grid.catalog)])

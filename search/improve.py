@@ -3,11 +3,16 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
-from neuroshard.errors import UserError
+from neuroshard.checked import checked
+from neuroshard.schema import Count, PositiveCount, Seed
 from neuroshard.search.local import LocalSearch, State
+
+Clock = Callable[[], float]  # seconds from some moment on
 
 
 def predicted_ms(state: State) -> float:
@@ -15,51 +20,90 @@ def predicted_ms(state: State) -> float:
     return state.cost_ms
 
 
+@dataclass(frozen=True, eq=False)
+class Improved:
+    """What came of it.
+
+    Attributes:
+        state: the best plan found.
+        remark: what a time limit cut short, for people; None where none did.
+    """
+
+    state: State
+    remark: str | None
+
+
 @dataclass(frozen=True)
+@checked
 class Improvement:
     """How long a plan is improved, and how.
 
     Local search takes the best step from the most loaded devices until none helps; then random steps shake the best
-    plan, and it goes on from there.
+    plan, and it goes on from there. What ends it is counted, so the same call gives the same plan on every machine,
+    unless a time limit is asked for.
 
     Attributes:
         shakes: how often the best plan is shaken.
         shake_steps: random steps in a shake.
-        time_limit_s: the best plan so far counts. Runs that don't reach it repeat exactly.
+        max_plans: plans looked at, about, as `LocalSearch.looked` counts them: on large tasks fewer shakes are made
+            than asked for. None sets no limit.
+        time_limit_s: the best plan so far counts, which then depends on the machine; None sets no limit.
         seed: of the random steps.
     """
 
-    shakes: int = 200
-    shake_steps: int = 2
-    time_limit_s: float = 2.0
-    seed: int = 0
+    shakes: Count = 200
+    shake_steps: Count = 2
+    max_plans: PositiveCount | None = 20_000_000
+    time_limit_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    seed: Seed = 0
 
-    def __post_init__(self) -> None:
-        for name in ("shakes", "shake_steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
-                raise UserError(f"searcher: {name}={value!r} must be a whole number of at least 0")
-        if not self.time_limit_s >= 0:
-            raise UserError(f"searcher: time_limit_s={self.time_limit_s} must not be negative")
-
-    def improve(self, local: LocalSearch, state: State, rank: Callable[[State], float] = predicted_ms) -> State:
+    def improve(
+        self,
+        local: LocalSearch,
+        state: State,
+        rank: Callable[[State], float] = predicted_ms,
+        clock: Clock = time.monotonic,
+    ) -> Improved:
         """The best plan found by `rank`, the lowest; by cost, never one that costs more than `state`."""
         first = local.best_step(state) or state  # compiles on its first call, which must not count against the limit
-        deadline = time.monotonic() + self.time_limit_s
+        budget = _Budget(self, local, clock)
         rng = np.random.default_rng(self.seed)
-        best = min(state, _descend(local, first, deadline), key=rank)
-        for _ in range(self.shakes):
-            if time.monotonic() > deadline:
-                break
+        best = min(state, _descend(local, first, budget), key=rank)
+        made = 0
+        while made < self.shakes and not budget.spent:
             shaken = best
             for _ in range(self.shake_steps):
                 shaken = local.random_step(shaken, rng)
-            best = min(best, _descend(local, shaken, deadline), key=rank)
-        return best
+            best = min(best, _descend(local, shaken, budget), key=rank)
+            made += 1
+        return Improved(best, self._remark(made) if budget.out_of_time else None)
+
+    def _remark(self, shakes: int) -> str:
+        return (
+            f"time limit: local search stopped after {self.time_limit_s:g} s and {shakes} of {self.shakes} shakes; "
+            "another run may give another plan"
+        )
 
 
-def _descend(local: LocalSearch, state: State, deadline: float) -> State:
-    """The best step again and again until none helps, or time is up."""
-    while time.monotonic() <= deadline and (cheaper := local.best_step(state)) is not None:
+class _Budget:
+    """What is left: plans counted from here on, and time if that is limited. Where it isn't, no clock is read."""
+
+    def __init__(self, limits: Improvement, local: LocalSearch, clock: Clock) -> None:
+        self._local, self._clock = local, clock
+        self._most_looked = None if limits.max_plans is None else local.looked + limits.max_plans
+        self._deadline = None if limits.time_limit_s is None else clock() + limits.time_limit_s
+        self.out_of_time = False
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is left of one of them."""
+        if self._deadline is not None and self._clock() >= self._deadline:
+            self.out_of_time = True
+        return self.out_of_time or (self._most_looked is not None and self._local.looked >= self._most_looked)
+
+
+def _descend(local: LocalSearch, state: State, budget: _Budget) -> State:
+    """The best step again and again until none helps, or the budget is spent."""
+    while not budget.spent and (cheaper := local.best_step(state)) is not None:
         state = cheaper
     return state

@@ -4,6 +4,7 @@ Moving all of a shard is a move, half of it a split, onto a device that holds th
 step covers them all. Steps start at the devices that make the plan expensive.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ class Moves:
 
     def left(self, moved_bytes: int) -> int:
         """Bytes that may still be moved after so many."""
-        return _NO_LIMIT if self.most_bytes is None else self.most_bytes - moved_bytes
+        return _NO_LIMIT if self.most_bytes is None else min(self.most_bytes, _NO_LIMIT) - moved_bytes
 
 
 class LocalSearch:
@@ -85,16 +86,49 @@ class LocalSearch:
         self._memory_bytes = device_memory(catalog.items.task)
         self._moves = moves or Moves.from_nothing(catalog)
         self._unit_score = self._ms_per_unit() / self._head.scale_ms
+        self._looked = 0
+
+    @property
+    def looked(self) -> int:
+        """Plans looked at so far; one that was costed by the communication models counts as two for every device."""
+        return self._looked
 
     def state(self, held: IntArray) -> State:
         """The plan `held` (I, D), costed."""
-        entries = self._catalog.first[:, None] + held
-        sums = self._catalog.vectors[entries].sum(axis=0) + self._head.bias
-        units = held.sum(axis=0)
+        num_devices = held.shape[1]
+        nothing = np.zeros(num_devices, dtype=np.int64)
+        sums = np.empty((num_devices, self._catalog.vectors.shape[1]), dtype=np.float32)
+        moved_bytes = moved(self._catalog, self._moves.before, held)
+        return self._costed(held, range(num_devices), sums, nothing, nothing.copy(), moved_bytes)
+
+    def _stepped(self, state: State, step: IntArray) -> State:
+        """The plan after one step (5,): two devices change."""
+        held, ends = _applied(state.held, step), step[[SOURCE, TARGET]]
+        before = self._moves.before[:, ends]
+        moved_bytes = state.moved_bytes + (
+            moved(self._catalog, before, held[:, ends]) - moved(self._catalog, before, state.held[:, ends])
+        )
+        copies = state.sums.copy(), state.size_bytes.copy(), state.units.copy()
+        return self._costed(held, ends.tolist(), *copies, moved_bytes)
+
+    def _costed(
+        self,
+        held: IntArray,
+        devices: Iterable[int],
+        sums: Float32Array,
+        size: IntArray,
+        units: IntArray,
+        moved_bytes: int,
+    ) -> State:
+        """The plan `held`, of which `sums`, `size` and `units` are yet to be filled in for some `devices`."""
+        for device in devices:
+            items = np.flatnonzero(held[:, device])
+            entries = self._catalog.first[items] + held[items, device]
+            sums[device] = self._catalog.vectors[entries].sum(axis=0) + self._head.bias
+            size[device] = self._catalog.size_bytes[entries].sum()
+            units[device] = held[items, device].sum()
         score, compute_ms = self._compute(sums, units)
         total_ms = self._total_ms(compute_ms[None], units[None])[0]
-        size = self._catalog.size_bytes[entries].sum(axis=0)
-        moved_bytes = moved(self._catalog, self._moves.before, held)
         return State(held, sums, size, units, score, compute_ms, total_ms, moved_bytes)
 
     def best_step(self, state: State) -> State | None:
@@ -111,12 +145,12 @@ class LocalSearch:
         best = int(np.argmin(total_ms))
         if total_ms[best] >= state.cost_ms * (1 - _LEAST_GAIN):
             return None
-        return self.state(_applied(state.held, steps[best]))
+        return self._stepped(state, steps[best])
 
     def random_step(self, state: State, rng: np.random.Generator) -> State:
         """A random step that is allowed, from a random device; the same state if there is none."""
         steps, _ = self._steps_from(state, int(rng.integers(len(state.units))))
-        return state if not len(steps) else self.state(_applied(state.held, steps[rng.integers(len(steps))]))
+        return state if not len(steps) else self._stepped(state, steps[rng.integers(len(steps))])
 
     def _steps_from(self, state: State, source: int) -> tuple[IntArray, FloatArray]:
         """(K, 5) every step from `source` that is allowed, and (K,) what each leads to, estimated."""
@@ -128,11 +162,13 @@ class LocalSearch:
             self._catalog.first, self._catalog.size_bytes, self._catalog.state_bytes, self._catalog.vectors,
             self._head.weight, self._unit_score, steps, estimate,
         )  # fmt: skip
+        self._looked += found
         return steps[:found], estimate[:found]
 
     def _totals(self, state: State, steps: IntArray) -> FloatArray:
         """(K,) costs of the plans after the steps (K, 5)."""
         row = np.arange(len(steps))
+        self._looked += 2 * steps.shape[0] * len(state.units)
         compute_ms = np.tile(state.compute_ms, (len(steps), 1))
         units = np.tile(state.units, (len(steps), 1))
         for device, sign in ((steps[:, SOURCE], -1), (steps[:, TARGET], 1)):

@@ -37,7 +37,7 @@ def check_total(sizes: Sizes) -> None:
             f"table {items.name(item)} takes {readable_bytes(least[item])} {how}, "
             f"a device that may hold it has {readable_bytes(room[item])}; give each device more memory"
         )
-    total, devices = int(sizes.size_bytes[sizes.whole].sum()), len(memory)
+    total, devices = sum(sizes.size_bytes[sizes.whole].tolist()), len(memory)
     if total > memory.sum():
         raise InfeasibleError(
             f"the tables take {readable_bytes(total)}, {_described(memory)} hold {readable_bytes(memory.sum())}; "
@@ -62,21 +62,30 @@ def no_room(items: Items, index: int, size_bytes: int, most_free: int, method: s
     )
 
 
-def nothing_fits(sizes: Sizes, factor: float | None) -> InfeasibleError:
-    """The error of a search that splits columns and finds no plan.
+def nothing_fits(sizes: Sizes, factor: float, proven: bool) -> InfeasibleError:
+    """The error of a search that splits columns and has no plan, because there is none if that is `proven`.
 
-    `factor` is how many times the memory would do, None if no amount does.
+    `factor` is how many times the memory would do.
     """
     items, memory = sizes.items, device_memory(sizes.items.task)
     size = sizes.size_bytes[sizes.whole]
-    if factor is None:
-        return InfeasibleError("no plan found that keeps the constraints, whatever the memory; loosen some of them")
     enough = f"{readable_bytes(memory[0] * factor)}" if len(set(memory)) == 1 else f"{factor:.3g} times as much"
     largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
     named = ", ".join(f"{items.name(index)} {readable_bytes(size[index])}" for index in largest)
+    outcome = "no plan exists" if proven else "none found within the search's budget, though there may be a plan,"
     return InfeasibleError(
-        f"no plan found for {readable_bytes(size.sum())} of tables on {_described(memory)}; "
+        f"{outcome} for {readable_bytes(size.sum())} of tables on {_described(memory)}; "
         f"{enough} on each would do; the largest tables: {named}"
+    )
+
+
+def keeps_nothing(proven: bool) -> InfeasibleError:
+    """The error of a search that has no plan whatever the memory, because there is none if that is `proven`."""
+    if proven:
+        return InfeasibleError("no plan keeps the constraints, whatever the memory; loosen some of them")
+    return InfeasibleError(
+        "no plan found that keeps the constraints within the search's budget, though there may be one; loosen some, or "
+        "pin shards to where they may go"
     )
 
 

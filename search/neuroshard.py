@@ -9,6 +9,7 @@ from neuroshard.errors import UserError
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
 from neuroshard.schema import NonNegative
+from neuroshard.search.base import Found
 from neuroshard.search.beam import BeamSearch
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.grid import GridSearch
@@ -41,13 +42,18 @@ class NeuroShard(BeamSearch):
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found."""
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """With a warning if a time limit cut the local search short."""
         catalog = Catalog.checked(task, simulator)
         held = self._best_start(catalog, simulator)
         model = simulator.models.compute
-        if isinstance(model, SumModel):
-            local = LocalSearch(catalog, simulator, model)
-            held = self.improvement.improve(local, local.state(held), self._rank(catalog, simulator)).held
-        return catalog.items.plan(held)
+        if not isinstance(model, SumModel):
+            return Found(catalog.items.plan(held))
+        local = LocalSearch(catalog, simulator, model)
+        improved = self.improvement.improve(local, local.state(held), self._rank(catalog, simulator))
+        return Found(catalog.items.plan(improved.state.held), improved.remark)
 
     def _best_start(self, catalog: Catalog, simulator: Simulator) -> IntArray:
         """(I, D) the published search's plan, or a cheaper one of a layout whose shards are all small enough.

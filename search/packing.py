@@ -6,56 +6,68 @@ than one slice is free everywhere does a packing fail, so without constraints it
 """
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.search.exact import pack_exactly
+from neuroshard.search.memory import device_memory, keeps_nothing, nothing_fits
 from neuroshard.search.sizes import Sizes
 
-_EXACT_LIMIT_S = 2.0  # saying that nothing fits must not take long
-_MOST_UNKNOWNS = 2000
 _PRECISION = 1.002  # of the smallest factor that is reported
+_TRIES = 16  # other orders, when the usual one fails and the task is too large to be sure
+_MOST_CELLS = 1 << 22  # items x devices of all tries together
+_AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits end
+
+
+def packed(sizes: Sizes) -> IntArray:
+    """`held` (I, D) of some plan of the task: quickly where that works, else exactly.
+
+    Raises:
+        InfeasibleError: there is none, which is said only with a proof, or none was found.
+    """
+    memory = device_memory(sizes.items.task)
+    held = pack(sizes, memory)
+    if held is not None:
+        return held
+    answer = pack_exactly(sizes, memory)
+    held = answer.held if answer.held is not None or answer.proven else _pack_in_other_orders(sizes, memory)
+    if held is not None:
+        return held
+    if (factor := smallest_factor(sizes, memory)) is not None:
+        raise nothing_fits(sizes, factor, answer.proven)
+    anywhere = pack_exactly(sizes, np.full_like(memory, _AMPLE))
+    if anywhere.held is None:
+        raise keeps_nothing(anywhere.proven)
+    raise nothing_fits(sizes, _factor_for(sizes, anywhere.held, memory), answer.proven)
 
 
 def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
     """`held` (I, D) that keeps within memory_bytes (D,) and the items' limits, with few cuts; None if none is found."""
+    slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
+    return _pack_in_order(sizes, memory_bytes, np.lexsort((-slice_bytes, ~sizes.items.confined)))
+
+
+def _pack_in_other_orders(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
+    """The items with the fewest devices to go to first, then largest first, and around that in orders drawn by seed."""
+    rng = np.random.default_rng(0)
+    places, size = sizes.items.limits.allowed.sum(axis=1), sizes.size_bytes[sizes.whole]
+    tries = min(_TRIES, 1 + _MOST_CELLS // sizes.items.limits.allowed.size)
+    for spread in np.linspace(0, 1, tries):
+        drawn = rng.normal(0, spread, size=len(size))
+        order = np.lexsort((-np.log(size) - drawn, places * np.exp(drawn), ~sizes.items.confined))
+        held = _pack_in_order(sizes, memory_bytes, order)
+        if held is not None:
+            return held
+    return None
+
+
+def _pack_in_order(sizes: Sizes, memory_bytes: IntArray, order: IntArray) -> IntArray | None:
     held = np.zeros((sizes.num_items, len(memory_bytes)), dtype=np.int64)
     free = memory_bytes.astype(np.int64)
-    slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
-    for item in np.lexsort((-slice_bytes, ~sizes.items.confined)).tolist():
+    for item in order.tolist():
         rivals = held[sizes.items.rivals_of(item)].any(axis=0)
         if not _pack_item(sizes, item, free, sizes.items.limits.allowed[item] & ~rivals, held[item]):
             return None
     return held
-
-
-def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
-    """As `pack`, by integer programming: finds a packing wherever there is one, if it can in two seconds.
-
-    For tasks without limits on shards and without bytes that every shard takes anew; None for others.
-    """
-    slices = sizes.size_bytes[sizes.first + 1]
-    limits, width = sizes.items.limits, sizes.full_width
-    linear = bool((sizes.size_bytes[sizes.whole] == slices * width).all())
-    limited = (limits.min_shards > 1) | (limits.max_shards < width) | (limits.min_width > 1)
-    if not linear or sizes.items.confined.any() or limited.any():
-        return None
-    num_items, num_devices = len(slices), len(memory_bytes)
-    if num_items * num_devices > _MOST_UNKNOWNS:
-        return None
-    scale = float(memory_bytes.max())
-    placed = LinearConstraint(np.kron(np.eye(num_items), np.ones(num_devices)), width, width)
-    fits = LinearConstraint(np.kron(slices / scale, np.eye(num_devices)), -np.inf, memory_bytes / scale)
-    unknowns = num_items * num_devices
-    bounds = Bounds(0, np.repeat(width, num_devices))
-    answer = milp(
-        np.zeros(unknowns), integrality=np.ones(unknowns, dtype=np.int64), bounds=bounds, constraints=[placed, fits],
-        options={"time_limit": _EXACT_LIMIT_S},
-    )  # fmt: skip
-    if answer.x is None:
-        return None
-    held: IntArray = np.round(answer.x).astype(np.int64).reshape(num_items, num_devices)
-    fitting = (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) <= memory_bytes).all()
-    return held if fitting and (held.sum(axis=1) == width).all() else None
 
 
 def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held: IntArray) -> bool:
@@ -95,6 +107,12 @@ def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
     return high
 
 
+def _factor_for(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> float:
+    """How many times memory_bytes (D,) are enough for `held` (I, D)."""
+    used = sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0)
+    return float((used / np.maximum(memory_bytes, 1)).max())
+
+
 def _scaled(memory_bytes: IntArray, factor: float) -> IntArray:
-    scaled: IntArray = np.ceil(memory_bytes * factor).astype(np.int64)
+    scaled: IntArray = np.ceil(np.minimum(memory_bytes * factor, _AMPLE)).astype(np.int64)
     return scaled

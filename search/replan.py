@@ -7,7 +7,7 @@ from neuroshard.errors import UserError
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
 from neuroshard.schema import shown
-from neuroshard.search.base import Searcher
+from neuroshard.search.base import Found, Searcher
 from neuroshard.search.catalog import Catalog
 from neuroshard.search.improve import Improvement
 from neuroshard.search.items import Items
@@ -29,7 +29,8 @@ class Replan(Searcher):
 
     Attributes:
         start: the plan, or the path of its JSON.
-        max_moved_bytes: of weights and optimizer state, over all devices; None sets no limit.
+        max_moved_bytes: of weights and optimizer state, over all devices, as a number or as text such as "20GB"; None
+            sets no limit.
         improvement: local search.
     """
 
@@ -48,6 +49,10 @@ class Replan(Searcher):
             UserError: the starting plan is for other tables or devices, breaks the task's limits, or the compute model
                 is not of the papers' form.
         """
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """With a warning if a time limit cut the local search short."""
         start = self._start_for(task)
         model = simulator.models.compute
         if not isinstance(model, SumModel):
@@ -55,7 +60,8 @@ class Replan(Searcher):
         catalog = Catalog.checked(task, simulator)
         before = catalog.items.held(start)
         local = LocalSearch(catalog, simulator, model, Moves(before, self.max_moved_bytes))
-        return catalog.items.plan(self.improvement.improve(local, local.state(before)).held)
+        improved = self.improvement.improve(local, local.state(before))
+        return Found(catalog.items.plan(improved.state.held), improved.remark)
 
     def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
         """Bytes moved beside cost saved."""

@@ -20,11 +20,12 @@ from neuroshard.models import CostModels
 from neuroshard.models.trust import hardware_warning
 from neuroshard.progress import progress_bar
 from neuroshard.schema import Name, PathName
-from neuroshard.search.base import Searcher
+from neuroshard.search.base import Found, Searcher
 from neuroshard.search.runs import SearchRecord, SearchRun, claim_directory, is_finished
 from neuroshard.search.unfinished import Unfinished
 from neuroshard.simulator import Simulator, with_prediction
 from neuroshard.task import Task
+from neuroshard.threads import blas_threads
 
 _SHOWN_TASKS = 20
 
@@ -56,6 +57,10 @@ class Search:
             InfeasibleError: there is one task only, and it has no plan.
             UserError: `out` holds another run, or the models can't serve the tasks.
         """
+        with blas_threads(1):
+            return self._run()
+
+    def _run(self) -> "SearchResult":
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
@@ -100,23 +105,24 @@ class Search:
         if isinstance(timed.found, InfeasibleError):
             return SearchRecord(number, None, str(timed.found), float("nan"), timed.seconds)
         name = f"plans/task-{number:04d}.json"
-        cost = simulator.cost(timed.found.task, timed.found)
-        with_prediction(timed.found, cost, simulator.models.name).save(directory / name)
-        remark = self.searcher.remark(timed.found.task, simulator, timed.found)
-        warnings = "\n".join(simulator.warnings(timed.found)) or None
+        plan, due = timed.found.plan, [timed.found.warning] if timed.found.warning else []
+        cost = simulator.cost(plan.task, plan)
+        with_prediction(plan, cost, simulator.models.name).save(directory / name)
+        remark = self.searcher.remark(plan.task, simulator, plan)
+        warnings = "\n".join([*due, *simulator.warnings(plan)]) or None
         return SearchRecord(number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings)
 
 
 @dataclass(frozen=True)
 class _Timed:
-    found: Any
+    found: Found | InfeasibleError
     seconds: float
 
 
 def _search_one(searcher: Searcher, task: Task, simulator: Simulator) -> _Timed:
     start = time.perf_counter()
     try:
-        found: Any = searcher.search(task, simulator)
+        found: Found | InfeasibleError = searcher.find(task, simulator)
     except InfeasibleError as error:
         found = error
     return _Timed(found, time.perf_counter() - start)

@@ -24,6 +24,29 @@ def count_steps(held: IntArray, source: int) -> int:
     return int(portions * (held.shape[1] - 1) + shards * others)
 
 
+@njit(cache=True, nogil=True)
+def _contents(held: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """(I,) shards of each item; and which items each device holds, ascending: items[start[d] : start[d + 1]]."""
+    num_items, num_devices = held.shape
+    shards = np.zeros(num_items, np.int64)
+    start = np.zeros(num_devices + 1, np.int64)
+    for i in range(num_items):
+        for d in range(num_devices):
+            if held[i, d] > 0:
+                shards[i] += 1
+                start[d + 1] += 1
+    start = start.cumsum()
+    items = np.empty(start[-1], np.int64)
+    filled = start[:-1].copy()
+    for i in range(num_items):
+        if shards[i]:
+            for d in range(num_devices):
+                if held[i, d] > 0:
+                    items[filled[d]] = i
+                    filled[d] += 1
+    return shards, start, items
+
+
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def _score_with(
     base: Float32Array,
@@ -89,7 +112,7 @@ def _moved_by(
 
 
 @njit(cache=True, nogil=True)
-def estimate_steps(  # noqa: PLR0912  # one compiled loop nest
+def estimate_steps(  # one compiled loop nest
     held: IntArray,
     source: int,
     sums: Float32Array,
@@ -126,11 +149,9 @@ def estimate_steps(  # noqa: PLR0912  # one compiled loop nest
         weight: (H,).
         unit_score: what a unit on the widest device adds, on the scale of the scores.
     """
-    num_items, num_devices = held.shape
-    shards = np.zeros(num_items, np.int64)
-    for i in range(num_items):
-        for d in range(num_devices):
-            shards[i] += held[i, d] > 0
+    num_devices = held.shape[1]
+    shards, start, items = _contents(held)
+    out_items = items[start[source] : start[source + 1]]
     found = 0
     for target in range(num_devices):
         if target == source:
@@ -140,8 +161,8 @@ def estimate_steps(  # noqa: PLR0912  # one compiled loop nest
             if d not in (source, target):
                 other_score = max(other_score, score[d])
                 other_units = max(other_units, units[d])
-        back_items = np.flatnonzero(held[:, target])
-        for i in range(num_items):
+        back_items = items[start[target] : start[target + 1]]
+        for i in out_items:
             portion = held[i, source]
             while portion > 0:
                 whole = portion == held[i, source]

@@ -24,6 +24,7 @@ from neuroshard.plan import Plan
 from neuroshard.registry import build
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task, Topology
+from neuroshard.threads import blas_threads
 from neuroshard.torchrec.bags import BagTable, find_bags
 from neuroshard.torchrec.export import parameter_name, to_sharding_plan
 
@@ -141,9 +142,11 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _search(self, module: nn.Module, sharders: Sequence[Any], bags: Mapping[str, BagTable]) -> Plan:
         task = self._task(module, sharders, bags)
-        plan: Plan = self._searcher.search(task, self._simulator)
+        with blas_threads(1):
+            found = self._searcher.find(task, self._simulator)
+        plan: Plan = found.plan
         cost = self._simulator.cost(task, plan)
-        for warning in self._simulator.warnings(plan):
+        for warning in filter(None, (found.warning, *self._simulator.warnings(plan))):
             _log.warning(warning)
         _log.info("%d tables on %d devices:\n%s", len(task.tables), task.topology.num_devices, cost)
         return plan

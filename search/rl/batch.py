@@ -28,8 +28,8 @@ class TaskBatch:
         features: (B, I, P, F) of their tables; zeros where an item has fewer.
         present: (B, I, P) 1 where there is a table, else 0.
         dims: (B, I) columns.
-        size_bytes: (B, I) float64, exact up to 2^53.
-        memory_bytes: (B, D) float64.
+        size_bytes: (B, I) int64: bytes are exact.
+        memory_bytes: (B, D) int64.
         allowed: (B, I, D) whether a device may hold an item.
         rivals: (B, I, I) whether two items must not share a device.
     """
@@ -115,7 +115,7 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     for index in range(len(items)):
         rivals[index, items.rivals_of(index)] = True
     dims = np.array([sum(table.dim for table in tables) for tables in every], dtype=np.float32)
-    size_bytes = sizes.size_bytes[sizes.whole].astype(np.float64)
-    memory = device_memory(task).astype(np.float64)
+    size_bytes = sizes.size_bytes[sizes.whole]
+    memory = device_memory(task)
     arrays = (features, present, dims, size_bytes, memory, limits.allowed, rivals)
     return [torch.from_numpy(array) for array in arrays]

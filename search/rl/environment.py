@@ -89,6 +89,8 @@ class Environment:
         rows, item = self._rows, self.order[:, state.step]
         chosen = torch.zeros_like(state.dims)
         chosen[rows, device] = 1
+        free_bytes = state.free_bytes.clone()
+        free_bytes[rows, device] -= self.batch.size_bytes[rows, item]
         held = state.held.clone()
         held[rows, item, device] = True
         more = chosen[..., None] * self._vectors[rows, item][:, None]
@@ -98,7 +100,7 @@ class Environment:
             vectors=self.costs.reduction.add(state.vectors, more),
             dims=state.dims + chosen * self.batch.dims[rows, item][:, None],
             count=state.count + chosen,
-            free_bytes=state.free_bytes - chosen * self.batch.size_bytes[rows, item][:, None],
+            free_bytes=free_bytes,
             held=held,
             alive=state.alive & legal[rows, device],
         )

@@ -66,6 +66,24 @@ def test_more_broken_constraints():
     assert len(_violations(pins, (0, 16, 0), (1, 16, 0), (2, 16, 1), (2, 16, 2))) == 1
 
 
+def test_pins_of_which_one_is_choosier_are_met_in_either_order():
+    pins = PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))
+    for some in (pins, pins[::-1]):
+        assert _violations(Constraints(pinned=some), (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1)) == ()
+
+
+def test_many_pins_of_one_table_are_checked_at_once():
+    """Of 24 that want the same width, one can't be met: trying all orders would never end."""
+    table = Table("wide", 100, 100, 2.0, ONCE)
+    pins = tuple(PinnedShard("wide", 4, tuple(range(25))) for _ in range(23))
+    task = Task(
+        (table,), Topology(26, 1 << 30), 64, constraints=Constraints(pinned=(*pins, PinnedShard("wide", 8, (25,))))
+    )
+    plan = assemble(task, [(0, 8, 25), *((0, 4, device) for device in range(23))])
+    assert plan.violations == ()
+    assert "pinned shards" in assemble(task, [(0, 8, 24), *((0, 4, device) for device in range(23))]).violations[0]
+
+
 def test_rules_that_match_one_table_all_hold():
     rules = Constraints(
         (TableRule("user_*", (0, 1), 1, 2), TableRule("*_a", (1, 2), min_dim=6), TableRule("*", min_shards=1))
@@ -94,6 +112,24 @@ def test_rules_that_match_one_table_all_hold():
         (Constraints(together=(("item", "user_a"), ("user_b", "item"))), "'item' is kept together twice"),
         (Constraints(together=(("item", "user_a"),), apart=(("user_a", "item"),)), "both together and apart"),
         (Constraints((TableRule("item", min_shards=2),), apart=(("item", "user_a", "user_b"),)), "need 4 devices"),
+        (
+            Constraints(
+                pinned=(PinnedShard("item", 8, (0, 1)), PinnedShard("item", 8, (1,)), PinnedShard("item", 8, (0,)))
+            ),
+            "shards of 'item', each on a device of its own, find no room",
+        ),
+        (
+            Constraints((TableRule("item", (0, 1)),), tuple(PinnedShard("item", 8, (0, 1)) for _ in range(2))),
+            "shards of 'item', each on a device of its own, find no room",
+        ),
+        (
+            Constraints(
+                (TableRule("user_a", (0,)),),
+                (PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0, 1))),
+                apart=(("user_a", "item"),),
+            ),
+            "user_a, item are kept apart, and find no room on the devices allowed to them",
+        ),
         (
             Constraints((TableRule("item", (0,)), TableRule("user_a", (1,))), together=(("item", "user_a"),)),
             "no device may hold all of item, user_a",

@@ -1,12 +1,18 @@
+from fractions import Fraction
+from math import ceil
+
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.memory import MemoryUse
-from neuroshard.plan import Plan, Shard
+from neuroshard.plan import Plan, Shard, assemble
+from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task, Topology
-from neuroshard.units import readable_bytes
+from neuroshard.units import MAX_BYTES, readable_bytes
 
 ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 1000, 8, 2.5, ONCE)
@@ -70,3 +76,74 @@ def test_impossible_topologies_are_refused(memory, message):
 def test_sizes_are_readable():
     assert readable_bytes(3 << 30) == "3 GiB"
     assert readable_bytes(5 << 20) == "5 MiB"
+
+
+_STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
+
+
+def _exact_bytes(table, use, batch_size):
+    per_element, per_row = _STATE_FLOATS[use.optimizer]
+    state = table.rows * (table.dim * (table.bytes_per_element + 4 * per_element) + 4 * per_row)
+    lookups = ceil(8 * batch_size * Fraction(table.pooling_factor))
+    return state + use.batches_in_flight * (lookups + 8 * batch_size * (1 + table.dim))
+
+
+tables = st.builds(
+    Table,
+    st.just("t"),
+    st.integers(1, MAX_ROWS),
+    st.integers(1, MAX_DIM // 4).map(lambda width: 4 * width),
+    st.floats(0, MAX_POOLING_FACTOR, exclude_min=True),
+    st.just(ONCE),
+    st.sampled_from([2, 4]),
+)
+uses = st.builds(MemoryUse, st.sampled_from(list(_STATE_FLOATS)), st.integers(0, 1000))
+LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE)
+
+
+@given(tables, uses, st.integers(1, MAX_BATCH_SIZE))
+@example(LARGEST, MemoryUse("adam", 1000), MAX_BATCH_SIZE)
+@example(LARGEST, MemoryUse("adam"), MAX_BATCH_SIZE)
+@example(Table("t", (1 << 40) - 1, 65532, 0.1, ONCE), MemoryUse("adam", 3), MAX_BATCH_SIZE - 1)
+@example(Table("t", 1, 4, 0.1, ONCE), MemoryUse("sgd", 1), 10)
+@settings(max_examples=500, deadline=None)
+def test_bytes_are_exact_or_refused(table, use, batch_size):
+    """As whole numbers of any size, over everything that a table, a batch and their use may be."""
+    expected, shards = _exact_bytes(table, use, batch_size), TableColumns.of([table])
+    if expected > MAX_BYTES:
+        with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
+            use.shard_bytes(shards, batch_size)
+        with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
+            Task((table,), Topology(1, 1 << 60), batch_size, use)
+    else:
+        assert use.shard_bytes(shards, batch_size).tolist() == [expected]
+        task = Task((table,), Topology(1, 1 << 60), batch_size, use)
+        assert Plan(task, (Shard(0, 0, table.dim),), (0,)).device_bytes == (expected,)
+
+
+@given(st.lists(tables, min_size=2, max_size=6), uses, st.integers(4, MAX_BATCH_SIZE), st.data())
+@settings(max_examples=200, deadline=None)
+def test_bytes_of_devices_are_exact(some, use, batch_size, data):
+    some = [Table(f"t{i}", t.rows, t.dim, t.pooling_factor, ONCE, t.bytes_per_element) for i, t in enumerate(some)]
+    total = sum(_exact_bytes(table, use, batch_size) for table in some)
+    if total > MAX_BYTES:
+        with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
+            Task(tuple(some), Topology(4, 1 << 58), batch_size, use)
+        return
+    task = Task(tuple(some), Topology(4, 1 << 58), batch_size, use)
+    devices = [data.draw(st.integers(0, 3)) for _ in some]
+    plan = assemble(task, [(i, table.dim, device) for i, (table, device) in enumerate(zip(some, devices, strict=True))])
+    for device in range(4):
+        expected = sum(_exact_bytes(t, use, batch_size) for t, d in zip(some, devices, strict=True) if d == device)
+        assert plan.device_bytes[device] == expected
+    assert plan.fits == all(used <= free for used, free in zip(plan.device_bytes, task.shard_memory, strict=True))
+
+
+def test_what_overflowed_is_refused():
+    """2^64 bytes of weights, and buffers beyond 2^63, once came out as next to nothing."""
+    huge = Table("huge", MAX_ROWS, MAX_DIM, 1.0, ONCE)
+    with pytest.raises(UserError, match=r"2\^60 bytes"):
+        Task((huge,) * 20, Topology(2, 4 << 30), 1024)
+    busy = Table("busy", 10, 4, float(MAX_POOLING_FACTOR), ONCE)
+    with pytest.raises(UserError, match=r"the buffers of 1000 batches"):
+        Task((busy,), Topology(2, 4 << 30), MAX_BATCH_SIZE, MemoryUse("adam", 1000))

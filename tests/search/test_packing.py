@@ -2,9 +2,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuroshard.search.exact import pack_exactly
 from neuroshard.search.items import Items
 from neuroshard.search.neuroshard import NeuroShard
-from neuroshard.search.packing import pack, pack_exactly, smallest_factor
+from neuroshard.search.packing import pack, smallest_factor
 from neuroshard.search.sizes import Sizes
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
@@ -52,9 +53,10 @@ def test_exact_packing_finds_what_filling_by_size_misses():
     task = Task(tables, Topology(2, 16 * 16), 256)
     sizes, memory = Sizes.of(Items.of(task)), np.array(task.shard_memory)
     assert pack(sizes, memory) is None
-    held = pack_exactly(sizes, memory)
-    assert sizes.items.plan(held).fits
-    assert pack_exactly(sizes, memory - 16) is None
+    assert sizes.items.plan(pack_exactly(sizes, memory).held).fits
+    less = pack_exactly(sizes, memory - 16)
+    assert less.held is None
+    assert less.proven
     assert NeuroShard().search(task, Simulator(linear_models(2))).fits
 
 

@@ -102,5 +102,9 @@ def test_impossible_settings_are_refused():
     start = Random().search(task, Simulator(linear_models()))
     with pytest.raises(UserError, match="max_moved_bytes=-1"):
         Replan(start, -1)
+    with pytest.raises(UserError, match="max_moved_bytes='much' must be a size"):
+        Replan(start, "much")
+    free, limited = (Replan(start, limit, FEW).search(task, Simulator(linear_models())) for limit in (None, "1000 PiB"))
+    assert free == limited
     with pytest.raises(UserError, match="papers' form"):
         Replan(start).search(task, Simulator(replace(linear_models(), compute=OpaqueCompute())))

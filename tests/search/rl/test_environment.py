@@ -1,6 +1,7 @@
 """The environment: what is legal, what is seen, what it costs, and where it ends."""
 
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_final_costs_are_the_simulators(seed):
         expected = np.stack([cost.compute, cost.forward, cost.backward], axis=-1)
         np.testing.assert_allclose(parts.numpy(), expected, rtol=1e-4, atol=1e-5)
         assert float(total) == pytest.approx(cost.total_ms, rel=1e-4)
+
+
+def test_eight_bytes_too_few_are_too_few_beyond_what_float64_tells_apart():
+    big, small = toy_task(2).tables
+    big = replace(big, rows=(1 << 40) - 1, dim=65532, bytes_per_element=2)
+    free = Task((big, small), Topology(2, (1 << 59) - 1), 256)
+    one = replace(free, topology=Topology(2, (big.size_bytes - 8, big.size_bytes + small.size_bytes - 8)))
+    environment = _environment([one])
+    state = environment.reset()
+    assert environment.order[0].tolist() == [0, 1]
+    assert environment.legal(state).tolist() == [[False, True]]
+    state = environment.step(state, environment.legal(state), torch.tensor([1]))
+    assert state.free_bytes.tolist() == [[big.size_bytes - 8, small.size_bytes - 8]]
+    assert environment.legal(state).tolist() == [[True, False]]
 
 
 def test_every_sequence_of_actions_is_its_own_plan():

@@ -1,0 +1,178 @@
+"""Tiny tasks under every kind of constraint, and whether any plan exists, by trying all.
+
+What searches are held against, sharing no code with them: constraints are read as docs/constraints.md states them,
+bytes are Python integers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from itertools import permutations, product
+from math import ceil
+
+import numpy as np
+
+from neuroshard.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.memory import MemoryUse
+from neuroshard.tables import Table
+from neuroshard.task import Task, Topology
+
+_BATCH_SIZE = 256
+_DIM = 4  # the narrowest shard
+_ONCE = (1.0, *(0.0,) * 16)
+_STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
+
+Spread = tuple[int, ...]  # (D,) columns of one table on each device
+
+
+@dataclass(frozen=True)
+class TinyTask:
+    """A task without constraints, and constraints for it that may contradict each other."""
+
+    free: Task
+    constraints: Constraints
+
+    def task(self) -> Task:
+        """Both together.
+
+        Raises:
+            UserError: the constraints contradict each other.
+        """
+        return Task(self.free.tables, self.free.topology, self.free.batch_size, self.free.memory, self.constraints)
+
+    def has_plan(self) -> bool:
+        """Whether any plan keeps the memory and all constraints."""
+        options = [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
+        return self._completed([], options)
+
+    @property
+    def _num_devices(self) -> int:
+        return self.free.topology.num_devices
+
+    def _completed(self, spreads: list[Spread], options: list[list[Spread]]) -> bool:
+        """Whether the first tables' spreads can be made a plan."""
+        if not self._keeps(spreads):
+            return False
+        if len(spreads) == len(options):
+            return True
+        return any(self._completed([*spreads, spread], options) for spread in options[len(spreads)])
+
+    def _keeps(self, spreads: list[Spread]) -> bool:
+        """Memory and groups, as far as some tables' spreads go."""
+        held = {table.name: spread for table, spread in zip(self.free.tables, spreads, strict=False)}
+        for device in range(self._num_devices):
+            used = sum(
+                _shard_bytes(table, spread[device], self.free.memory, self.free.batch_size)
+                for table, spread in zip(self.free.tables, spreads, strict=False)
+            )
+            if used + self._received_bytes() > self._device_memory(device):
+                return False
+            for group in self.constraints.apart:
+                if sum(held[name][device] > 0 for name in set(group) if name in held) > 1:
+                    return False
+        for group in self.constraints.together:
+            if len({tuple(dim > 0 for dim in held[name]) for name in group if name in held}) > 1:
+                return False
+        return True
+
+    def _device_memory(self, device: int) -> int:
+        memory = self.free.topology.memory_bytes
+        size = memory[device] if isinstance(memory, tuple) else memory
+        assert isinstance(size, int)
+        return size
+
+    def _received_bytes(self) -> int:
+        dims = sum(table.dim for table in self.free.tables)
+        return self.free.memory.batches_in_flight * 8 * ceil(self.free.batch_size / self._num_devices) * dims
+
+
+def _shard_bytes(table: Table, dim: int, use: MemoryUse, batch_size: int) -> int:
+    if not dim:
+        return 0
+    per_element, per_row = _STATE_FLOATS[use.optimizer]
+    state = table.rows * (dim * (table.bytes_per_element + 4 * per_element) + 4 * per_row)
+    lookups = ceil(8 * batch_size * Fraction(table.pooling_factor))
+    return state + use.batches_in_flight * (lookups + 8 * batch_size + 8 * batch_size * dim)
+
+
+def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Iterator[Spread]:
+    """Every spread of one table that keeps what is said of it alone."""
+    rules = [rule for rule in constraints.rules if fnmatchcase(table.name, rule.tables)]
+    pinned = [shard for shard in constraints.pinned if shard.table == table.name]
+    for spread in product(range(0, table.dim + 1, _DIM), repeat=num_devices):
+        if sum(spread) != table.dim:
+            continue
+        devices = [device for device, dim in enumerate(spread) if dim]
+        if len(devices) > 1 and any(table.name in group for group in constraints.together):
+            continue
+        if all(_rule_kept(rule, spread, devices) for rule in rules) and _pins_kept(pinned, spread):
+            yield spread
+
+
+def _rule_kept(rule: TableRule, spread: Spread, devices: list[int]) -> bool:
+    if rule.devices is not None and not set(devices) <= set(rule.devices):
+        return False
+    if not (rule.min_shards or 1) <= len(devices) <= (rule.max_shards or len(devices)):
+        return False
+    return len(devices) == 1 or min(spread[device] for device in devices) >= (rule.min_dim or 1)
+
+
+def _pins_kept(pinned: list[PinnedShard], spread: Spread) -> bool:
+    return any(
+        all(device in pin.devices and spread[device] == pin.dim for pin, device in zip(pinned, places, strict=True))
+        for places in permutations(range(len(spread)), len(pinned))
+    )
+
+
+def tiny_task(seed: int, most_rows: int = 30) -> TinyTask:
+    """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; most of them with little memory to spare."""
+    rng = np.random.default_rng(seed)
+    num_devices, count = int(rng.integers(2, 4)), int(rng.integers(1, 5))
+    tables = tuple(
+        Table(f"t{i}", int(rng.integers(1, most_rows)), 4 * int(rng.integers(1, 5)), float(rng.uniform(0.1, 3)), _ONCE)
+        for i in range(count)
+    )
+    use = MemoryUse(str(rng.choice(list(_STATE_FLOATS))), int(rng.integers(2)))
+    total = sum(_shard_bytes(table, table.dim, use, _BATCH_SIZE) for table in tables)
+    received = use.received_bytes(sum(table.dim for table in tables), _BATCH_SIZE, num_devices)
+    slack = float(rng.choice([100.0, 1.0, 1.05, 1.15, 1.3, 1.6]))
+    shares = np.ones(num_devices) if rng.random() < 0.5 else rng.uniform(0.5, 1.5, size=num_devices)
+    memory = tuple(int(np.ceil(slack * total * share / shares.sum())) + received for share in shares)
+    free = Task(tables, Topology(num_devices, memory), _BATCH_SIZE, use)
+    return TinyTask(free, _tiny_constraints(tables, num_devices, rng) if rng.random() < 0.8 else Constraints())
+
+
+def _tiny_constraints(tables: tuple[Table, ...], num_devices: int, rng: np.random.Generator) -> Constraints:
+    names = [str(name) for name in rng.permutation([table.name for table in tables])]
+    together: tuple[tuple[str, ...], ...] = ()
+    if len(names) > 1 and rng.random() < 0.25:
+        together = (tuple(names[:2]),)
+    alone = [table for table in tables if not any(table.name in group for group in together)]
+    pinned = [shard for table in alone if rng.random() < 0.4 for shard in _tiny_pins(table, num_devices, rng)]
+    rules = [_tiny_rule(name, num_devices, rng) for name in names if rng.random() < 0.4]
+    apart = [tuple(names[-size:]) for size in (2, 3) if len(names) >= size and rng.random() < 0.25]
+    return Constraints(tuple(rules), tuple(pinned), together, tuple(apart))
+
+
+def _tiny_pins(table: Table, num_devices: int, rng: np.random.Generator) -> Iterator[PinnedShard]:
+    left = table.dim
+    for _ in range(int(rng.integers(1, num_devices + 1))):
+        if not left:
+            return
+        dim = 4 * int(rng.integers(1, left // 4 + 1))
+        left -= dim
+        yield PinnedShard(table.name, dim, _some_devices(num_devices, rng))
+
+
+def _tiny_rule(name: str, num_devices: int, rng: np.random.Generator) -> TableRule:
+    def maybe(low: int, high: int) -> int | None:
+        return int(rng.integers(low, high)) if rng.random() < 0.4 else None
+
+    devices = _some_devices(num_devices, rng) if rng.random() < 0.4 else None
+    return TableRule(name, devices, maybe(1, 4), maybe(1, 4), maybe(1, 13))
+
+
+def _some_devices(num_devices: int, rng: np.random.Generator) -> tuple[int, ...]:
+    count = int(rng.integers(1, num_devices + 1))
+    return tuple(int(device) for device in rng.permutation(num_devices)[:count])

@@ -1,0 +1,45 @@
+"""One thread inside, as many as before outside, the same plans."""
+
+import numpy as np  # noqa: F401  # loads a BLAS
+import pytest
+from threadpoolctl import threadpool_info
+
+import neuroshard as ns
+from neuroshard.search.heuristics import Greedy
+from neuroshard.simulator import Simulator
+from neuroshard.testing import random_models, toy_task
+from neuroshard.threads import blas_threads
+
+
+def _threads():
+    return [pool["num_threads"] for pool in threadpool_info()]
+
+
+def test_threads_are_limited_inside_only():
+    with blas_threads(2):
+        before = _threads()
+        with blas_threads(1):
+            assert _threads()
+            assert set(_threads()) == {1}
+        assert _threads() == before
+        with pytest.raises(ZeroDivisionError), blas_threads(1):
+            raise ZeroDivisionError
+        assert _threads() == before
+
+
+def test_searches_run_on_one_thread(monkeypatch):
+    seen = []
+    find = Greedy.find
+    monkeypatch.setattr(Greedy, "find", lambda *some: seen.extend(_threads()) or find(*some))
+    with blas_threads(2):
+        ns.search(toy_task(6), Simulator(random_models()), searcher="dim_greedy")
+    assert set(seen) == {1}
+
+
+def test_threads_do_not_change_plans():
+    for seed in range(3):
+        task, simulator = toy_task(20, seed=seed), Simulator(random_models(seed=seed))
+        with blas_threads(2):
+            many = ns.search(task, simulator, searcher="neuroshard_published")
+            direct = ns.registry.build("searcher", "neuroshard_published").search(task, simulator)
+        assert many == direct
