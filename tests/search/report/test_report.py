@@ -169,5 +169,5 @@ def test_mistakes_are_named(tmp_path, runs):
     with pytest.raises(UserError, match="no finished run in"):
         gather([tmp_path / "empty"])
     (runs / "random" / "results.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="results.parquet is corrupt"):
+    with pytest.raises(UserError, match=r"results\.parquet is corrupt"):
         gather([runs])
