@@ -7,6 +7,7 @@ taken as the largest index + 1, as the data set's users do; `dim` is the caller'
 
 import gzip
 import tempfile
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +97,9 @@ def _load_mapped(file: Path) -> object:
     """Memory-mapped where the file's (zip) format allows; the oldest torch.save format is read whole."""
     with file.open("rb") as opened:
         is_zip = opened.read(2) == b"PK"
-    loaded: object = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is wrong with a file is said in one line, by an error
+        loaded: object = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     return loaded
 
 

@@ -251,7 +251,7 @@ _NUMBERS = (float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e-38, 3e38, 1
 
 def changed_tensor(tensor: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     """A tensor with a wrong number in it, or of another type or shape."""
-    with suppress(RuntimeError, IndexError, TypeError):
+    with suppress(RuntimeError, IndexError, TypeError, ValueError):
         what = int(rng.integers(6))
         if what == 0:
             return torch.as_tensor(tensor, dtype=_one(_DTYPES, rng))

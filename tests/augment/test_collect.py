@@ -170,7 +170,7 @@ def test_exchanges_take_turns_among_device_counts(tmp_path):
 def test_impossible_batch_sizes_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"batch size 1 must be at least"):
         replace(collect_run(tmp_path), batch_sizes=(1, 64))
-    with pytest.raises(UserError, match=r"batch_sizes=\[\]"):
+    with pytest.raises(UserError, match=r"batch_sizes=.* must be a list"):
         replace(collect_run(tmp_path), batch_sizes=())
 
 

@@ -8,6 +8,7 @@ from msgspec import Meta
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.schema import Count, Name, Share
+from neuroshard.units import ByteSize
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,22 @@ def test_arguments_are_checked():
     with pytest.raises(TypeError, match="depth"):
         _area(2, depth=5)
     assert _area.__name__ == "_area"
+
+
+@checked
+def _limit(size: ByteSize | None = None, least: ByteSize = 0) -> int | None:
+    return size
+
+
+def test_sizes_may_be_written_as_people_do():
+    assert (_limit("4GiB"), _limit(1e9), _limit(7), _limit(None)) == (4 << 30, 10**9, 7, None)
+    for size, message in (
+        ("4GiBs", "size='4GiBs' must be a size"),
+        (-1, "size=-1"),
+        (True, "size=True"),
+        ([], "size="),
+    ):
+        with pytest.raises(UserError, match=message):
+            _limit(size)
+    with pytest.raises(UserError, match="least='x' must be a size"):
+        _limit(least="x")

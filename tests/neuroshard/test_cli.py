@@ -332,7 +332,7 @@ def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
         assert [path.name for path in Path("busy").iterdir()] == [".lock"]
     assert code == 2
     assert "another run is at work in busy; wait for it, or give another out=DIRECTORY" in err
-    assert not Path("busy").exists()
+    assert not Path("busy").exists()  # neither left anything there
 
 
 def test_sweeps_run_in_parallel_and_go_on(capsys, here):
