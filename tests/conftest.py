@@ -6,7 +6,10 @@ import os
 # else works, and tests run side by side.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
+slow_is_fine = [HealthCheck.too_slow]
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, max_examples=50, suppress_health_check=slow_is_fine
+)
 settings.load_profile("repeatable")

@@ -9,6 +9,7 @@ from typing import Any
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _SETTING = re.compile(rf"([\w.]+)=({_NUMBER})")
 _DEEPEST = 8
+_LARGEST = 1e18
 _SEED = "seed"  # a number that is no quantity
 _MOST_DIFFERENCES = 3  # named; of more, the directory says more
 
@@ -65,7 +66,7 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
     suffix = f" ({', '.join(marks)})" if marks else ""
     if value is not None:
         return Name(method + suffix, f"{differing[0]} of {method}", value)
-    if found := _SETTING.fullmatch(method):
+    if (found := _SETTING.fullmatch(method)) and _is_number(float(found[2])):
         return Name(method + suffix, found[1] + suffix, float(found[2]))
     return Name(method + suffix, None, None)
 
@@ -73,10 +74,15 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
 def _swept(key: str, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """The values of a setting by path, if all are numbers, each another one."""
     values = {path: given.get(key) for path, given in settings.items()}
-    numbers = [value for value in values.values() if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    if key.rpartition(".")[2] == _SEED or len(set(numbers)) < len(values):
+    numbers = {path: float(value) for path, value in values.items() if value is not None and _is_number(value)}
+    if key.rpartition(".")[2] == _SEED or len(set(numbers.values())) < len(values):
         return {}
-    return {path: float(value) for path, value in values.items() if value is not None}
+    return numbers
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one that can be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:

@@ -27,9 +27,19 @@ def test_runs_that_differ_in_a_number_are_a_sweep():
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [({"seed": 1}, {"seed": 2}), ({"kind": "a"}, {"kind": "b"}), ({"on": True}, {"on": False}),
-     ({"n": 1}, {"n": None}), ({"n": 1}, {}), ({"n": 1, "m": 1}, {"n": 2, "m": 2}), ({"n": [1]}, {"n": [2]})],
-)  # fmt: skip
+    [
+        ({"seed": 1}, {"seed": 2}),
+        ({"kind": "a"}, {"kind": "b"}),
+        ({"on": True}, {"on": False}),
+        ({"n": 1}, {"n": None}),
+        ({"n": 1}, {}),
+        ({"n": 1, "m": 1}, {"n": 2, "m": 2}),
+        ({"n": [1]}, {"n": [2]}),
+        ({"n": 1}, {"n": 10**400}),
+        ({"n": 1}, {"n": float("inf")}),
+        ({"n": 1}, {"n": float("nan")}),
+    ],
+)
 def test_other_differences_are_named_but_no_sweep(one, other):
     found = named(_runs(one, other))
     assert len({name.method for name in found.values()}) == 2
@@ -55,7 +65,9 @@ def test_methods_named_after_a_number_are_a_sweep(method, setting, value):
     assert (name.method, name.setting, name.value) == (method, setting, value)
 
 
-@pytest.mark.parametrize("method", ["a=b", "a=1.2.3", "a=", "=1", "a=1e", "a=1e9999", "a=1 b", "a=nan", "a=inf"])
+@pytest.mark.parametrize(
+    "method", ["a=b", "a=1.2.3", "a=", "=1", "a=1e", "a=1e9999", "a=1e999", "a=1 b", "a=nan", "a=inf"]
+)
 def test_other_methods_are_methods(method):
     (name,) = named(_runs({}, method=method)).values()
     assert (name.method, name.setting, name.value) == (method, None, None)

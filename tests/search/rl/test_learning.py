@@ -53,7 +53,7 @@ def _best_ms(one, simulator):
     [
         dreamshard(rounds=30, episodes=16),
         autoshard(rounds=40, episodes=16),
-        replace(dreamshard(rounds=40, episodes=16), cost_network=replace(NETWORK, placements=60, steps=100)),
+        replace(dreamshard(rounds=25, episodes=16), cost_network=replace(NETWORK, placements=40, steps=60)),
     ],
     ids=["dreamshard on models", "autoshard on models", "dreamshard on its own cost network"],
 )
