@@ -1,6 +1,7 @@
 """`neuroshard models`: which cost models are installed, and what their cards say."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.errors import UserError
-from neuroshard.files import read_json
 from neuroshard.models.bundle import load_bundle
+from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.shipped import shipped_names, shipped_path
 
 
@@ -22,8 +23,8 @@ def show_models(arguments: list[str], console: Console) -> None:
     if len(arguments) > 1:
         raise UserError(f"neuroshard models takes one name at most, not {len(arguments)}")
     if arguments:
-        card = read_json((shipped_path(arguments[0]) or Path(arguments[0])) / "card.json", "model card")
-        console.print_json(json.dumps(card))
+        card = load_bundle(shipped_path(arguments[0]) or Path(arguments[0]))[1]
+        console.print_json(json.dumps(asdict(card)))
         return
     console.print(_measured())
     console.print(_arithmetic())
@@ -38,10 +39,10 @@ def _measured() -> Grid:
         path = shipped_path(name)
         assert path is not None
         models, card = load_bundle(path)
-        ranges = models.ranges
+        ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
-        errors = (f"{card.metrics[part]['test']['mape']:.1%}" for part in ("compute", "forward", "backward"))
-        grid.add_row(name, str(card.hardware.get("device", "")), *spans, *errors)
+        errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in MODEL_NAMES)
+        grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, *errors)
     return grid
 
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.arrays import FloatArray
+from neuroshard.errors import UserError
 from neuroshard.plan import Plan
 from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.schema import NonNegative
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
 
@@ -20,8 +24,12 @@ class Range:
     """What one quantity ranged over in the measurements."""
 
     name: str
-    least: float
-    most: float
+    least: NonNegative
+    most: NonNegative
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise UserError(f"range of {self.name}: least={self.least:g} is above most={self.most:g}")
 
     @classmethod
     def of(cls, name: str, values: Sequence[float] | FloatArray) -> "Range":
@@ -104,8 +112,8 @@ class Margin:
     training didn't see (split conformal prediction).
     """
 
-    relative: float
-    factor: float
+    relative: Annotated[float, Meta(ge=0, le=1e6)]
+    factor: Annotated[float, Meta(ge=0, le=1e6)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
         """(...,) ms."""

@@ -13,7 +13,7 @@ from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.mlp import Normaliser
 from neuroshard.pretrain.additive import Additive, Ensemble
 from neuroshard.pretrain.examples import CommTable, ComputeTable
-from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.metrics import accuracy_of
 from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, to_mlp
 from neuroshard.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.pretrain.pretrain import Pretrain
@@ -92,7 +92,7 @@ def test_a_run_learns_and_saves_what_it_learned(data, kinds):
     test = [m for m in _compute(400) if m.split == "test"]
     predicted = models.compute.predict([m.sample.tables for m in test], 256)
     measured = np.array([m.repeats.times_ms[0] for m in test])
-    assert Metrics.of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
+    assert accuracy_of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
     assert card.data["compute_samples"] == {"train": 240, "valid": 80, "test": 80}
     assert card.metrics["compute"]["noise_p50"] == 0
     assert 0.7 < result.metrics["compute"].coverage <= 1
@@ -210,7 +210,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
 
 
 def test_metrics_by_hand():
-    metrics = Metrics.of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
+    metrics = accuracy_of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
     assert metrics.mse == pytest.approx((1 + 4 + 1) / 3)
     assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)
     assert metrics.decile_mape == pytest.approx((0.5, 0.5, 0.25))
