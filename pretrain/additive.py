@@ -43,7 +43,7 @@ class AdditiveNetwork(nn.Module):
         return costs
 
     def _weight(self) -> torch.Tensor:
-        return (self.weight * self._signs).clamp(min=0) * self._signs
+        return self.weight.abs() * self._signs
 
     def load(self, model: AdditiveCompute) -> None:
         """Take the weights of a fitted model.

@@ -82,9 +82,7 @@ class Pretrain:
             ranges = ranges.joined(start.ranges)
         return CostModels(compute_model, forward, backward, sizes.pop() if len(sizes) == 1 else None, ranges)
 
-    def _card(
-        self, manifest: Manifest, compute: Measured, comm: Measured, metrics: dict[ModelName, ModelTest]
-    ) -> Card:
+    def _card(self, manifest: Manifest, compute: Measured, comm: Measured, metrics: dict[ModelName, ModelTest]) -> Card:
         return Card(
             hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self.data}"),
             versions=manifest.versions | versions(),
@@ -99,7 +97,7 @@ class Pretrain:
             training={
                 "compute_model": type(self.compute_model).__name__,
                 "comm_model": type(self.comm_model).__name__,
-                "settings": asdict(self),
+                "settings": {name: value for name, value in asdict(self).items() if name != "out"},
             },
             metrics=ModelTests(**metrics),
         )

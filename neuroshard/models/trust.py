@@ -60,6 +60,7 @@ class Ranges:
     rows: Range
     dim: Range
     pooling_factor: Range
+    bytes_per_element: Range
     batch_size: Range
     tables_on_a_device: Range
     devices: Range
@@ -73,6 +74,7 @@ class Ranges:
             Range.of("rows", tables.rows),
             Range.of("dim", tables.dim),
             Range.of("pooling factor", tables.pooling_factor),
+            Range.of("bytes per element", tables.bytes_per_element),
             Range.of("batch size", [sample.batch_size for sample in compute]),
             Range.of("tables on a device", [len(sample.tables) for sample in compute]),
             Range.of("devices", [len(sample.dims) for sample in comm]),
@@ -92,6 +94,7 @@ class Ranges:
             self.rows.warning(tables.rows),
             self.dim.warning(tables.dim),
             self.pooling_factor.warning(tables.pooling_factor),
+            self.bytes_per_element.warning(tables.bytes_per_element),
             self.batch_size.warning([task.batch_size]),
             self.devices.warning([task.topology.num_devices]),
         )

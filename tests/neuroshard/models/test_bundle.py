@@ -18,7 +18,9 @@ from neuroshard.samples import CommSample, ComputeSample
 from neuroshard.testing import random_ensemble, random_models, random_set_comm, toy_tables
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
-CARD = Card(Fingerprint("cpu", "none", 2, 1 << 30), {"torch": "1"}, None, {"epochs": 3}, ModelTests(TESTED, TESTED, TESTED))
+CARD = Card(
+    Fingerprint("cpu", "none", 2, 1 << 30), {"torch": "1"}, None, {"epochs": 3}, ModelTests(TESTED, TESTED, TESTED)
+)
 
 
 @pytest.fixture
