@@ -1,6 +1,6 @@
 """Where a bundle comes from and how good it is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -78,8 +78,8 @@ class Card:
         metrics: of each model, on tables never seen in training, with the noise floor beside them; None if unknown.
     """
 
-    hardware: Fingerprint | None
-    versions: dict[str, str]
-    data: DataSummary | None
-    training: dict[str, Any]
-    metrics: ModelTests | None
+    hardware: Fingerprint | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    data: DataSummary | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: ModelTests | None = None

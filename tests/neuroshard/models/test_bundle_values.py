@@ -29,7 +29,7 @@ TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64, np.uint8, np.bo
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory):
     """A bundle of every form, and a place for changed ones."""
-    root, card = tmp_path_factory.mktemp("bundles"), Card(None, {}, None, {}, None)
+    root, card = tmp_path_factory.mktemp("bundles"), Card()
     samples = [ComputeSample(toy_task(n).tables, 256) for n in (2, 5)]
     ranges = Ranges.of(samples, [CommSample((8, 16), (0.0, 1.0), 256)])
     margins = Margins(Margin(0.1, 1.5), Margin(0.2, 2.0), Margin(0.3, 2.5))

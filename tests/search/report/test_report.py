@@ -79,7 +79,7 @@ def test_settings_are_curves():
 
 @pytest.fixture
 def runs(tmp_path):
-    save_bundle(tmp_path / "models", random_models(), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "models", random_models(), Card())
     tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
     searchers = {"dim_greedy": Greedy("dim"), "random": Random(), "seed=1": Random(seed=1), "seed=2": Random(seed=2)}
     for name, searcher in searchers.items():
@@ -155,7 +155,7 @@ def test_a_browser_shows_the_figures(runs, tmp_path):
 
 def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
     tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
-    save_bundle(tmp_path / "others", random_models(seed=3), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "others", random_models(seed=3), Card())
     Search(str(tmp_path / "others"), tasks, Random(), "random", str(runs / "again")).run()
     names = set(gather([runs]).searched["method"])
     assert f"random ({tmp_path / 'others'})" in names
