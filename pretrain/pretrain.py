@@ -1,5 +1,6 @@
 """The pretrain run: fit the three cost models to a data directory, write a bundle."""
 
+import shutil
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -112,14 +113,26 @@ def _save(path: Path, models: CostModels, card: Card) -> None:
     try:
         save_bundle(path, models, card)
     except OSError as error:
-        why = f"can't write the bundle to {path}: {error.strerror or error}; what was there before is unchanged"
-        elsewhere = Path(tempfile.mkdtemp(prefix="neuroshard-"))
-        try:
-            save_bundle(elsewhere, models, card)
-        except OSError as again:
-            elsewhere.rmdir()
-            raise UserError(f"{why}, and the fitted models are lost: {elsewhere.parent}: {again.strerror}") from None
-        raise UserError(f"{why}; the fitted models are in {elsewhere}: make room and move them") from None
+        why = f"can't write the bundle to {path} ({error.strerror or error}); what was there before is unchanged"
+        kept = _kept_elsewhere(models, card)
+        if kept is None:
+            raise UserError(
+                f"{why}, the fitted models are lost: nor is there room in {tempfile.gettempdir()}"
+            ) from None
+        raise UserError(f"{why}, the fitted models are in {kept}: make room and move them") from None
+
+
+def _kept_elsewhere(models: CostModels, card: Card) -> Path | None:
+    """The directory for temporary files that the bundle went to; None if that can't be written to either."""
+    made = []
+    try:
+        made.append(Path(tempfile.mkdtemp(prefix="neuroshard-")))
+        save_bundle(made[0], models, card)
+    except OSError:
+        for directory in made:
+            shutil.rmtree(directory, ignore_errors=True)
+        return None
+    return made[0]
 
 
 def _bar(progress: Progress, name: str, epochs: int) -> OnEpoch:

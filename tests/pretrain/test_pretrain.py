@@ -194,7 +194,7 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     spare = tmp_path_factory.mktemp("spare")
     monkeypatch.setattr("tempfile.tempdir", str(spare))
     _full_disk(monkeypatch, data / "bundle")
-    with pytest.raises(UserError, match=r"No space left.*unchanged; the fitted models are in .*spare") as caught:
+    with pytest.raises(UserError, match=r"No space left.*unchanged, the fitted models are in .*spare") as caught:
         _pretrain(data, seed=1, **short).run()
     assert "\n" not in str(caught.value)
     (kept,) = spare.iterdir()
@@ -205,7 +205,7 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     assert (costs[0] == costs[1]).all()
     assert (costs[0] != costs[2]).any()
     _full_disk(monkeypatch, data / "bundle", spare)
-    with pytest.raises(UserError, match=r"unchanged, and the fitted models are lost"):
+    with pytest.raises(UserError, match=r"unchanged, the fitted models are lost"):
         _pretrain(data, seed=1, **short).run()
     assert list(spare.iterdir()) == [kept]
 
