@@ -31,7 +31,7 @@ demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's
 	@echo "4/4 running the plans on this CPU -> demo/evaluate"
 	@$(call timed,$(BIN)/neuroshard evaluate experiment=evaluate_demo)
 	@echo
-	@echo "measurements: demo/data      cost models: demo/models (see card.json)"
+	@echo "measurements: demo/data      cost models: demo/models (bundle.json holds their card)"
 	@echo "plans:        demo/search    measured:    demo/evaluate (plan.png, results.parquet, devices.parquet)"
 	@echo "try next, with your own tables (a CSV with the columns name,rows,dim,pooling_factor):"
 	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=YOUR.csv"
@@ -63,11 +63,12 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	$(BIN)/python benchmarks/learning_curve.py benchmarks/data/cpu
 	$(BIN)/python benchmarks/ablation.py benchmarks/data/cpu
 	$(BIN)/python benchmarks/device_counts.py benchmarks/data/cpu
+	$(BIN)/python benchmarks/physics.py cpu roofline:h100
 	$(BIN)/python benchmarks/torchrec_peer.py cpu 4096 60 4 20
 	$(BIN)/python benchmarks/torchrec_peer.py roofline:h100 65536 200 16 5
 	$(BIN)/torchrun --nproc-per-node=2 benchmarks/dlrm_training.py
 	$(BIN)/python benchmarks/policies.py cpu 50 dreamshard autoshard
-	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py
+	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py tests/neuroshard/models/test_bundle_values.py
 	$(BIN)/python benchmarks/kill_runs.py
 
 clean:  ## remove the environment, caches and the demo's files

@@ -14,7 +14,7 @@ import numpy as np
 
 from neuroshard.pretrain.additive import Additive
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.metrics import accuracy_of
 from neuroshard.pretrain.result import predict_compute
 from neuroshard.pretrain.training import TrainingSettings
 from neuroshard.records import DataDirectory
@@ -70,7 +70,7 @@ def _mape(measured: Measured) -> float:
     for seed in _SEEDS:
         model = Additive(training=_TRAINING).fit(measured, None, seed, _silent)
         predicted = predict_compute(model, measured.test)
-        errors.append(Metrics.of(predicted.predicted_ms, predicted.measured_ms).mape)
+        errors.append(accuracy_of(predicted.predicted_ms, predicted.measured_ms).mape)
     return float(np.median(errors))
 
 

@@ -13,7 +13,7 @@ from neuroshard.noise import pass_repeatability
 from neuroshard.pretrain.examples import BACKWARD, FORWARD
 from neuroshard.pretrain.fitting import CommFitter
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.metrics import accuracy_of
 from neuroshard.pretrain.result import predict_comm
 from neuroshard.records import DataDirectory
 from neuroshard.registry import compose_config, instantiate_config
@@ -49,7 +49,7 @@ def _kept(measured: Measured, keep: Callable[[int], bool]) -> Measured:
 def _errors(models: list[CommModel], measured: Measured) -> str:
     """MAPE on test exchanges, forward / backward."""
     predicted = [predict_comm(model, measured.test, d) for model, d in zip(models, _DIRECTIONS, strict=True)]
-    return " / ".join(f"{Metrics.of(p.predicted_ms, p.measured_ms).mape:.1%}" for p in predicted)
+    return " / ".join(f"{accuracy_of(p.predicted_ms, p.measured_ms).mape:.1%}" for p in predicted)
 
 
 def _silent(_epoch: int, _loss: float) -> None:

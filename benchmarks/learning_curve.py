@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from neuroshard.models import CostModels, SumModel
+from neuroshard.models.card import Accuracy
 from neuroshard.noise import pass_repeatability
 from neuroshard.pretrain.fitting import ComputeFitter
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.metrics import accuracy_of
 from neuroshard.pretrain.result import predict_compute
 from neuroshard.records import DataDirectory
 from neuroshard.registry import compose_config, instantiate_config
@@ -65,10 +66,10 @@ def _row(model: object, measured: Measured) -> str:
     return f"MAPE {metrics.mape:.1%}, tau {metrics.kendall_tau:.3f}"
 
 
-def _metrics(model: object, measured: Measured) -> Metrics:
+def _metrics(model: object, measured: Measured) -> Accuracy:
     assert isinstance(model, SumModel)
     predicted = predict_compute(model, measured.test)
-    return Metrics.of(predicted.predicted_ms, predicted.measured_ms)
+    return accuracy_of(predicted.predicted_ms, predicted.measured_ms)
 
 
 def _silent(_epoch: int, _loss: float) -> None:

@@ -1,6 +1,6 @@
 """What a compute model sees of a table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +45,12 @@ def _physical(tables: TableColumns, batch_size: FloatArray) -> FloatArray:
     return np.concatenate([np.log2(quantities), aligned], axis=1)
 
 
+def _physical_reuse(tables: TableColumns, batch_size: FloatArray) -> FloatArray:
+    lookups = tables.reuse * MEAN_COUNTS  # in each bin, for a unique row
+    of_a_lookup = (lookups @ MEAN_COUNTS) / lookups.sum(axis=1)
+    return np.concatenate([_physical(tables, batch_size), np.log2(of_a_lookup)[:, None]], axis=1)
+
+
 @dataclass(frozen=True)
 class FeatureSet:
     """A named way to describe tables as numbers; bundles store the name and the columns' names.
@@ -54,6 +60,8 @@ class FeatureSet:
     "physical": binary logs of what a kernel has to move in a batch, so the batch size too: lookups, unique rows, and
         their bytes; whether the width fills vector registers. Of the histogram only what it says of unique rows: with
         all of it, a network learns tables by heart.
+    "physical_reuse": "physical", and the binary log of how often the row of a lookup is looked up, on average over all
+        lookups: how much they crowd on few rows, which caches feel.
     "paper_batch": "paper" and the batch size, for comparison.
 
     Raises:
@@ -72,19 +80,27 @@ class FeatureSet:
         return _FEATURES[self.name].columns
 
     @classmethod
-    def checked(cls, name: str, columns: list[str]) -> "FeatureSet":
+    def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
         """The feature set of that name.
 
         Raises:
             UserError: there is none, or it has other columns in this version.
         """
         features = cls(name)
-        if columns != list(features.columns):
+        if tuple(columns) != features.columns:
             raise UserError(
                 f"made for other features ({', '.join(columns)}); this version's {name!r} are "
                 f"{', '.join(features.columns)}; make it again with neuroshard pretrain"
             )
         return features
+
+    @property
+    def signs(self) -> tuple[int, ...]:
+        """(F,) which way a cost goes with each feature.
+
+        1: up with what has to be moved; -1: down with alignment; 0: either way with how lookups are distributed.
+        """
+        return tuple(_sign(column) for column in self.columns)
 
     @property
     def sees_batch_size(self) -> bool:
@@ -97,33 +113,38 @@ class FeatureSet:
         return _FEATURES[self.name].compute(tables, sizes)
 
 
+def _sign(column: str) -> int:
+    if column.startswith("multiple_of_"):
+        return -1
+    return 0 if "reuse" in column else 1
+
+
 @dataclass(frozen=True)
 class _Features:
     columns: tuple[str, ...]
     compute: Callable[[TableColumns, FloatArray], FloatArray]
 
 
+_PHYSICAL = (
+    "log_dim",
+    "log_rows",
+    "log_pooling_factor",
+    "log_batch_size",
+    "log_lookups",
+    "log_unique_rows",
+    "log_row_bytes",
+    "log_bytes_read",
+    "log_unique_bytes",
+    "log_size_bytes",
+    "log_outputs",
+    *(f"multiple_of_{lanes}" for lanes in _LANES),
+)
 _FEATURES = {
     "paper": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES), _paper),
     "paper_batch": _Features(("dim", "rows", "pooling_factor", "size_mib", *_REUSE_NAMES, "batch_size"), _paper_batch),
     "log": _Features(
         ("log_dim", "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES), _log
     ),
-    "physical": _Features(
-        (
-            "log_dim",
-            "log_rows",
-            "log_pooling_factor",
-            "log_batch_size",
-            "log_lookups",
-            "log_unique_rows",
-            "log_row_bytes",
-            "log_bytes_read",
-            "log_unique_bytes",
-            "log_size_bytes",
-            "log_outputs",
-            *(f"multiple_of_{lanes}" for lanes in _LANES),
-        ),
-        _physical,
-    ),
+    "physical": _Features(_PHYSICAL, _physical),
+    "physical_reuse": _Features((*_PHYSICAL, "log_reuse_of_a_lookup"), _physical_reuse),
 }

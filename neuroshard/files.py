@@ -16,16 +16,29 @@ MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, force it to disk, then rename it into place."""
+    """Let `write` fill a temporary file beside `path`, force it to disk, then rename it into place.
+
+    After a power failure there is either what was there or what was written: both the file and its name are on the disk
+    before this returns.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        _force_to_disk(temporary)
         temporary.replace(path)
+        _force_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _force_to_disk(path: Path) -> None:
+    """A file's content, or a directory's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, content: object) -> None:

@@ -1,6 +1,7 @@
 """`neuroshard models`: which cost models are installed, and what their cards say."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.errors import UserError
-from neuroshard.files import read_json
 from neuroshard.models.bundle import load_bundle
+from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.cost_models import ROOFLINE, CostModels
 from neuroshard.models.shipped import shipped_names, shipped_path
 from neuroshard.registry import choices, described
@@ -29,9 +30,9 @@ def show_models(arguments: list[str], console: Console) -> None:
         console.print_json(json.dumps(described_by))
         return
     if arguments:
-        CostModels.load(arguments[0])  # which says what is wrong with the name or the bundle
-        card = read_json((shipped_path(arguments[0]) or Path(arguments[0])) / "card.json", "model card")
-        console.print_json(json.dumps(card))
+        CostModels.load(arguments[0])  # which says what is wrong with the name
+        card = load_bundle(shipped_path(arguments[0]) or Path(arguments[0]))[1]
+        console.print_json(json.dumps(asdict(card)))
         return
     console.print(_measured())
     console.print(_arithmetic())
@@ -46,10 +47,10 @@ def _measured() -> Grid:
         path = shipped_path(name)
         assert path is not None
         models, card = load_bundle(path)
-        ranges = models.ranges
+        ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
-        errors = (f"{card.metrics[part]['test']['mape']:.1%}" for part in ("compute", "forward", "backward"))
-        grid.add_row(name, str(card.hardware.get("device", "")), *spans, *errors)
+        errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in MODEL_NAMES)
+        grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, *errors)
     return grid
 
 

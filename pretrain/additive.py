@@ -1,5 +1,6 @@
 """Fitting additive compute models, alone and as ensembles."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,39 +13,57 @@ from neuroshard.features import FeatureSet
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Normaliser
-from neuroshard.perceptron import perceptron
 from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start, compute_tables
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import checked_widths, last_layer, load_mlp, segment_sums, to_mlp
+from neuroshard.pretrain.monotone import MonotoneNetwork, alternating
+from neuroshard.pretrain.networks import checked_widths, segment_sums
 from neuroshard.pretrain.training import fit
+
+_FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
+_MOST_TABLES = 12
 
 
 class AdditiveNetwork(nn.Module):
     """The trainable form of `AdditiveCompute`."""
 
-    def __init__(self, num_features: int, hidden: tuple[int, ...], corrections: int) -> None:
+    def __init__(self, signs: Sequence[int], hidden: tuple[int, ...], corrections: int) -> None:
         super().__init__()
-        self.network = perceptron((num_features, *hidden, 1 + corrections))
-        self.bias = nn.Parameter(torch.zeros(corrections))
-        self.weight = nn.Parameter(torch.zeros(corrections))  # sets start as the sum of their tables
+        self.network = MonotoneNetwork(signs, hidden, 1 + corrections)
+        self._signs = alternating(corrections)
+        # A table's amounts begin at about 1: limits are spread over sets of few tables and of many.
+        self.bias = nn.Parameter(-self._signs * torch.linspace(1, _MOST_TABLES, corrections))
+        self.weight = nn.Parameter(_FIRST_WEIGHT * self._signs)
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
-        hidden, last = self.network[:-1](features), last_layer(self.network)
-        own = (hidden @ last.weight[:1].T + last.bias[:1]).exp()
-        vectors = segment_sums(hidden, segments, len(count)) @ last.weight[1:].T + count[:, None] * last.bias[1:]
-        corrected = torch.relu(vectors + self.bias) @ self.weight
-        costs: torch.Tensor = segment_sums(own, segments, len(count)) + (corrected + self.offset)[:, None]
+        sums = segment_sums(self.network(features).exp(), segments, len(count))
+        corrected = torch.relu(sums[:, 1:] * self._signs + self.bias) @ self._weight()
+        costs: torch.Tensor = sums[:, :1] + (corrected + self.offset)[:, None]
         return costs
 
+    def _weight(self) -> torch.Tensor:
+        return self.weight.abs() * self._signs
+
     def load(self, model: AdditiveCompute) -> None:
-        """Take the weights of a fitted model."""
-        load_mlp(self.network, model.network)
+        """Take the weights of a fitted model.
+
+        Raises:
+            UserError: they don't have the signs of this form.
+        """
+        self.network.load(model.network)
+        if (model.weight * self._signs.numpy() < 0).any():
+            raise UserError("init is a model whose corrections have other signs; leave init out")
         with torch.no_grad():
             self.bias.copy_(torch.from_numpy(model.bias))
             self.weight.copy_(torch.from_numpy(model.weight))
             self.offset.fill_(model.offset)
+
+    def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
+        """What was fitted, for inference."""
+        bias, weight = (part.detach().numpy().copy() for part in (self.bias, self._weight()))
+        offset = float(self.offset.detach())
+        return AdditiveCompute(features, normaliser, self.network.to_mlp(), bias, weight, offset, scale_ms)
 
 
 @dataclass(frozen=True)
@@ -57,7 +76,7 @@ class Additive(HiddenLayers):
     """
 
     hidden: tuple[int, ...] = (64, 64)
-    features: str = "physical"
+    features: str = "physical_reuse"
     corrections: int = 16
 
     def __post_init__(self) -> None:
@@ -77,18 +96,15 @@ class Additive(HiddenLayers):
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
         scale_ms = float(np.median(train.cost_ms / train.counts)) if start is None else start.scale_ms
         torch.manual_seed(seed)
-        network = self._network(len(features.columns), start)
+        network = self._network(features, start)
         examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
-        bias, weight = (part.detach().numpy().copy() for part in (network.bias, network.weight))
-        return AdditiveCompute(
-            features, normaliser, to_mlp(network.network), bias, weight, float(network.offset.detach()), scale_ms
-        )
+        return network.model(features, normaliser, scale_ms)
 
-    def _network(self, num_features: int, start: AdditiveCompute | None) -> AdditiveNetwork:
+    def _network(self, features: FeatureSet, start: AdditiveCompute | None) -> AdditiveNetwork:
         if start is None:
-            return AdditiveNetwork(num_features, self.hidden, self.corrections)
-        network = AdditiveNetwork(num_features, tuple(start.network.widths[1:-1]), len(start.bias))
+            return AdditiveNetwork(features.signs, self.hidden, self.corrections)
+        network = AdditiveNetwork(features.signs, tuple(start.network.widths[1:-1]), len(start.bias))
         network.load(start)
         return network
 

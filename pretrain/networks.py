@@ -61,7 +61,7 @@ class CommNetwork(nn.Module):
 
 def to_mlp(trained: nn.Module) -> Mlp:
     """The trained layers, for inference."""
-    layers = _linear_layers(trained)
+    layers = linear_layers(trained)
     weights = tuple(layer.weight.detach().numpy().T.copy() for layer in layers)
     return Mlp(weights, tuple(layer.bias.detach().numpy().copy() for layer in layers))
 
@@ -69,10 +69,11 @@ def to_mlp(trained: nn.Module) -> Mlp:
 def load_mlp(network: nn.Module, mlp: Mlp) -> None:
     """Give a network of the same widths the weights of `mlp`."""
     with torch.no_grad():
-        for layer, weight, bias in zip(_linear_layers(network), mlp.weights, mlp.biases, strict=True):
+        for layer, weight, bias in zip(linear_layers(network), mlp.weights, mlp.biases, strict=True):
             layer.weight.copy_(torch.from_numpy(weight.T.copy()))
             layer.bias.copy_(torch.from_numpy(bias.copy()))
 
 
-def _linear_layers(network: nn.Module) -> list[nn.Linear]:
+def linear_layers(network: nn.Module) -> list[nn.Linear]:
+    """Those within a network, in order."""
     return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]

@@ -1,20 +1,27 @@
 """The pretrain run: fit the three cost models to a data directory, write a bundle."""
 
+import shutil
+import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.progress import Progress
 
+from neuroshard.errors import UserError
 from neuroshard.files import exclusive
-from neuroshard.hardware.fingerprint import versions
+from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.bundle import check_place
+from neuroshard.models.card import DataSummary, ModelName, ModelTest, ModelTests
 from neuroshard.models.trust import Ranges
 from neuroshard.pretrain.examples import BACKWARD, FORWARD
 from neuroshard.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.result import PretrainResult, TestedModel, margins_of, tested
+from neuroshard.pretrain.result import PretrainResult, margins_of, tested
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
+from neuroshard.schema import parse
+from neuroshard.threads import torch_threads
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,13 @@ class Pretrain:
         compute = Measured.of(directory.compute().read(), "compute samples", directory.path)
         compute = compute.combining(self.max_tables).limited(self.max_samples)
         comm = Measured.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
-        with exclusive(Path(self.out)):
+        check_place(Path(self.out))
+        with exclusive(Path(self.out)), torch_threads(1):
             fitted = self._fit(compute, comm)
             margins = margins_of(fitted, compute, comm)
             metrics = tested(fitted, margins, compute, comm)
             card = self._card(manifest, compute, comm, metrics)
-            save_bundle(Path(self.out), replace(fitted, margins=margins), card)
+            _save(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
     def _fit(self, compute: Measured, comm: Measured) -> CostModels:
@@ -75,25 +83,56 @@ class Pretrain:
             ranges = ranges.joined(start.ranges)
         return CostModels(compute_model, forward, backward, sizes.pop() if len(sizes) == 1 else None, ranges)
 
-    def _card(self, manifest: Manifest, compute: Measured, comm: Measured, metrics: dict[str, TestedModel]) -> Card:
+    def _card(self, manifest: Manifest, compute: Measured, comm: Measured, metrics: dict[ModelName, ModelTest]) -> Card:
         return Card(
-            hardware=manifest.hardware,
+            hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self.data}"),
             versions=manifest.versions | versions(),
-            data={
-                "directory": Path(self.data).name,
-                "seed": manifest.seed,
-                "compute_samples": compute.sizes,
-                "comm_samples": comm.sizes,
-                "batch_sizes": sorted({*batch_sizes(compute.everything), *batch_sizes(comm.everything)}),
-                "num_devices": sorted({len(m.sample.dims) for m in comm.everything}),
-            },
+            data=DataSummary(
+                directory=Path(self.data).name,
+                seed=manifest.seed,
+                compute_samples=compute.sizes,
+                comm_samples=comm.sizes,
+                batch_sizes=tuple(sorted({*batch_sizes(compute.everything), *batch_sizes(comm.everything)})),
+                num_devices=tuple(sorted({len(m.sample.dims) for m in comm.everything})),
+            ),
             training={
                 "compute_model": type(self.compute_model).__name__,
                 "comm_model": type(self.comm_model).__name__,
-                "settings": asdict(self),
+                "settings": {name: value for name, value in asdict(self).items() if name != "out"},
             },
-            metrics={name: asdict(metric) for name, metric in metrics.items()},
+            metrics=ModelTests(**metrics),
         )
+
+
+def _save(path: Path, models: CostModels, card: Card) -> None:
+    """Write the bundle; where that fails, elsewhere, so that the training isn't lost.
+
+    Raises:
+        UserError: it couldn't be written to `path`; says where it is instead.
+    """
+    try:
+        save_bundle(path, models, card)
+    except OSError as error:
+        why = f"can't write the bundle to {path} ({error.strerror or error}); what was there before is unchanged"
+        kept = _kept_elsewhere(models, card)
+        if kept is None:
+            raise UserError(
+                f"{why}, the fitted models are lost: nor is there room in {tempfile.gettempdir()}"
+            ) from None
+        raise UserError(f"{why}, the fitted models are in {kept}: make room and move them") from None
+
+
+def _kept_elsewhere(models: CostModels, card: Card) -> Path | None:
+    """The directory for temporary files that the bundle went to; None if that can't be written to either."""
+    made = []
+    try:
+        made.append(Path(tempfile.mkdtemp(prefix="neuroshard-")))
+        save_bundle(made[0], models, card)
+    except OSError:
+        for directory in made:
+            shutil.rmtree(directory, ignore_errors=True)
+        return None
+    return made[0]
 
 
 def _bar(progress: Progress, name: str, epochs: int) -> OnEpoch:

@@ -12,39 +12,14 @@ from rich.table import Table as Grid
 
 from neuroshard.arrays import FloatArray
 from neuroshard.models import CommModel, ComputeModel, CostModels
+from neuroshard.models.card import ModelName, ModelTest
 from neuroshard.models.trust import LEVEL, Margin, Margins
 from neuroshard.noise import pass_repeatability
 from neuroshard.pretrain.examples import BACKWARD, FORWARD
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.metrics import accuracy_of
 from neuroshard.samples import CommSample, ComputeSample, Measurement
 from neuroshard.timing import typical_ms
-
-
-@dataclass(frozen=True)
-class TestedModel:
-    """A model on unseen tables, and the noise floor: how far two passes over the same samples differ.
-
-    `coverage` is the share of the measurements inside the model's 90% intervals.
-    """
-
-    test: Metrics
-    noise_mean: float
-    noise_p50: float
-    noise_p90: float
-    coverage: float
-
-    @classmethod
-    def of(cls, predicted: "Predicted", margin: Margin, everything: list[Measurement[Any]]) -> "TestedModel":
-        """From test predictions and all measurements, second passes included."""
-        noise = pass_repeatability(everything)
-        noise = noise if len(noise) else np.zeros(1)
-        p50, p90 = (float(np.quantile(noise, level)) for level in (0.5, 0.9))
-        inside = np.abs(predicted.predicted_ms - predicted.measured_ms) <= margin(
-            predicted.predicted_ms, predicted.spread_ms
-        )
-        metrics = Metrics.of(predicted.predicted_ms, predicted.measured_ms)
-        return cls(metrics, float(noise.mean()), p50, p90, float(inside.mean()))
 
 
 @dataclass(frozen=True)
@@ -52,7 +27,7 @@ class PretrainResult:
     """Where the bundle is and how its models do."""
 
     path: Path
-    metrics: dict[str, TestedModel]
+    metrics: dict[ModelName, ModelTest]
 
     def show(self, console: Console) -> None:
         """Print a table of the metrics."""
@@ -86,15 +61,24 @@ class Predicted:
         return Margin.fitted(self.predicted_ms, self.spread_ms, self.measured_ms)
 
 
-def tested(models: CostModels, margins: Margins, compute: Measured, comm: Measured) -> dict[str, TestedModel]:
+def tested(models: CostModels, margins: Margins, compute: Measured, comm: Measured) -> dict[ModelName, ModelTest]:
     """Every model on its test samples, by name."""
     return {
-        "compute": TestedModel.of(predict_compute(models.compute, compute.test), margins.compute, compute.everything),
-        "forward": TestedModel.of(predict_comm(models.forward, comm.test, FORWARD), margins.forward, comm.everything),
-        "backward": TestedModel.of(
-            predict_comm(models.backward, comm.test, BACKWARD), margins.backward, comm.everything
-        ),
+        "compute": _tested(predict_compute(models.compute, compute.test), margins.compute, compute.everything),
+        "forward": _tested(predict_comm(models.forward, comm.test, FORWARD), margins.forward, comm.everything),
+        "backward": _tested(predict_comm(models.backward, comm.test, BACKWARD), margins.backward, comm.everything),
     }
+
+
+def _tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
+    """From test predictions and all measurements, second passes included."""
+    noise = pass_repeatability(everything)
+    noise = noise if len(noise) else np.zeros(1)
+    p50, p90 = (float(np.quantile(noise, level)) for level in (0.5, 0.9))
+    error = np.abs(predicted.predicted_ms - predicted.measured_ms)
+    inside = error <= margin(predicted.predicted_ms, predicted.spread_ms)
+    accuracy = accuracy_of(predicted.predicted_ms, predicted.measured_ms)
+    return ModelTest(accuracy, float(noise.mean()), p50, p90, float(inside.mean()))
 
 
 def margins_of(models: CostModels, compute: Measured, comm: Measured) -> Margins:

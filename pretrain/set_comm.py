@@ -1,5 +1,6 @@
 """Fitting communication models for any number of devices."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,37 +10,101 @@ from torch import nn
 
 from neuroshard.arrays import FloatArray
 from neuroshard.models.mlp import Normaliser
-from neuroshard.models.set_comm import NUM_FEATURES, SetComm, set_features
-from neuroshard.perceptron import perceptron
-from neuroshard.pretrain.examples import FORWARD, FlatExamples
+from neuroshard.models.set_comm import FEATURE_SIGNS, NUM_WAITS, SetComm, set_features, set_waits
+from neuroshard.pretrain.examples import FORWARD
 from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start
 from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import load_mlp, to_mlp
+from neuroshard.pretrain.monotone import MonotoneNetwork
+from neuroshard.pretrain.networks import checked_widths
 from neuroshard.pretrain.training import fit
 from neuroshard.samples import CommSample, Measurement
 from neuroshard.timing import typical_ms
 
-_LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative, but its logarithm must exist
+_LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
 
 
 class SetNetwork(nn.Module):
     """The trainable form of `SetComm`."""
 
-    def __init__(self, hidden: tuple[int, ...]) -> None:
+    def __init__(self, hidden: tuple[int, ...], parts: int) -> None:
         super().__init__()
-        self.network = perceptron((NUM_FEATURES, *hidden, 1))
+        self.network = MonotoneNetwork(FEATURE_SIGNS, hidden, 1 + parts)
+        self.share = nn.Parameter(torch.zeros(parts))
+        self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-parts // (1 + NUM_WAITS)), 1)[:parts])
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, 1) transfers from features (B, F) of devices."""
-        costs: torch.Tensor = self.network(features).exp()
-        return costs
+    def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
+        """(B, 1) transfers from features (B, F) and waits (B, W) of devices, all in multiples of the scale."""
+        parts = self.network(features).exp()
+        share, lead = self._shares()
+        transfer: torch.Tensor = parts[:, :1] + torch.relu(parts[:, 1:] - waits @ lead.T) @ share[:, None]
+        return transfer
+
+    def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(G,) and (G, W), none negative, adding up to at most 1: what is missing is a lead over nothing."""
+        return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
+
+    def load(self, model: SetComm) -> None:
+        """Take the weights of a fitted model."""
+        self.network.load(model.network)
+        share, lead = torch.from_numpy(model.share), torch.from_numpy(model.lead)
+        lead = torch.cat([1 - lead.sum(dim=1, keepdim=True), lead], dim=1)
+        with torch.no_grad():
+            for parameter, value in ((self.share, share), (self.lead, lead)):
+                parameter.copy_(value.clamp(min=1e-8).log())
+
+    def model(self, normaliser: Normaliser, scale_ms: float) -> SetComm:
+        """What was fitted, for inference."""
+        share, lead = (part.detach().numpy().copy() for part in self._shares())
+        return SetComm(normaliser, self.network.to_mlp(), scale_ms, share, lead)
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """Every device of every exchange: features (n, F), waits (n, W) and transfers (n,), ms."""
+
+    features: FloatArray
+    waits: FloatArray
+    transfer_ms: FloatArray
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "_Devices":
+        """FORWARD runs after the start delays, BACKWARD with no delays; an exchange between one device is none."""
+        parts = [_devices(m, direction) for m in measurements if len(m.sample.dims) > 1]
+        return cls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+    def examples(self, normaliser: Normaliser, scale_ms: float) -> "_SetExamples":
+        """Normalised, as tensors, times in multiples of the scale."""
+        waits, targets = (torch.from_numpy((t / scale_ms).astype(np.float32)) for t in (self.waits, self.transfer_ms))
+        return _SetExamples(torch.from_numpy(normaliser(self.features)), waits, targets[:, None])
+
+
+@dataclass(frozen=True)
+class _SetExamples:
+    """n devices: features (n, F), waits (n, W), targets (n, 1)."""
+
+    features: torch.Tensor
+    waits: torch.Tensor
+    targets: torch.Tensor
+
+    def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Features (B, F) and waits (B, W)."""
+        return self.features[chosen], self.waits[chosen]
 
 
 @dataclass(frozen=True)
 class SetCommunication(HiddenLayers):
-    """One network for every device, which sees the others as a set."""
+    """One network for every device, which sees the others as a set.
+
+    Attributes:
+        parts: of a transfer, besides the one that remains after the last device's start.
+    """
 
     hidden: tuple[int, ...] = (64, 32)
+    parts: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_widths("parts", [self.parts])
 
     def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
         """Fitted to every device of the training exchanges; from `start` on, with its scales and widths.
@@ -48,25 +113,29 @@ class SetCommunication(HiddenLayers):
             UserError: the start is of another form.
         """
         check_start(start, SetComm)
-        (features, transfer), valid = (_devices(part, direction) for part in (measured.train, measured.valid))
-        normaliser = Normaliser.fitted(features) if start is None else start.normaliser
-        scale_ms = float(np.median(transfer)) if start is None else start.scale_ms
+        train, valid = (_Devices.of(part, direction) for part in (measured.train, measured.valid))
+        normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
+        scale_ms = float(np.median(train.transfer_ms)) if start is None else start.scale_ms
         torch.manual_seed(seed)
-        network = SetNetwork(self.hidden if start is None else tuple(start.network.widths[1:-1]))
-        if start is not None:
-            load_mlp(network.network, start.network)
-        train = FlatExamples.of(normaliser(features), transfer / scale_ms)
-        fit(network, train, FlatExamples.of(normaliser(valid[0]), valid[1] / scale_ms), self.training, seed, on_epoch)
-        return SetComm(normaliser, to_mlp(network.network), scale_ms)
+        network = self._network(start)
+        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        return network.model(normaliser, scale_ms)
+
+    def _network(self, start: SetComm | None) -> SetNetwork:
+        if start is None:
+            return SetNetwork(self.hidden, self.parts)
+        network = SetNetwork(tuple(start.network.widths[1:-1]), len(start.share))
+        network.load(start)
+        return network
 
 
-def _devices(measurements: list[Measurement[CommSample]], direction: int) -> tuple[FloatArray, FloatArray]:
-    """(n, F) features and (n,) transfers in ms of every device of every exchange."""
-    features, transfers = [], []
-    for m in measurements:
-        assert m.repeats is not None
-        dims, starts = np.array([m.sample.dims], dtype=np.float64), np.array([m.sample.start_ms])
-        wait = (starts.max() - starts) * (direction == FORWARD)
-        features.append(set_features(dims, wait, np.array([m.sample.batch_size]))[0])
-        transfers.append(typical_ms(m.repeats.times_ms)[direction] - wait[0])
-    return np.concatenate(features), np.maximum(np.concatenate(transfers), _LEAST_TRANSFER_MS)
+def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(D, F) features, (D, W) waits and (D,) transfers in ms of one exchange."""
+    assert measurement.repeats is not None
+    sample = measurement.sample
+    starts = np.array([sample.start_ms])
+    wait = (starts.max() - starts) * (direction == FORWARD)
+    features = set_features(np.array([sample.dims], dtype=np.float64), np.array([sample.batch_size]))
+    transfer = typical_ms(measurement.repeats.times_ms)[direction] - wait[0]
+    return features[0], set_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

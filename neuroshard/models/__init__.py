@@ -1,6 +1,7 @@
 """Cost models: interfaces, the papers' networks at inference, bundles on disk."""
 
-from neuroshard.models.bundle import Card, load_bundle, save_bundle
+from neuroshard.models.bundle import load_bundle, save_bundle
+from neuroshard.models.card import Card
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.free_comm import FreeComm
 from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel

@@ -1,6 +1,6 @@
 """A compute model for accuracy: every table has a cost of its own, and sets are corrected for what isn't additive."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,19 +8,34 @@ import numpy as np
 from neuroshard.arrays import Float32Array
 from neuroshard.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser, Tensors
+from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
+from neuroshard.models.settings import Offset, Scale
+from neuroshard.schema import parse
 from neuroshard.tables.columns import TableColumns
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
+_LARGEST_WEIGHT = 1e9
+
+
+@dataclass(frozen=True)
+class AdditiveSettings:
+    """What of such a model isn't a tensor."""
+
+    features: str
+    columns: tuple[str, ...]
+    offset: Offset
+    scale_ms: Scale
 
 
 @dataclass(frozen=True)
 class AdditiveCompute(SumModel):
     """A sum of costs, plus a head with one hidden layer on a sum of vectors; still a sum over tables.
 
-    The network gives 1 + K numbers for a table. The first is the logarithm of its own cost: kernels that take tables
-    one after the other cost what their tables cost, over orders of magnitude. The sum of the other K, through the
-    head, adds or takes away what tables do to each other.
+    The network gives the logarithms of 1 + K amounts of a table. The first is its own cost: kernels that take tables
+    one after the other cost what their tables cost, over orders of magnitude. The other K are summed over a set, and
+    from (where the weight is positive) or up to (negative) a limit of its own each sum adds to the cost: what tables
+    do to each other. So a set never costs less than a part of it; and the network's weights are such that a table that
+    makes a kernel move more never costs less (pre-training sees to it).
 
     Attributes:
         bias, weight: (K,) of the head; `offset` is what a call costs besides, all in multiples of `scale_ms`.
@@ -37,10 +52,11 @@ class AdditiveCompute(SumModel):
     scale_ms: float
 
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
-        """(n, 1 + K): own cost, vector."""
+        """(n, 1 + K): own cost, amounts; those that add up to a limit only are negative."""
         given = self.network(self.normaliser(self.features(tables, batch_size)))
-        own = np.exp(np.minimum(given[:, :1], _MAX_EXPONENT))
-        return np.concatenate([own, given[:, 1:]], axis=1)
+        amounts: Float32Array = np.exp(np.minimum(given, _MAX_EXPONENT))
+        amounts[:, 1:] *= np.where(self.weight < 0, np.float32(-1), np.float32(1))
+        return amounts
 
     @property
     def head(self) -> ReluHead:
@@ -51,12 +67,7 @@ class AdditiveCompute(SumModel):
 
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
-        return {
-            "features": self.features.name,
-            "columns": list(self.features.columns),
-            "offset": self.offset,
-            "scale_ms": self.scale_ms,
-        }
+        return asdict(AdditiveSettings(self.features.name, self.features.columns, self.offset, self.scale_ms))
 
     def tensors(self) -> Tensors:
         """Everything else."""
@@ -67,12 +78,16 @@ class AdditiveCompute(SumModel):
         )
 
     @classmethod
-    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "AdditiveCompute":
+    def restored(cls, settings: object, tensors: Tensors) -> "AdditiveCompute":
         """The model that gave the settings and tensors."""
-        features = FeatureSet.checked(settings["features"], settings["columns"])
-        network = Mlp.restored("network", tensors)
-        if network.widths[0] != len(features.columns) or network.widths[-1] != 1 + len(tensors["head.bias"]):
+        plain = parse(settings, AdditiveSettings, "settings")
+        features = FeatureSet.checked(plain.features, plain.columns)
+        network, normaliser = Mlp.restored("network", tensors), Normaliser.restored(tensors, len(features.columns))
+        bias, weight = (checked_tensor(tensors, f"head.{name}", np.float32, 1) for name in ("bias", "weight"))
+        fits = network.widths[0] == len(features.columns) and network.widths[-1] == 1 + len(bias) == 1 + len(weight)
+        if not fits:
             raise ValueError(f"a network of widths {network.widths} doesn't fit the features or the head")
-        normaliser = Normaliser.restored(tensors, network.widths[0])
-        bias, weight = tensors["head.bias"], tensors["head.weight"]
-        return cls(features, normaliser, network, bias, weight, settings["offset"], settings["scale_ms"])
+        if max(np.abs(bias).max(), np.abs(weight).max()) > _LARGEST_WEIGHT:
+            raise ValueError(f"the head's weights must not be beyond {_LARGEST_WEIGHT:g}")
+        check_bounded(normaliser, network)
+        return cls(features, normaliser, network, bias, weight, plain.offset, plain.scale_ms)

@@ -1,25 +1,38 @@
-"""Bundles: a directory with one safetensors file per model, `bundle.json` and a `card.json` for people."""
+"""Bundles: a directory with `bundle.json`, which describes models and where they come from, and a file of weights.
 
+A bundle is one unit. The file of weights is named by the hash of its content; `bundle.json` names it and is written
+last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else lies in the directory.
+"""
+
+import hashlib
+import re
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
+import safetensors.numpy
+from msgspec import Meta
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_atomically, write_json
 from neuroshard.models.additive import AdditiveCompute
+from neuroshard.models.card import MODEL_NAMES, Card, ModelName
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.set_comm import SetComm
-from neuroshard.models.trust import Margin, Margins, Range, Ranges
+from neuroshard.models.trust import Margins, Ranges
+from neuroshard.schema import BatchSize, parse
 
-_FORMAT = "neuroshard-bundle-2"
-_NAMES = ("compute", "forward", "backward")
+_FAMILY = "neuroshard-bundle-"
+_FORMAT = f"{_FAMILY}3"
+_NAME = "bundle.json"
+_LEFT_BEHIND = re.compile(
+    r"weights-[0-9a-f]{64}\.safetensors|\.(weights-[0-9a-f]{64}\.safetensors|bundle\.json)\.\d+\.tmp"
+)
+_AGAIN = "make it again with neuroshard pretrain"
 
 
 class Storable(Protocol):
@@ -39,93 +52,144 @@ class Storable(Protocol):
         ...
 
     @classmethod
-    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> Self:
+    def restored(cls, settings: object, tensors: Tensors) -> Self:
         """The model that gave the settings and tensors; ValueError if they can't be one's."""
         ...
 
 
 _COMPUTE_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble)}
 _COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
+_KINDS = {"compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS}
 
 
 @dataclass(frozen=True)
-class Card:
-    """Where a bundle comes from and how good it is.
+class _Described:
+    """A model in `bundle.json`; its class knows what the settings are."""
 
-    Attributes:
-        hardware, versions: of the machine that was measured.
-        data: the data directory, its seed and number of samples.
-        training: settings of the networks and of the training.
-        metrics: of each model, on tables never seen in training, with the noise floor beside them.
-    """
+    kind: str
+    settings: dict[str, Any]
 
-    hardware: dict[str, Any]
-    versions: dict[str, str]
-    data: dict[str, Any]
-    training: dict[str, Any]
-    metrics: dict[str, Any]
+
+@dataclass(frozen=True)
+class _Models:
+    compute: _Described
+    forward: _Described
+    backward: _Described
+
+
+@dataclass(frozen=True)
+class _Content:
+    """`bundle.json`; the card stands before what only programs read. `weights` is the SHA-256 of the weights' file."""
+
+    format: Literal["neuroshard-bundle-3"]
+    card: Card
+    models: _Models
+    weights: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    batch_size: BatchSize | None
+    ranges: Ranges | None
+    margins: Margins | None
+
+
+def check_place(path: Path) -> None:
+    """Raise UserError if a bundle can't be written to the directory `path`, for what is there is something else."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, where a bundle needs a directory; give another out=DIRECTORY")
+    if not (path / _NAME).exists():
+        return
+    try:
+        _check_format(read_json(path / _NAME, "model bundle"), path)
+    except UserError as error:
+        raise UserError(f"{error}; what is there is left as it is: give another out=DIRECTORY, or remove it") from None
 
 
 def save_bundle(path: Path, models: CostModels, card: Card) -> None:
-    """Write the models and their card; `bundle.json` comes last, so a bundle that has it is whole."""
-    described = {}
-    for name in _NAMES:
-        model: Storable = getattr(models, name)
-        write_atomically(path / f"{name}.safetensors", partial(save_file, model.tensors()))
-        described[name] = {"kind": model.kind, "settings": model.settings()}
-    write_json(path / "card.json", asdict(card))
-    content = {
-        "format": _FORMAT,
-        "models": described,
-        "batch_size": models.batch_size,
-        "ranges": None if models.ranges is None else asdict(models.ranges),
-        "margins": None if models.margins is None else asdict(models.margins),
-    }
-    write_json(path / "bundle.json", content)
+    """Write the models and their card: the bundle that was there, if one was, is whole until the new one is.
+
+    Nothing but what bundles consist of is touched. One at a time may write there (`files.exclusive`).
+
+    Raises:
+        OSError: the disk is full, or it can't be written to; the old bundle is still there.
+    """
+    stored: dict[ModelName, Storable] = {name: getattr(models, name) for name in MODEL_NAMES}
+    weights = safetensors.numpy.save(
+        {f"{name}.{part}": tensor for name, model in stored.items() for part, tensor in model.tensors().items()}
+    )
+    digest = hashlib.sha256(weights).hexdigest()
+    described = _Models(**{name: _Described(model.kind, model.settings()) for name, model in stored.items()})
+    content = _Content("neuroshard-bundle-3", card, described, digest, models.batch_size, models.ranges, models.margins)
+    write_atomically(_weights_file(path, digest), lambda temporary: temporary.write_bytes(weights))
+    write_json(path / _NAME, asdict(content))
+    for file in path.iterdir():
+        if _LEFT_BEHIND.fullmatch(file.name) and file != _weights_file(path, digest):
+            file.unlink()
 
 
 def load_bundle(path: Path) -> tuple[CostModels, Card]:
     """The models and card that `save_bundle` wrote.
 
     Raises:
-        UserError: a file is missing or truncated, or the models were made for other features.
+        UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
+            features.
     """
-    content = read_json(path / "bundle.json", "model bundle")
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise UserError(f"{path} is not a model bundle of format {_FORMAT!r}; make one with neuroshard pretrain")
-    try:
-        described, ranges, margins = content["models"], content["ranges"], content["margins"]
-        kinds = (_COMPUTE_KINDS, _COMM_KINDS, _COMM_KINDS)
-        compute, forward, backward = (
-            _load_model(path, name, described[name], known) for name, known in zip(_NAMES, kinds, strict=True)
-        )
-        models = CostModels(
-            compute,
-            forward,
-            backward,
-            content["batch_size"],
-            None if ranges is None else Ranges(**{name: Range(**fields) for name, fields in ranges.items()}),
-            None if margins is None else Margins(**{name: Margin(**fields) for name, fields in margins.items()}),
-        )
-        card = Card(**read_json(path / "card.json", "model card"))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"model bundle {path} is malformed: {error}; make it again with neuroshard pretrain") from None
+    content, weights = _read(path)
+    tensors = _tensors(path, weights, content.weights)
+    loaded = {name: _restored(path, name, getattr(content.models, name), tensors) for name in MODEL_NAMES}
+    models = CostModels(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
     if models.forward.num_devices != models.backward.num_devices:
-        raise UserError(f"model bundle {path} is malformed: its two directions are for different numbers of devices")
-    return models, card
+        raise UserError(f"model bundle {path}: its two directions are for different numbers of devices; {_AGAIN}")
+    return models, content.card
 
 
-def _load_model(path: Path, name: str, described: Any, kinds: dict[str, Any]) -> Any:
-    file = path / f"{name}.safetensors"
-    if described["kind"] not in kinds:
-        raise unknown_name(f"kind of {name} model in {path}", described["kind"], kinds)
+def _read(path: Path) -> tuple[_Content, bytes]:
+    """`bundle.json` and the weights that it names, of one and the same bundle even while another replaces it."""
+    while True:
+        content = read_json(path / _NAME, "model bundle")
+        _check_format(content, path)
+        sound = parse(content, _Content, f"model bundle {path}")
+        file = _weights_file(path, sound.weights)
+        try:
+            if file.is_file():
+                return sound, file.read_bytes()
+        except FileNotFoundError:  # replaced this moment
+            pass
+        except OSError as error:
+            raise UserError(f"{file} can't be read: {error}") from None
+        if read_json(path / _NAME, "model bundle") == content:
+            raise UserError(f"model bundle {path} lacks {file.name}; {_AGAIN}")
+
+
+def _weights_file(path: Path, digest: str) -> Path:
+    return path / f"weights-{digest}.safetensors"
+
+
+def _check_format(content: object, path: Path) -> None:
+    given = content.get("format") if isinstance(content, dict) else None
+    if given == _FORMAT:
+        return
+    if isinstance(given, str) and given.startswith(_FAMILY):
+        raise UserError(
+            f"{path} is a model bundle of the format {given:.40}, of another version of neuroshard; "
+            f"this one's is {_FORMAT}: {_AGAIN}"
+        )
+    raise UserError(f"{path} is not a model bundle of format {_FORMAT!r}; make one with neuroshard pretrain")
+
+
+def _tensors(path: Path, weights: bytes, digest: str) -> Tensors:
+    if hashlib.sha256(weights).hexdigest() != digest:
+        raise UserError(f"{_weights_file(path, digest)} was changed or damaged: it isn't what its name says; {_AGAIN}")
     try:
-        return kinds[described["kind"]].restored(described["settings"], dict(load_file(file)))
-    except FileNotFoundError:
-        raise UserError(f"model bundle {path} lacks {file.name}; make it again with neuroshard pretrain") from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{file} is truncated or corrupt ({error}); make the bundle again") from None
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
+        return dict(safetensors.numpy.load(weights))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{_weights_file(path, digest)} is malformed: {error}; {_AGAIN}") from None
+
+
+def _restored(path: Path, name: ModelName, described: _Described, tensors: Tensors) -> Any:
+    kinds = _KINDS[name]
+    if described.kind not in kinds:
+        raise unknown_name(f"kind of {name} model in {path}", described.kind, kinds)
+    prefix = f"{name}."
+    own = {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}
+    try:
+        return kinds[described.kind].restored(described.settings, own)
     except ValueError as error:
-        raise UserError(f"{file} is malformed: {error}; make the bundle again with neuroshard pretrain") from None
+        raise UserError(f"model bundle {path}: its {name} model is malformed: {error}; {_AGAIN}") from None

@@ -74,4 +74,5 @@ class CostModels:
             known = [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
             raise unknown_name("model (and no directory is called so)", str(path), known)
         name = str(path) if shipped is not None else str(Path(path).absolute())
-        return replace(load_bundle(shipped or Path(path))[0], name=name)
+        loaded, card = load_bundle(shipped or Path(path))
+        return replace(loaded, name=name, hardware=card.hardware)

@@ -3,16 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Tensors
+from neuroshard.schema import parse
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
+
+_MOST_MEMBERS = 1000
+
+
+@dataclass(frozen=True)
+class EnsembleSettings:
+    """The members'."""
+
+    members: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=_MOST_MEMBERS)]
 
 
 @dataclass(frozen=True)
@@ -56,10 +67,10 @@ class ComputeEnsemble(SumModel):
         return {f"{i}.{name}": t for i, member in enumerate(self.members) for name, t in member.tensors().items()}
 
     @classmethod
-    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "ComputeEnsemble":
+    def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
         """The model that gave the settings and tensors."""
         members = []
-        for number, member in enumerate(settings["members"]):
+        for number, member in enumerate(parse(settings, EnsembleSettings, "settings").members):
             prefix = f"{number}."
             own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             members.append(AdditiveCompute.restored(member, own))

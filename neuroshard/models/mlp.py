@@ -10,6 +10,28 @@ from neuroshard.arrays import Float32Array, FloatArray
 Tensors = dict[str, Any]  # arrays by name, as safetensors takes and gives them
 
 _LEAST_DEVIATION = 0.05
+_MOST_LAYERS = 16
+_LARGEST_FEATURE = 1e18
+_LARGEST_OUTPUT = 1e30  # of one table; fp32 sums of all tables that there may be stay finite
+
+
+def checked_tensor(tensors: Tensors, name: str, kind: type, dimensions: int) -> Any:
+    """The tensor of that name.
+
+    Raises:
+        ValueError: it is missing, of another type or number of dimensions, empty, or not finite.
+    """
+    if name not in tensors:
+        raise ValueError(f"tensor {name!r} is missing")
+    tensor = tensors[name]
+    if tensor.dtype != kind or tensor.ndim != dimensions or not tensor.size:
+        raise ValueError(
+            f"tensor {name!r} is {tensor.dtype} of shape {tensor.shape}; "
+            f"it must be {np.dtype(kind).name} with {dimensions} dimension(s)"
+        )
+    if not np.isfinite(tensor).all():
+        raise ValueError(f"tensor {name!r} holds values that are not finite")
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -36,15 +58,27 @@ class Mlp:
         """The network whose `tensors(name)` are among the tensors.
 
         Raises:
-            ValueError: they don't make a network.
+            ValueError: they don't make a network of finite weights.
         """
         count = sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in tensors)
-        weights: list[Float32Array] = [np.ascontiguousarray(tensors[f"{name}.{i}.weight"]) for i in range(count)]
-        biases: list[Float32Array] = [tensors[f"{name}.{i}.bias"] for i in range(count)]
+        if not 1 <= count <= _MOST_LAYERS:
+            raise ValueError(f"{name!r} has {count} layers, not 1 to {_MOST_LAYERS}")
+        weights = [
+            np.ascontiguousarray(checked_tensor(tensors, f"{name}.{i}.weight", np.float32, 2)) for i in range(count)
+        ]
+        biases = [checked_tensor(tensors, f"{name}.{i}.bias", np.float32, 1) for i in range(count)]
         ends = [weight.shape[1:] for weight in weights]
-        if not weights or ends != [bias.shape for bias in biases] or ends[:-1] != [w.shape[:1] for w in weights[1:]]:
+        if ends != [bias.shape for bias in biases] or ends[:-1] != [w.shape[:1] for w in weights[1:]]:
             raise ValueError(f"the layers of {name!r} don't fit together")
         return cls(tuple(weights), tuple(biases))
+
+    def largest(self, inputs: float) -> float:
+        """A bound of all outputs' magnitudes where the inputs' are at most `inputs`."""
+        bound = inputs
+        with np.errstate(over="ignore"):
+            for weight, bias in zip(self.weights, self.biases, strict=True):
+                bound = float((np.abs(weight.astype(np.float64)).sum(axis=0) * bound + np.abs(bias)).max())
+        return bound
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -75,11 +109,20 @@ class Normaliser:
         """The normaliser whose tensors are among them.
 
         Raises:
-            ValueError: it is for another number of features.
+            ValueError: it is for another number of features, or a scale isn't positive.
         """
-        if not tensors["shift"].shape == tensors["scale"].shape == (num_features,):
+        shift, scale = (checked_tensor(tensors, name, np.float64, 1) for name in ("shift", "scale"))
+        if not shift.shape == scale.shape == (num_features,):
             raise ValueError(f"the normaliser isn't for {num_features} features")
-        return cls(tensors["shift"], tensors["scale"])
+        if not (scale > 0).all():
+            raise ValueError("the normaliser's scales must be above 0")
+        return cls(shift, scale)
+
+    @property
+    def largest(self) -> float:
+        """A bound of all normalised features' magnitudes."""
+        with np.errstate(over="ignore"):
+            return float(((_LARGEST_FEATURE + np.abs(self.shift)) / self.scale).max())
 
     @classmethod
     def fitted(cls, features: FloatArray) -> "Normaliser":
@@ -89,3 +132,15 @@ class Normaliser:
         with a larger share in a bin that is empty for the others would look hundreds of deviations away.
         """
         return cls(features.mean(axis=0), np.maximum(features.std(axis=0), _LEAST_DEVIATION))
+
+
+def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
+    """Raise ValueError if networks, one after the other, could give numbers too large to be added up.
+
+    Bounds are taken from the weights: whatever passes gives finite costs for every table and plan.
+    """
+    bound = normaliser.largest
+    for network in networks:
+        bound = network.largest(bound)
+    if not bound <= _LARGEST_OUTPUT:
+        raise ValueError("weights or scales so extreme that costs could overflow")

@@ -1,10 +1,18 @@
 """What communication models with one network have in common."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from neuroshard.models.interface import CommModel
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors
+from neuroshard.models.settings import Scale
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """What of such a model isn't a tensor."""
+
+    scale_ms: Scale
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class NetworkComm(CommModel):
 
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
-        return {"scale_ms": self.scale_ms}
+        return asdict(NetworkSettings(self.scale_ms))
 
     def tensors(self) -> Tensors:
         """Everything else."""

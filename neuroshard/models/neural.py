@@ -1,6 +1,6 @@
 """The papers' cost models at inference: fitted elsewhere, loaded from a bundle."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,9 +8,20 @@ import numpy as np
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser, Tensors
-from neuroshard.models.network_comm import NetworkComm
+from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded
+from neuroshard.models.network_comm import NetworkComm, NetworkSettings
+from neuroshard.models.settings import Scale
+from neuroshard.schema import parse
 from neuroshard.tables.columns import TableColumns
+
+
+@dataclass(frozen=True)
+class NeuralSettings:
+    """What of a `NeuralCompute` isn't a tensor."""
+
+    features: str
+    columns: tuple[str, ...]
+    scale_ms: Scale
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class NeuralCompute(SumModel):
 
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
-        return {"features": self.features.name, "columns": list(self.features.columns), "scale_ms": self.scale_ms}
+        return asdict(NeuralSettings(self.features.name, self.features.columns, self.scale_ms))
 
     def tensors(self) -> Tensors:
         """Everything else."""
@@ -41,14 +52,17 @@ class NeuralCompute(SumModel):
         return self.normaliser.tensors() | networks
 
     @classmethod
-    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "NeuralCompute":
+    def restored(cls, settings: object, tensors: Tensors) -> "NeuralCompute":
         """The model that gave the settings and tensors."""
-        features = FeatureSet.checked(settings["features"], settings["columns"])
+        plain = parse(settings, NeuralSettings, "settings")
+        features = FeatureSet.checked(plain.features, plain.columns)
         table, head = Mlp.restored("table", tensors), Mlp.restored("head", tensors)
         fits = table.widths[0] == len(features.columns) and table.widths[-1] == head.widths[0]
         if not fits or len(head.widths) != 3 or head.widths[-1] != 1:
             raise ValueError(f"networks of widths {table.widths} and {head.widths} don't fit the features")
-        return cls(features, Normaliser.restored(tensors, table.widths[0]), table, head, settings["scale_ms"])
+        normaliser = Normaliser.restored(tensors, table.widths[0])
+        check_bounded(normaliser, table, head)
+        return cls(features, normaliser, table, head, plain.scale_ms)
 
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
         """(n, H) with H the width of the head's first layer."""
@@ -74,12 +88,15 @@ class NeuralComm(NetworkComm):
     kind: ClassVar[str] = "sorted"
 
     @classmethod
-    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "NeuralComm":
+    def restored(cls, settings: object, tensors: Tensors) -> "NeuralComm":
         """The model that gave the settings and tensors."""
+        scale_ms = parse(settings, NetworkSettings, "settings").scale_ms
         network = Mlp.restored("network", tensors)
         if network.widths[0] != 2 * network.widths[-1]:
             raise ValueError(f"a network of widths {network.widths} isn't from 2 D inputs to D costs")
-        return cls(Normaliser.restored(tensors, network.widths[0]), network, settings["scale_ms"])
+        normaliser = Normaliser.restored(tensors, network.widths[0])
+        check_bounded(normaliser, network)
+        return cls(normaliser, network, scale_ms)
 
     @property
     def num_devices(self) -> int:

@@ -1,17 +1,23 @@
-"""A communication model for any number of devices and any batch size."""
+"""A communication model for any number of devices and any batch size, which keeps what physics says of exchanges."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.models.mlp import Mlp, Normaliser, Tensors
-from neuroshard.models.network_comm import NetworkComm
+from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
+from neuroshard.models.network_comm import NetworkComm, NetworkSettings
+from neuroshard.schema import parse
 
 _ELEMENT_BYTES = 4
 _MAX_EXPONENT = 20.0
-NUM_FEATURES = 14
+_ROUNDING = 1e-5
+NUM_WAITS = 5
+
+# Which way a transfer goes with each feature: up, or (0) either way.
+FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
+NUM_FEATURES = len(FEATURE_SIGNS)
 
 
 @dataclass(frozen=True)
@@ -19,10 +25,24 @@ class SetComm(NetworkComm):
     """One network for every device, which sees the others as a set: their sum, mean and maximum.
 
     So permuting the devices permutes the costs, and any number of devices will do. A device's cost is the wait for the
-    last device to start plus what the network gives, as the logarithm of a multiple of `scale_ms`.
+    last device to start plus a transfer. The network gives the logarithms of 1 + G parts of the transfer, as multiples
+    of `scale_ms`. The first remains after the last start, whatever the others did; of every other part, what the
+    devices that started earlier could do before the last start is done (but not less than nothing is left):
+
+        transfer = part_0 + sum over g of share_g * relu(part_g - lead_g . waits)
+
+    Shares add up to at most 1, and so do the leads of a part: nobody who starts later makes anybody end earlier, and
+    a start that moves by some time moves no end by more. The network's weights are such that more bytes, on any device,
+    never take less time (pre-training sees to it).
+
+    Attributes:
+        share, lead: (G,) and (G, W), none negative; waits are those of `set_waits`.
     """
 
     kind: ClassVar[str] = "set"
+
+    share: Float32Array
+    lead: Float32Array
 
     @property
     def num_devices(self) -> None:
@@ -34,39 +54,64 @@ class SetComm(NetworkComm):
         wait_ms = start_ms.max(axis=1, keepdims=True) - start_ms
         if dims.shape[1] == 1:
             return np.zeros_like(wait_ms)
-        features = set_features(dims, wait_ms, np.full(len(dims), batch_size))
-        flat = self.normaliser(features.reshape(-1, NUM_FEATURES))
-        given = self.network(flat)[:, 0].astype(np.float64).reshape(dims.shape)
-        cost: FloatArray = wait_ms + np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
+        features = set_features(dims, np.full(len(dims), batch_size)).reshape(-1, NUM_FEATURES)
+        given = self.network(self.normaliser(features)).astype(np.float64)
+        parts = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
+        done = set_waits(wait_ms).reshape(-1, NUM_WAITS) @ self.lead.astype(np.float64).T
+        transfer = parts[:, 0] + np.maximum(parts[:, 1:] - done, 0) @ self.share.astype(np.float64)
+        cost: FloatArray = wait_ms + transfer.reshape(dims.shape)
         return cost
 
+    def tensors(self) -> Tensors:
+        """The network's, shares and leads."""
+        return super().tensors() | {"share": self.share, "lead": self.lead}
+
     @classmethod
-    def restored(cls, settings: dict[str, Any], tensors: Tensors) -> "SetComm":
+    def restored(cls, settings: object, tensors: Tensors) -> "SetComm":
         """The model that gave the settings and tensors."""
-        network = Mlp.restored("network", tensors)
-        if network.widths[0] != NUM_FEATURES or network.widths[-1] != 1:
-            raise ValueError(f"a network of widths {network.widths} isn't from {NUM_FEATURES} features to a cost")
-        return cls(Normaliser.restored(tensors, NUM_FEATURES), network, settings["scale_ms"])
+        scale_ms = parse(settings, NetworkSettings, "settings").scale_ms
+        network, normaliser = Mlp.restored("network", tensors), Normaliser.restored(tensors, NUM_FEATURES)
+        share, lead = (checked_tensor(tensors, name, np.float32, n) for name, n in (("share", 1), ("lead", 2)))
+        wanted = (NUM_FEATURES, 1 + len(share), (len(share), NUM_WAITS))
+        if (network.widths[0], network.widths[-1], lead.shape) != wanted:
+            raise ValueError(f"a network of widths {network.widths} doesn't fit {NUM_FEATURES} features or the shares")
+        for part in (share, lead):
+            if (part < 0).any() or (part.sum(axis=-1, dtype=np.float64) > 1 + _ROUNDING).any():
+                raise ValueError("shares and leads must not be negative, nor add up to more than 1")
+        check_bounded(normaliser, network)
+        return cls(normaliser, network, scale_ms, share, lead)
 
 
-def set_features(dims: FloatArray, wait_ms: FloatArray, batch_size: FloatArray) -> FloatArray:
-    """(B, D, F) what the network sees of every device, from columns and waits (B, D) and batch sizes (B,)."""
+def set_features(dims: FloatArray, batch_size: FloatArray) -> FloatArray:
+    """(B, D, F) what the network sees of every device, from columns (B, D) and batch sizes (B,).
+
+    All but the number of devices are logarithms of amounts that grow with every device's columns.
+    """
     devices = dims.shape[1]
     local = batch_size[:, None] / devices * _ELEMENT_BYTES
     everything = dims.sum(axis=1, keepdims=True)
     sent, received = local * dims * (devices - 1), local * (everything - dims)
-    features = np.empty((*dims.shape, NUM_FEATURES))
     amounts: tuple[FloatArray, ...] = (
         sent, received, local * dims, local * everything / devices,
         sent.max(axis=1, keepdims=True), received.max(axis=1, keepdims=True), sent.sum(axis=1, keepdims=True),
     )  # fmt: skip
+    features = np.empty((*dims.shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
         features[..., f] = np.log2(1 + amount)
-    next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]  # of the last device to start but one
-    waits = (wait_ms, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), next_to_last)
-    for f, wait in enumerate(waits, start=len(amounts)):
-        features[..., f] = np.log1p(wait)
-    features[..., -3] = wait_ms == 0
-    features[..., -2] = np.log2(devices)
-    features[..., -1] = np.log2(batch_size)[:, None]
+    features[..., -2] = np.log2(batch_size)[:, None]
+    features[..., -1] = np.log2(devices)
     return features
+
+
+def set_waits(wait_ms: FloatArray) -> FloatArray:
+    """(B, D, W) waits for the last of D >= 2 devices to start, from those of each (B, D).
+
+    A device's own; of the last to start but one; the mean; the longest; of the last to start among the others.
+    """
+    next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
+    others = np.where(wait_ms > 0, 0, next_to_last)
+    waits = np.empty((*wait_ms.shape, NUM_WAITS))
+    parts = (wait_ms, next_to_last, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), others)
+    for w, wait in enumerate(parts):
+        waits[..., w] = wait
+    return waits

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.arrays import FloatArray
+from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
 from neuroshard.plan import Plan
 from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.schema import NonNegative
 from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
 
@@ -38,8 +42,12 @@ class Range:
     """What one quantity ranged over in the measurements."""
 
     name: str
-    least: float
-    most: float
+    least: NonNegative
+    most: NonNegative
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise UserError(f"range of {self.name}: least={self.least:g} is above most={self.most:g}")
 
     @classmethod
     def of(cls, name: str, values: Sequence[float] | FloatArray) -> "Range":
@@ -70,6 +78,7 @@ class Ranges:
     rows: Range
     dim: Range
     pooling_factor: Range
+    bytes_per_element: Range
     batch_size: Range
     tables_on_a_device: Range
     devices: Range
@@ -83,6 +92,7 @@ class Ranges:
             Range.of("rows", tables.rows),
             Range.of("dim", tables.dim),
             Range.of("pooling factor", tables.pooling_factor),
+            Range.of("bytes per element", tables.bytes_per_element),
             Range.of("batch size", [sample.batch_size for sample in compute]),
             Range.of("tables on a device", [len(sample.tables) for sample in compute]),
             Range.of("devices", [len(sample.dims) for sample in comm]),
@@ -102,6 +112,7 @@ class Ranges:
             self.rows.warning(tables.rows),
             self.dim.warning(tables.dim),
             self.pooling_factor.warning(tables.pooling_factor),
+            self.bytes_per_element.warning(tables.bytes_per_element),
             self.batch_size.warning([task.batch_size]),
             self.devices.warning([task.topology.num_devices]),
         )
@@ -122,8 +133,8 @@ class Margin:
     training didn't see (split conformal prediction).
     """
 
-    relative: float
-    factor: float
+    relative: Annotated[float, Meta(ge=0, le=1e6)]
+    factor: Annotated[float, Meta(ge=0, le=1e6)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
         """(...,) ms."""

@@ -3,6 +3,8 @@
 from neuroshard.testing.conformance import (
     CommModelConformance,
     ComputeModelConformance,
+    PhysicalCommConformance,
+    PhysicalComputeConformance,
     SearcherConformance,
     SumModelConformance,
 )
@@ -27,6 +29,8 @@ __all__ = [
     "LinearComm",
     "LinearCompute",
     "OpaqueCompute",
+    "PhysicalCommConformance",
+    "PhysicalComputeConformance",
     "SearcherConformance",
     "SumModelConformance",
     "constrained_task",

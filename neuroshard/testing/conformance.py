@@ -5,10 +5,13 @@ class TestMine(SearcherConformance):
         return Mine()
 """
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from neuroshard.arrays import FloatArray
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CommModel, ComputeModel, SumModel
 from neuroshard.plan import Plan
@@ -20,6 +23,8 @@ from neuroshard.testing.toys import constrained_task, linear_models, random_mode
 
 if TYPE_CHECKING:
     from neuroshard.search import Searcher
+
+_ROUNDING = 1e-5  # of single precision
 
 
 class SearcherConformance:
@@ -168,3 +173,97 @@ class CommModelConformance:
         dims, starts = self._exchanges()
         model = self.make()
         assert np.allclose(model.predict(dims, starts + 7, 256), model.predict(dims, starts, 256))
+
+
+class PhysicalComputeConformance(SumModelConformance):
+    """For compute models that promise what physics guarantees; the papers' networks, as they are published, don't."""
+
+    def _pairs(self) -> list[tuple[list[Table], list[Table], int]]:
+        """Random sets, one of their tables, and a batch size."""
+        rng = np.random.default_rng(0)
+        sets = [list(toy_tables(int(rng.integers(1, 12)), seed, 1_000_000)) for seed in range(60)]
+        return [(tables, [tables[int(rng.integers(len(tables)))]], int(rng.choice([256, 2048]))) for tables in sets]
+
+    def _check_ordered(self, change: Callable[[Table], Table]) -> None:
+        """Sets and single tables never cost less for the change."""
+        model = self.make()
+        for tables, alone, batch_size in self._pairs():
+            changed = [[change(table) for table in some] for some in (tables, alone)]
+            one_changed = [change(alone[0]), *(table for table in tables if table is not alone[0])]
+            before = model.predict([tables, alone, tables], batch_size)
+            after = model.predict([*changed, one_changed], batch_size)
+            assert (after >= before * (1 - _ROUNDING)).all(), (before, after)
+
+    def test_more_rows_cost_no_less(self) -> None:
+        """With lookups spread as before."""
+        self._check_ordered(lambda table: replace(table, rows=4 * table.rows))
+
+    def test_more_lookups_cost_no_less(self) -> None:
+        """A larger pooling factor, or a larger batch."""
+        self._check_ordered(lambda table: replace(table, pooling_factor=1.5 * table.pooling_factor))
+        model = self.make()
+        for tables, alone, batch_size in self._pairs():
+            small, large = (model.predict([tables, alone], size) for size in (batch_size, 2 * batch_size))
+            assert (large >= small * (1 - _ROUNDING)).all()
+
+    def test_wider_tables_cost_no_less(self) -> None:
+        """At widths that are as well aligned: multiples of 32."""
+        model = self.make()
+        for tables, _, batch_size in self._pairs():
+            widths = [[table.with_dim(width) for table in tables] for width in (32, 64, 96, 128)]
+            cost = model.predict(widths, batch_size)
+            assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
+
+    def test_a_table_more_costs_no_less(self) -> None:
+        """On any device."""
+        model = self.make()
+        for tables, _, batch_size in self._pairs():
+            growing = model.predict([tables[: n + 1] for n in range(len(tables))], batch_size)
+            assert (np.diff(growing) >= -_ROUNDING * growing[:-1]).all()
+
+
+class PhysicalCommConformance(CommModelConformance):
+    """For communication models that promise what physics guarantees; the papers' networks, as published, don't."""
+
+    def _cases(self) -> Iterator[tuple[FloatArray, FloatArray, int, np.random.Generator]]:
+        """Dims and starts (B, 4) at a batch size; half the starts close together, as a search's are."""
+        rng = np.random.default_rng(1)
+        for batch_size in (256, 4096):
+            dims: FloatArray = rng.integers(0, 400, size=(64, 4)) * 4.0
+            spread = rng.choice(np.array([0.0, 0.1, 2.0, 20.0]), size=(64, 1))
+            starts: FloatArray = rng.uniform(0, 1, size=(64, 4)) * spread
+            yield dims, starts, batch_size, rng
+
+    def test_starting_later_ends_no_sooner(self) -> None:
+        """No device's end comes earlier when any device starts later, and none later by more than that."""
+        model = self.make()
+        for dims, starts, batch_size, rng in self._cases():
+            delay = rng.uniform(0, 2, size=(len(dims), 1)) * np.eye(4)[rng.integers(4, size=len(dims))]
+            before, after = (model.predict(dims, s, batch_size) + s for s in (starts, starts + delay))
+            assert (after >= before - _ROUNDING * before).all()
+            assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
+
+    def test_costs_are_continuous_where_nobody_waits(self) -> None:
+        """A start that differs by nothing that can be measured changes nothing."""
+        model = self.make()
+        for dims, starts, batch_size, rng in self._cases():
+            nudge = 1e-12 * rng.uniform(size=starts.shape)
+            together = np.zeros_like(starts)
+            for some in (together, starts):
+                one, other = (model.predict(dims, s, batch_size) for s in (some, some + nudge))
+                assert np.allclose(one, other, rtol=1e-9, atol=1e-9)
+
+    def test_more_columns_take_no_less(self) -> None:
+        """On any device, for every device."""
+        model = self.make()
+        for dims, starts, batch_size, rng in self._cases():
+            wider = dims + 64 * np.eye(4)[rng.integers(4, size=len(dims))]
+            before, after = (model.predict(d, starts, batch_size) for d in (dims, wider))
+            assert (after >= before * (1 - _ROUNDING)).all()
+
+    def test_a_larger_batch_takes_no_less(self) -> None:
+        """Of the same columns."""
+        model = self.make()
+        for dims, starts, batch_size, _ in self._cases():
+            small, large = (model.predict(dims, starts, size) for size in (batch_size, 2 * batch_size))
+            assert (large >= small * (1 - _ROUNDING)).all()

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.features import FeatureSet
 from neuroshard.memory import MemoryUse
@@ -15,7 +15,7 @@ from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
-from neuroshard.models.set_comm import NUM_FEATURES, SetComm
+from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
@@ -140,13 +140,14 @@ def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
 
 
 def random_ensemble(seed: int = 0) -> ComputeEnsemble:
-    """Two additive models with random weights."""
-    rng, features = np.random.default_rng(seed), FeatureSet("physical")
-    count = len(features.columns)
+    """Two additive models with random weights, of the signs that pre-training gives them."""
+    rng, features = np.random.default_rng(seed), FeatureSet("physical_reuse")
+    signs = np.array(features.signs)
+    turns = np.array([1, -1, 1, -1], np.float32)
     members = [
         AdditiveCompute(
-            features, _random_normaliser(count, rng), _random_mlp((count, 16, 5), rng),
-            rng.normal(size=4).astype(np.float32), rng.normal(size=4).astype(np.float32), 0.1, scale_ms,
+            features, _random_normaliser(len(signs), rng), _monotone_mlp(signs, 16, 5, rng),
+            rng.normal(size=4).astype(np.float32), np.abs(rng.normal(size=4)).astype(np.float32) * turns, 0.1, scale_ms,
         )
         for scale_ms in (0.5, 2.0)
     ]  # fmt: skip
@@ -154,9 +155,19 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
 
 
 def random_set_comm(seed: int = 0) -> SetComm:
-    """A model for any number of devices, with random weights."""
-    rng = np.random.default_rng(seed)
-    return SetComm(_random_normaliser(NUM_FEATURES, rng), _random_mlp((NUM_FEATURES, 16, 1), rng), 0.5)
+    """A model for any number of devices, with random weights of the signs that pre-training gives them."""
+    rng, parts = np.random.default_rng(seed), 3
+    network = _monotone_mlp(np.array(FEATURE_SIGNS), 16, 1 + parts, rng)
+    share, lead = (part.astype(np.float32) for part in (rng.dirichlet(np.ones(parts)), rng.uniform(0, 0.2, (parts, 5))))
+    return SetComm(_random_normaliser(len(FEATURE_SIGNS), rng), network, 0.5, share, lead)
+
+
+def _monotone_mlp(signs: IntArray, hidden: int, outputs: int, rng: np.random.Generator) -> Mlp:
+    """One hidden layer whose outputs go the given way with each input; 0: either way."""
+    plain, turns = _random_mlp((len(signs), hidden, outputs), rng), 1 - 2 * (np.arange(hidden) % 2)
+    wanted = signs[:, None] * turns[None, :]
+    first = np.where(wanted == 0, plain.weights[0], np.abs(plain.weights[0]) * wanted).astype(np.float32)
+    return Mlp((first, (np.abs(plain.weights[1]) * turns[:, None]).astype(np.float32)), plain.biases)
 
 
 def _random_normaliser(features: int, rng: np.random.Generator) -> Normaliser:

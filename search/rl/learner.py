@@ -19,9 +19,9 @@ from neuroshard.search.rl.checkpoint import adam_state, measured_before
 from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings, Measured, fit
 from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.policy import Policy, play, sampling
-from neuroshard.search.rl.threads import one_thread
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
+from neuroshard.threads import torch_threads
 
 Measure = Callable[[Sequence[Plan]], Sequence[Cost | str]]
 
@@ -97,7 +97,7 @@ class Session:
 
     def round(self, number: int, on_update: Callable[[], None]) -> dict[str, float]:
         """One round; what came of it: losses. Depends on the number and on what earlier rounds left, nothing else."""
-        with one_thread():
+        with torch_threads(1):
             return self._round(number, torch.Generator().manual_seed(self._seed * 1_000_003 + number), on_update)
 
     def _round(self, number: int, generator: torch.Generator, on_update: Callable[[], None]) -> dict[str, float]:

@@ -15,9 +15,9 @@ from neuroshard.search.rl.agent import Agent, load_agent
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.policy import greedy, play, sampling
-from neuroshard.search.rl.threads import one_thread
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
+from neuroshard.threads import torch_threads
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PolicySearch(Searcher):
             UserError: no such policy, or the models are of a form that it can't look at.
         """
         simulator.models.check(task)
-        with one_thread():
+        with torch_threads(1):
             plans = self._plans(task, simulator)
         found = [plan for plan in plans if plan is not None]
         if not found:

@@ -28,10 +28,10 @@ from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.learner import Learner, Session
 from neuroshard.search.rl.measures import CostSource
 from neuroshard.search.rl.policy import greedy, play
-from neuroshard.search.rl.threads import one_thread
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
 from neuroshard.tasks import from_file, save_tasks
+from neuroshard.threads import torch_threads
 
 _CHECKPOINT = "checkpoint.safetensors"
 
@@ -178,7 +178,7 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
     """Mean cost, ms, of the likeliest plans by the simulator, over tasks that have one; and the share of those."""
-    with one_thread():
+    with torch_threads(1):
         environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
         plans = environment.plans(play(agent.policy, environment, greedy).final)
     costs = [simulator.cost(plan.task, plan).total_ms for plan in plans if plan is not None]

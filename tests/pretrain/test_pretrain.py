@@ -1,5 +1,6 @@
 """Networks, the training loop and whole pretrain runs on made-up measurements."""
 
+import errno
 import json
 from dataclasses import replace
 
@@ -7,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from neuroshard import files
 from neuroshard.errors import UserError
 from neuroshard.features import FeatureSet
+from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.mlp import Normaliser
 from neuroshard.pretrain.additive import Additive, Ensemble
 from neuroshard.pretrain.examples import CommTable, ComputeTable
-from neuroshard.pretrain.metrics import Metrics
+from neuroshard.pretrain.metrics import accuracy_of
 from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, to_mlp
 from neuroshard.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.pretrain.pretrain import Pretrain
@@ -27,6 +30,7 @@ from neuroshard.testing import LinearComm, LinearCompute, toy_tables
 TABLES = toy_tables(200)
 SPLIT = split_tables(TABLES, 0)
 NAMES = ("train", "train", "train", "valid", "test")
+MACHINE = Fingerprint("cpu", "none", 2, 1 << 30)
 QUICK = TrainingSettings(
     epochs=150, batch_size=32, learning_rate=3e-3, schedule="cosine", loss="relative", patience=150
 )
@@ -61,7 +65,7 @@ def _comm(count, seed=0):
 @pytest.fixture
 def data(tmp_path):
     directory = DataDirectory(tmp_path / "data")
-    directory.begin(Manifest({"kind": "cpu", "device": "none"}, {}, {}, 0), TABLES)
+    directory.begin(Manifest(MACHINE.to_json(), {}, {}, 0), TABLES)
     again = [Measurement(m.sample, m.sample_id, m.split, m.seed, m.repeats, None, True) for m in _compute(10)]
     failed = Measurement(_compute(1)[0].sample, 999, "train", 0, None, "MemoryError: too much")
     directory.compute().write(0, [*_compute(400), failed])
@@ -73,7 +77,7 @@ def data(tmp_path):
 PAPER = {"compute_model": PaperCompute("log", training=QUICK), "comm_model": PaperComm(training=QUICK)}
 SETS = {
     "compute_model": Ensemble(Additive(hidden=(32,), corrections=4, training=QUICK), members=2),
-    "comm_model": SetCommunication((32,), QUICK),
+    "comm_model": SetCommunication((32,), QUICK, parts=2),
 }
 # Where it doesn't matter how well they fit.
 BRIEF = replace(QUICK, epochs=3)
@@ -95,13 +99,13 @@ def test_a_run_learns_and_saves_what_it_learned(data, kinds):
     for name in ("compute", "forward", "backward"):
         assert result.metrics[name].test.mape < 0.2
         assert result.metrics[name].test.kendall_tau > 0.85
-        assert card.metrics[name]["test"]["mape"] == result.metrics[name].test.mape
+        assert getattr(card.metrics, name) == result.metrics[name]
     test = [m for m in _compute(400) if m.split == "test"]
     predicted = models.compute.predict([m.sample.tables for m in test], 256)
     measured = np.array([m.repeats.times_ms[0] for m in test])
-    assert Metrics.of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
-    assert card.data["compute_samples"] == {"train": 240, "valid": 80, "test": 80}
-    assert card.metrics["compute"]["noise_p50"] == 0
+    assert accuracy_of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
+    assert card.data.compute_samples == {"train": 240, "valid": 80, "test": 80}
+    assert card.metrics.compute.noise_p50 == 0
     assert 0.7 < result.metrics["compute"].coverage <= 1
     assert models.ranges.devices.most == 3
 
@@ -118,7 +122,7 @@ def test_fitting_further_starts_where_the_bundle_is(data):
     assert np.allclose(after.compute.predict([TABLES[:4]], 256), before.compute.predict([TABLES[:4]], 256), rtol=1e-4)
     dims, starts = np.array([[40.0, 80.0, 20.0]]), np.zeros((1, 3))
     assert np.allclose(after.forward.predict(dims, starts, 256), before.forward.predict(dims, starts, 256), rtol=1e-4)
-    assert card.data["compute_samples"]["train"] == 30
+    assert card.data.compute_samples["train"] == 30
     assert after.ranges == before.ranges  # of few samples now, but fitted to all before
     with pytest.raises(UserError, match="init is a model of the kind 'ensemble'"):
         _pretrain(data, "wrong", init=str(data / "bundle")).run()
@@ -152,7 +156,7 @@ def test_the_same_seed_gives_the_same_bundle(data):
     for out in ("a", "b"):
         _pretrain(data, out).run()
     _pretrain(data, "c", seed=1).run()
-    files = [(data / out / "compute.safetensors").read_bytes() for out in "abc"]
+    files = [next((data / out).glob("weights-*")).read_bytes() for out in "abc"]
     assert files[0] == files[1] != files[2]
 
 
@@ -162,11 +166,72 @@ def test_a_split_without_samples_is_refused(data):
         _pretrain(data).run()
 
 
-def test_the_card_is_json(data):
+def test_the_card_is_json_and_its_hardware_a_machine(data):
     _pretrain(data).run()
-    card = json.loads((data / "bundle" / "card.json").read_text())
-    assert card["hardware"] == {"kind": "cpu", "device": "none"}
+    card = json.loads((data / "bundle" / "bundle.json").read_text())["card"]
+    assert card["hardware"] == MACHINE.to_json()
     assert {"decile_mape", "kendall_tau", "mape", "mse", "samples"} == card["metrics"]["forward"]["test"].keys()
+
+
+def test_what_is_no_bundle_is_refused_before_anything_is_fitted(data):
+    (data / "bundle").mkdir()
+    (data / "bundle" / "bundle.json").write_text("{}")
+    with pytest.raises(UserError, match="left as it is"):
+        _pretrain(data, compute_model=None).run()
+    assert [file.name for file in (data / "bundle").iterdir()] == ["bundle.json"]
+
+
+def _full_disk(monkeypatch, *full):
+    """No room below some directories."""
+    write = files.write_atomically
+
+    def write_where_there_is_room(path, fill):
+        if any(directory in path.parents for directory in full):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, fill)
+
+    monkeypatch.setattr("neuroshard.files.write_atomically", write_where_there_is_room)
+    monkeypatch.setattr("neuroshard.models.bundle.write_atomically", write_where_there_is_room)
+
+
+def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypatch):
+    short = {name: replace(fitter, training=TrainingSettings(epochs=1)) for name, fitter in PAPER.items()}
+    _pretrain(data, **short).run()
+    old, _ = load_bundle(data / "bundle")
+    spare = tmp_path_factory.mktemp("spare")
+    monkeypatch.setattr("tempfile.tempdir", str(spare))
+    _full_disk(monkeypatch, data / "bundle")
+    with pytest.raises(UserError, match=r"No space left.*unchanged, the fitted models are in .*spare") as caught:
+        _pretrain(data, seed=1, **short).run()
+    assert "\n" not in str(caught.value)
+    (kept,) = spare.iterdir()
+    dims = np.array([[40.0, 80.0, 20.0]])
+    costs = [
+        models.forward.predict(dims, dims, 256) for models in (old, *map(CostModels.load, (data / "bundle", kept)))
+    ]
+    assert (costs[0] == costs[1]).all()
+    assert (costs[0] != costs[2]).any()
+    _full_disk(monkeypatch, data / "bundle", spare)
+    with pytest.raises(UserError, match=r"unchanged, the fitted models are lost"):
+        _pretrain(data, seed=1, **short).run()
+    assert list(spare.iterdir()) == [kept]
+
+
+def test_threads_are_as_before_after_a_run(data):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+
+    class Watched(PaperComm):
+        def fit(self, *arguments):
+            seen.append(torch.get_num_threads())
+            return super().fit(*arguments)
+
+    try:
+        _pretrain(data, comm_model=Watched(training=TrainingSettings(epochs=1))).run()
+        assert (seen, torch.get_num_threads()) == ([1, 1], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_packed_batches_are_the_sets_asked_for():
@@ -217,7 +282,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
 
 
 def test_metrics_by_hand():
-    metrics = Metrics.of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
+    metrics = accuracy_of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
     assert metrics.mse == pytest.approx((1 + 4 + 1) / 3)
     assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)
     assert metrics.decile_mape == pytest.approx((0.5, 0.5, 0.25))

@@ -60,7 +60,7 @@ def test_single_tables_are_the_whole_truth_of_a_linear_model():
 
 
 def test_other_models_are_searched_with(tmp_path):
-    save_bundle(tmp_path / "other", random_models(seed=9), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "other", random_models(seed=9), Card())
     task, simulator = toy_task(14), Simulator(linear_models())
     found = WithModels(BeamSearch(), OtherModels(str(tmp_path / "other"))).search(task, simulator)
     assert found == BeamSearch().search(task, Simulator(random_models(seed=9)))

@@ -29,7 +29,7 @@ CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
 
 @pytest.fixture
 def bundle(tmp_path):
-    save_bundle(tmp_path / "models", random_models(2), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "models", random_models(2), Card())
     return tmp_path / "models"
 
 

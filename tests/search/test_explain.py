@@ -141,7 +141,7 @@ def test_the_bottleneck_is_among_the_devices_shown():
 
 @pytest.fixture
 def files(tmp_path):
-    save_bundle(tmp_path / "models", random_models(2), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "models", random_models(2), Card())
     task = _task([32, 16, 8])
     for name, places in (("one", [(0, 32, 0), (1, 16, 1), (2, 8, 1)]), ("two", [(0, 32, 1), (1, 16, 0), (2, 8, 0)])):
         assemble(task, places).save(tmp_path / f"{name}.json")

@@ -33,7 +33,7 @@ class _Counting(Random):
 
 @pytest.fixture
 def run(tmp_path):
-    save_bundle(tmp_path / "models", random_models(), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "models", random_models(), Card())
     tasks = tuple(toy_task(5, seed=seed) for seed in range(5))
 
     def make(searcher, **settings):

@@ -1,21 +1,37 @@
+import errno
+import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from neuroshard.errors import UserError
+from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models import bundle as bundles
+from neuroshard.models.bundle import check_place
+from neuroshard.models.card import Accuracy, ModelTest, ModelTests
 from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.samples import CommSample, ComputeSample
 from neuroshard.testing import random_ensemble, random_models, random_set_comm, toy_tables
 
-CARD = Card({"kind": "cpu"}, {"torch": "1"}, {"seed": 0}, {}, {"compute": {"mape": 0.1}})
+TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
+CARD = Card(
+    Fingerprint("cpu", "none", 2, 1 << 30), {"torch": "1"}, None, {"epochs": 3}, ModelTests(TESTED, TESTED, TESTED)
+)
 
 
 @pytest.fixture
 def bundle(tmp_path):
     save_bundle(tmp_path / "bundle", random_models(), CARD)
     return tmp_path / "bundle"
+
+
+def _weights(path):
+    (file,) = path.glob("weights-*.safetensors")
+    return file
 
 
 def test_saving_and_loading_is_exact(bundle):
@@ -31,20 +47,106 @@ def test_saving_and_loading_is_exact(bundle):
     assert (loaded.batch_size, loaded.num_devices) == (256, 4)
 
 
-@pytest.mark.parametrize("name", ["bundle.json", "card.json", "compute.safetensors", "forward.safetensors"])
+@pytest.mark.parametrize("name", ["bundle.json", "weights-*.safetensors"])
 def test_a_missing_file_is_named(bundle, name):
-    (bundle / name).unlink()
-    with pytest.raises(UserError, match=name.split(".")[0]):
+    (file,) = bundle.glob(name)
+    file.unlink()
+    with pytest.raises(UserError, match=name.split("-")[0]):
         CostModels.load(bundle)
 
 
-@pytest.mark.parametrize("name", ["bundle.json", "compute.safetensors", "backward.safetensors"])
+@pytest.mark.parametrize("name", ["bundle.json", "weights-*.safetensors"])
 def test_a_truncated_file_is_refused(bundle, name):
-    path = bundle / name
-    path.write_bytes(path.read_bytes()[:40])
+    (file,) = bundle.glob(name)
+    file.write_bytes(file.read_bytes()[:40])
     with pytest.raises(UserError) as caught:
         CostModels.load(bundle)
     assert "\n" not in str(caught.value)
+
+
+def test_a_changed_byte_is_noticed(bundle):
+    content = bytearray(_weights(bundle).read_bytes())
+    content[-1] ^= 1
+    _weights(bundle).write_bytes(content)
+    with pytest.raises(UserError, match="was changed or damaged"):
+        CostModels.load(bundle)
+
+
+def test_a_pipe_in_place_of_the_weights_is_refused(bundle):
+    file = _weights(bundle)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match="lacks"):
+        CostModels.load(bundle)
+
+
+class Killed(Exception):
+    pass
+
+
+def _interrupted(monkeypatch, after, error):
+    """Writing stops after so many files, as if the run were killed or the disk full."""
+    write, written = bundles.write_atomically, []
+
+    def write_some(path, fill):
+        if len(written) == after:
+            raise error
+        written.append(path)
+        write(path, fill)
+
+    monkeypatch.setattr("neuroshard.models.bundle.write_atomically", write_some)
+    monkeypatch.setattr("neuroshard.files.write_atomically", write_some)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_whenever_writing_stops_the_old_bundle_stands(bundle, monkeypatch, after):
+    before = CostModels.load(bundle)
+    with monkeypatch.context() as patch:
+        _interrupted(patch, after, Killed())
+        with pytest.raises(Killed):
+            save_bundle(bundle, random_models(seed=1), CARD)
+    dims, sets = np.array([[4.0, 8.0, 12.0, 16.0]]), [toy_tables(3)]
+    after_all = CostModels.load(bundle)
+    for name in ("forward", "backward"):
+        old, new = (getattr(models, name).predict(dims, 0 * dims, 256) for models in (before, after_all))
+        assert (old == new).all()
+    assert (before.compute.predict(sets, 256) == after_all.compute.predict(sets, 256)).all()
+    save_bundle(bundle, random_models(seed=1), CARD)
+    assert len(list(bundle.iterdir())) == 2  # what was left behind is gone
+    assert (CostModels.load(bundle).forward.predict(dims, 0 * dims, 256) != old).any()
+
+
+def test_other_files_in_the_directory_are_left_alone(bundle):
+    (bundle / "notes.txt").write_text("mine")
+    (bundle / "weights-mine.safetensors").write_text("mine")
+    save_bundle(bundle, random_models(seed=1), CARD)
+    assert (bundle / "notes.txt").read_text() == (bundle / "weights-mine.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "no json", '{"format": "neuroshard-bundle-2"}'])
+def test_a_directory_that_holds_something_else_is_refused_beforehand(tmp_path, content):
+    check_place(tmp_path)
+    check_place(tmp_path / "new")
+    (tmp_path / "bundle.json").write_text(content)
+    with pytest.raises(UserError, match="left as it is"):
+        check_place(tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        check_place(tmp_path / "bundle.json")
+
+
+def test_a_bundle_replaced_while_it_is_read_is_read_again(bundle, monkeypatch):
+    read = bundles.read_json
+
+    def read_then_replace(path, what):
+        content = read(path, what)
+        monkeypatch.setattr("neuroshard.models.bundle.read_json", read)
+        save_bundle(bundle, random_models(seed=1), CARD)
+        return content
+
+    monkeypatch.setattr("neuroshard.models.bundle.read_json", read_then_replace)
+    dims = np.array([[4.0, 8.0, 12.0, 16.0]])
+    expected = random_models(seed=1).forward.predict(dims, dims, 256)
+    assert (CostModels.load(bundle).forward.predict(dims, dims, 256) == expected).all()
 
 
 def _change(bundle, change):
@@ -52,6 +154,22 @@ def _change(bundle, change):
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
+
+
+def _change_tensors(bundle, change):
+    """Weights changed by somebody who knows of the hash."""
+    tensors = safetensors.numpy.load(_weights(bundle).read_bytes())
+    change(tensors)
+    content = safetensors.numpy.save(tensors)
+    digest = hashlib.sha256(content).hexdigest()
+    (bundle / f"weights-{digest}.safetensors").write_bytes(content)
+    _change(bundle, lambda whole: whole.update(weights=digest))
+
+
+def test_bundles_of_older_versions_are_refused_in_one_line(bundle):
+    _change(bundle, lambda content: content.update(format="neuroshard-bundle-2"))
+    with pytest.raises(UserError, match=r"neuroshard-bundle-2, of another version.*neuroshard pretrain"):
+        CostModels.load(bundle)
 
 
 def test_other_features_are_refused(bundle):
@@ -71,24 +189,97 @@ def test_unknown_kinds_are_refused(bundle):
 
 def test_networks_must_fit_the_bundle(bundle, tmp_path):
     save_bundle(tmp_path / "other", random_models(8), CARD)
-    (bundle / "forward.safetensors").write_bytes((tmp_path / "other" / "forward.safetensors").read_bytes())
+    other = safetensors.numpy.load(_weights(tmp_path / "other").read_bytes())
+    forward = {name: tensor for name, tensor in other.items() if name.startswith("forward.")}
+    _change_tensors(bundle, lambda tensors: tensors.update(forward))
     with pytest.raises(UserError, match="different numbers of devices"):
         CostModels.load(bundle)
-    (bundle / "compute.safetensors").write_bytes((bundle / "forward.safetensors").read_bytes())
-    with pytest.raises(UserError, match="compute"):
-        CostModels.load(bundle)
 
 
-def test_ensembles_ranges_and_margins_are_stored_exactly(tmp_path):
-    comm = random_set_comm()
+SAID = {
+    "a range with least above most": ("ranges", ("rows", "least"), 1e6, "least=1e\\+06 is above most"),
+    "a negative margin": ("margins", ("compute", "factor"), -1.0, "factor=-1.0 must be"),
+    "no scale": ("models", ("forward", "settings", "scale_ms"), 0.0, "scale_ms=0.0 must be"),
+    "a negative scale": ("models", ("backward", "settings", "scale_ms"), -2.5, "scale_ms=-2.5 must be"),
+    "text for a number": ("models", ("forward", "settings", "scale_ms"), "1", "scale_ms='1' must be a number"),
+    "truth for a number": ("margins", ("forward", "factor"), True, "must be a number"),
+    "an error of text": ("card", ("metrics", "compute", "test", "mape"), "small", "mape='small' must be a number"),
+    "an unknown model": ("card", ("metrics",), {"sideways": {}}, "unknown field 'sideways'"),
+    "half a machine": ("card", ("hardware",), {"kind": "cpu"}, "'device' is missing"),
+    "an unknown field": ("card", ("author",), "me", "unknown field 'author'"),
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_wrong_values_are_named(tmp_path, what):
+    first, path, value, said = SAID[what]
+    save_bundle(tmp_path, _newer(), CARD)
+
+    def change(content):
+        for key in (first, *path[:-1]):
+            content = content[key]
+        content[path[-1]] = value
+
+    _change(tmp_path, change)
+    with pytest.raises(UserError, match=said):
+        CostModels.load(tmp_path)
+
+
+def _newer():
     samples = [ComputeSample(toy_tables(n, seed=n), 64 * n) for n in range(1, 4)]
     ranges = Ranges.of(samples, [CommSample((8, 16), (0.0, 1.0), 64)])
     margins = Margins(Margin(0.1, 1.5), Margin(0.2, 2.0), Margin(0.3, 2.5))
-    saved = CostModels(random_ensemble(), comm, comm, None, ranges, margins)
+    return CostModels(random_ensemble(), random_set_comm(), random_set_comm(1), None, ranges, margins)
+
+
+BAD_TENSORS = {
+    "not a number": lambda t: t * np.float32("nan"),
+    "infinite": lambda t: t + t.dtype.type("inf"),
+    "huge": lambda t: np.full_like(t, np.finfo(t.dtype).max),
+    "whole numbers": lambda t: t.view(np.int64 if t.dtype == np.float64 else np.int32),
+    "half precision": lambda t: t.astype(np.float16),
+    "one number": lambda t: np.array(1, t.dtype),
+    "a dimension more": lambda t: t[None],
+    "too long": lambda t: np.concatenate([t, t]),
+    "empty": lambda t: t[:0],
+    "negative": lambda t: -np.abs(t) - 1,
+}
+PARTS = ["compute.0.shift", "compute.1.scale", "compute.0.network.0.weight", "compute.1.network.1.bias",
+         "compute.0.head.bias", "compute.1.head.weight", "forward.scale", "backward.network.0.weight",
+         "forward.share", "backward.lead"]  # fmt: skip
+SOUND = {("negative", part) for part in PARTS if "scale" not in part and "share" not in part and "lead" not in part}
+SOUND |= {("huge", "compute.1.scale"), ("huge", "forward.scale")}  # such a feature counts for nothing
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("how", BAD_TENSORS)
+def test_tensors_that_no_sound_bundle_holds_are_refused(tmp_path, how, part):
+    save_bundle(tmp_path, _newer(), CARD)
+    _change_tensors(tmp_path, lambda tensors: tensors.update({part: BAD_TENSORS[how](tensors[part])}))
+    if (how, part) in SOUND:
+        CostModels.load(tmp_path)
+        return
+    with pytest.raises(UserError) as caught:
+        CostModels.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_ensembles_ranges_and_margins_are_stored_exactly(tmp_path):
+    saved = _newer()
     save_bundle(tmp_path / "bundle", saved, CARD)
     loaded = CostModels.load(tmp_path / "bundle")
-    assert (loaded.ranges, loaded.margins, loaded.batch_size) == (ranges, margins, None)
+    assert (loaded.ranges, loaded.margins, loaded.batch_size) == (saved.ranges, saved.margins, None)
     sets = [toy_tables(n, seed=n) for n in range(1, 6)]
     assert (loaded.compute.predict(sets, 99) == saved.compute.predict(sets, 99)).all()
     dims, starts = np.arange(10.0).reshape(2, 5) * 4, np.arange(10.0).reshape(2, 5)
-    assert (loaded.forward.predict(dims, starts, 99) == comm.predict(dims, starts, 99)).all()
+    assert (loaded.forward.predict(dims, starts, 99) == saved.forward.predict(dims, starts, 99)).all()
+
+
+def test_a_full_disk_leaves_the_old_bundle(bundle, monkeypatch):
+    before = _weights(bundle).read_bytes()
+    _interrupted(monkeypatch, 1, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        save_bundle(bundle, random_models(seed=1), CARD)
+    monkeypatch.undo()
+    load_bundle(bundle)
+    assert before in [file.read_bytes() for file in bundle.glob("weights-*")]

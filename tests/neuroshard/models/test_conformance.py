@@ -1,13 +1,15 @@
 import numpy as np
 import pytest
 
-from neuroshard.models import FreeComm
+from neuroshard.models import CostModels, FreeComm
 from neuroshard.testing import (
     CommModelConformance,
     ComputeModelConformance,
     LinearComm,
     LinearCompute,
     OpaqueCompute,
+    PhysicalCommConformance,
+    PhysicalComputeConformance,
     SumModelConformance,
     random_ensemble,
     random_models,
@@ -36,22 +38,22 @@ class TestNeuralComm(CommModelConformance):
         return random_models().forward
 
 
-class TestLinearComm(CommModelConformance):
+class TestLinearComm(PhysicalCommConformance):
     def make(self):
         return LinearComm(4)
 
 
-class TestAdditiveCompute(SumModelConformance):
+class TestAdditiveCompute(PhysicalComputeConformance):
     def make(self):
         return random_ensemble().members[0]
 
 
-class TestComputeEnsemble(SumModelConformance):
+class TestComputeEnsemble(PhysicalComputeConformance):
     def make(self):
         return random_ensemble()
 
 
-class TestSetComm(CommModelConformance):
+class TestSetComm(PhysicalCommConformance):
     def make(self):
         return random_set_comm()
 
@@ -74,6 +76,34 @@ def test_a_set_model_serves_any_number_of_devices_and_batch_size(devices):
     assert (small != large).any() == (devices > 1)
 
 
-class TestFreeComm(CommModelConformance):
+@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_the_installed_models_keep_time_for_any_number_of_devices(name, devices):
+    """Whoever starts later makes nobody end sooner; whoever sends more, neither."""
+    rng, model = np.random.default_rng(devices), getattr(CostModels.load("cpu"), name)
+    dims, starts = rng.integers(0, 400, size=(200, devices)) * 4.0, rng.uniform(0, 5, size=(200, devices))
+    end = model.predict(dims, starts, 1024) + starts
+    one = np.eye(devices)[rng.integers(devices, size=200)]
+    later = starts + one * rng.uniform(0, 2, size=(200, 1))
+    assert (model.predict(dims, later, 1024) + later >= end * (1 - 1e-6)).all()
+    assert (model.predict(dims + 64 * one, starts, 1024) + starts >= end * (1 - 1e-6)).all()
+
+
+class TestFreeComm(PhysicalCommConformance):
     def make(self):
         return FreeComm()
+
+
+class TestInstalledCompute(PhysicalComputeConformance):
+    def make(self):
+        return CostModels.load("cpu").compute
+
+
+class TestInstalledForward(PhysicalCommConformance):
+    def make(self):
+        return CostModels.load("cpu").forward
+
+
+class TestInstalledBackward(PhysicalCommConformance):
+    def make(self):
+        return CostModels.load("cpu").backward

@@ -6,17 +6,17 @@ from neuroshard.models import CostModels
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.registry import choices
 from neuroshard.tables import Table
-from neuroshard.testing import CommModelConformance, SumModelConformance
+from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
 
 ONCE = (1.0, *(0.0,) * 16)
 
 
-class TestRooflineCompute(SumModelConformance):
+class TestRooflineCompute(PhysicalComputeConformance):
     def make(self):
         return RooflineCompute(1000.0, 0.02)
 
 
-class TestRooflineComm(CommModelConformance):
+class TestRooflineComm(PhysicalCommConformance):
     def make(self):
         return RooflineComm(100.0, 10.0, 8, 0.01)
 

@@ -13,13 +13,14 @@ from neuroshard.task import Task, Topology
 def test_cpu_models_are_shipped_with_a_complete_card():
     assert "cpu" in shipped_names()
     _, card = load_bundle(shipped_path("cpu"))
-    assert card.hardware["kind"] == "cpu"
+    assert card.hardware.kind == "cpu"
     assert "torch" in card.versions
-    assert sum(card.data["compute_samples"].values()) >= 8000
-    assert sum(card.data["comm_samples"].values()) >= 3000
+    assert sum(card.data.compute_samples.values()) >= 8000
+    assert sum(card.data.comm_samples.values()) >= 3000
     for name in ("compute", "forward", "backward"):
-        assert 0 < card.metrics[name]["test"]["mape"] < 0.15
-        assert 0.8 < card.metrics[name]["coverage"] < 0.97
+        metrics = getattr(card.metrics, name)
+        assert 0 < metrics.test.mape < 0.15
+        assert 0.8 < metrics.coverage < 0.97
 
 
 @pytest.mark.parametrize(("num_devices", "batch_size"), [(2, 256), (4, 4096), (5, 700), (8, 8192)])

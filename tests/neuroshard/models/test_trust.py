@@ -1,5 +1,7 @@
 """Models know their range, and how far they may be off."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,9 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     other = toy_task(9, num_devices=4, seed=1)
     names = {warning.split(":")[0] for warning in ranges.warnings(other)}
     assert "devices" in names
-    assert "batch size" not in names
+    assert not names & {"batch size", "bytes per element"}
+    halved = replace(task, tables=tuple(replace(table, bytes_per_element=2) for table in task.tables))
+    assert [w.split(":")[0] for w in ranges.warnings(halved)] == ["bytes per element"]
 
 
 @pytest.mark.parametrize("seed", range(4))

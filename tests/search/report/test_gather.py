@@ -24,7 +24,7 @@ TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "60"))
 def good(tmp_path_factory):
     """A run of every kind."""
     root = tmp_path_factory.mktemp("gather")
-    save_bundle(root / "models", random_models(), Card({}, {}, {}, {}, {}))
+    save_bundle(root / "models", random_models(), Card())
     for name in ("one", "two"):
         tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
         Search(str(root / "models"), tasks, Random(), name, str(root / "runs" / name)).run()

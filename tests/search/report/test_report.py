@@ -97,7 +97,7 @@ def test_a_value_that_solves_nothing_is_counted():
 
 @pytest.fixture
 def runs(tmp_path):
-    save_bundle(tmp_path / "models", random_models(), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "models", random_models(), Card())
     tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
     searchers = {"dim_greedy": Greedy("dim"), "random": Random(), "seed=1": Random(seed=1), "seed=2": Random(seed=2)}
     for name, searcher in searchers.items():
@@ -187,7 +187,7 @@ def test_a_browser_shows_the_figures_and_nothing_is_too_wide(runs, tmp_path, wid
 
 def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
     tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
-    save_bundle(tmp_path / "others", random_models(seed=3), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "others", random_models(seed=3), Card())
     Search(str(tmp_path / "others"), tasks, Random(), "random", str(runs / "again")).run()
     names = set(gather([runs]).searched["method"])
     assert f"random ({tmp_path / 'others'})" in names
@@ -201,7 +201,7 @@ def _words(path):
 
 
 def test_one_run_has_no_bars_and_no_numbers_that_nobody_knows(tmp_path):
-    save_bundle(tmp_path / "models", random_models(), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "models", random_models(), Card())
     Search(str(tmp_path / "models"), (toy_task(6),), Random(), "random", str(tmp_path / "runs" / "one")).run()
     result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
     assert result.num_sections == 2

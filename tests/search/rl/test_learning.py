@@ -90,7 +90,7 @@ def models(tmp_path):
     from neuroshard.models.bundle import Card, save_bundle
     from neuroshard.testing import random_models
 
-    save_bundle(tmp_path / "models", random_models(2), Card({}, {}, {}, {}, {}))
+    save_bundle(tmp_path / "models", random_models(2), Card())
 
 
 @pytest.mark.parametrize("learner", [dreamshard(NETWORK), autoshard(NETWORK), dreamshard()])

@@ -1,0 +1,65 @@
+"""Models of the default form keep physics whatever they are fitted to: here, measurements that break it."""
+
+from functools import cache
+
+import numpy as np
+
+from neuroshard.pretrain.additive import Additive, Ensemble
+from neuroshard.pretrain.examples import BACKWARD, FORWARD
+from neuroshard.pretrain.measured import Measured
+from neuroshard.pretrain.set_comm import SetCommunication
+from neuroshard.pretrain.training import TrainingSettings
+from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables
+
+TRAINING = TrainingSettings(epochs=20, batch_size=32, learning_rate=1e-2, loss="absolute_relative")
+
+
+def _measured(samples, times):
+    made = [
+        Measurement(sample, i, "train", 0, Repeats(np.stack([time] * 2), np.zeros(2)))
+        for i, (sample, time) in enumerate(zip(samples, times, strict=True))
+    ]
+    return Measured(made[20:], made[:20], made[:20], made)
+
+
+@cache
+def _compute():
+    """Cheaper with every table, row, lookup and column."""
+    samples = [ComputeSample(toy_tables(1 + i % 6, i), 64 << i % 4) for i in range(200)]
+    times = [np.array(1e4 / (sum(t.size_bytes * t.pooling_factor for t in s.tables) * s.batch_size)) for s in samples]
+    measured = _measured(samples, [1 + time / np.max(times) for time in times])
+    return Ensemble(Additive((16,), TRAINING, corrections=4), 2).fit(measured, None, 0, _silent)
+
+
+@cache
+def _comm(direction):
+    """Longer where nobody waits, shorter the more is sent."""
+    rng = np.random.default_rng(0)
+    samples, times = [], []
+    for _ in range(200):
+        dims, starts = rng.integers(1, 300, size=3) * 4, rng.uniform(0, 5, size=3)
+        wait = starts.max() - starts
+        samples.append(CommSample(tuple(dims.tolist()), tuple(starts.tolist()), 256))
+        transfer = 2000 / dims + (wait == 0) + wait
+        times.append(np.stack([wait + transfer, transfer]))
+    return SetCommunication((16,), TRAINING, 4).fit(_measured(samples, times), direction, None, 0, _silent)
+
+
+def _silent(_epoch, _loss):
+    pass
+
+
+class TestFittedCompute(PhysicalComputeConformance):
+    def make(self):
+        return _compute()
+
+
+class TestFittedForward(PhysicalCommConformance):
+    def make(self):
+        return _comm(FORWARD)
+
+
+class TestFittedBackward(PhysicalCommConformance):
+    def make(self):
+        return _comm(BACKWARD)
