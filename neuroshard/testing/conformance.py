@@ -230,7 +230,7 @@ class PhysicalCommConformance(CommModelConformance):
         """Dims and starts (B, 4) at a batch size; half the starts close together, as a search's are."""
         rng = np.random.default_rng(1)
         for batch_size in (256, 4096):
-            dims: FloatArray = rng.integers(0, 400, size=(64, 4)) * 4.0
+            dims = 4 * rng.integers(0, 400, size=(64, 4)).astype(np.float64)
             starts: FloatArray = rng.uniform(0, 1, size=(64, 4)) * rng.choice([0.0, 0.1, 2.0, 20.0], size=(64, 1))
             yield dims, starts, batch_size, rng
 
