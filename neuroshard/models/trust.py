@@ -17,6 +17,8 @@ from neuroshard.tables.columns import TableColumns
 from neuroshard.task import Task
 
 _SLACK = 0.05
+_LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
+_MOST = 1e6
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
 ADAPT = (
     "the order of plans carries over better than the milliseconds; adapt the models to this machine: "
@@ -133,8 +135,8 @@ class Margin:
     training didn't see (split conformal prediction).
     """
 
-    relative: Annotated[float, Meta(ge=0, le=1e6)]
-    factor: Annotated[float, Meta(ge=0, le=1e6)]
+    relative: Annotated[float, Meta(ge=0, le=_MOST)]
+    factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
         """(...,) ms."""
@@ -149,10 +151,10 @@ class Margin:
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
         """From predictions, spreads and measurements (n,) that training didn't see."""
         error = np.abs(predicted_ms - measured_ms)
-        relative = float(np.median(error / predicted_ms))
-        ratios = error / cls(relative, 1.0)._scale(predicted_ms, spread_ms)
+        relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
+        ratios = error / np.maximum(cls(relative, 1.0)._scale(predicted_ms, spread_ms), _LEAST_MS)
         level = min(1.0, LEVEL * (1 + 1 / len(ratios)))
-        return cls(relative, float(np.quantile(ratios, level)))
+        return cls(min(relative, _MOST), min(float(np.quantile(ratios, level)), _MOST))
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,13 @@ class SearcherConformance:
 
     def test_covers_every_column_within_memory(self) -> None:
         """Plans are valid and fit, for many tasks and device counts."""
-        for seed, num_devices in enumerate((4, 1, 2, 4, 2, 1)):
-            task = toy_task(3 + 4 * seed, num_devices, seed=seed)
-            plan = self.make().search(task, Simulator(random_models(num_devices, seed)))
-            assert plan.task == task
-            assert sum(plan.device_dims) == sum(table.dim for table in task.tables)
-            assert plan.fits
+        for num_devices in (1, 2, 4):
+            for seed in range(5):
+                task = toy_task(3 + 5 * seed, num_devices, seed=seed)
+                plan = self.make().search(task, Simulator(random_models(num_devices, seed)))
+                assert plan.task == task
+                assert sum(plan.device_dims) == sum(table.dim for table in task.tables)
+                assert plan.fits
 
     def test_repeats_exactly(self) -> None:
         """The same call gives the same plan."""
@@ -50,7 +51,7 @@ class SearcherConformance:
 
     def test_respects_a_tight_cap(self) -> None:
         """With little memory to spare a plan either fits or is refused."""
-        for seed in range(5):
+        for seed in range(10):
             loose = toy_task(16, seed=seed)
             cap = max(int(loose.size_bytes * 0.3), *(table.size_bytes for table in loose.tables))
             task = Task(loose.tables, Topology(4, cap), loose.batch_size)
@@ -71,7 +72,7 @@ class SearcherConformance:
 
     def test_keeps_constraints_or_refuses(self) -> None:
         """Plans break no constraint; a method that can't keep one says so."""
-        for seed in range(6):
+        for seed in range(12):
             task, num_devices = constrained_task(seed), 2 + seed % 3
             found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
             if isinstance(found, Plan):
@@ -229,9 +230,8 @@ class PhysicalCommConformance(CommModelConformance):
         """Dims and starts (B, 4) at a batch size; half the starts close together, as a search's are."""
         rng = np.random.default_rng(1)
         for batch_size in (256, 4096):
-            dims = rng.integers(0, 400, size=(64, 4)).astype(np.float64) * 4
-            starts: FloatArray = rng.uniform(0, 1, size=(64, 4))
-            starts *= rng.choice(np.array([0.0, 0.1, 2.0, 20.0]), size=(64, 1))
+            dims = 4 * rng.integers(0, 400, size=(64, 4)).astype(np.float64)
+            starts: FloatArray = rng.uniform(0, 1, size=(64, 4)) * rng.choice([0.0, 0.1, 2.0, 20.0], size=(64, 1))
             yield dims, starts, batch_size, rng
 
     def test_starting_later_ends_no_sooner(self) -> None:
