@@ -35,7 +35,8 @@ def _commands(page):
     lines = [line.strip() for line in text.splitlines()] + re.findall(r"`(neuroshard [^`\n]+)`", page.read_text())
     for line in lines:
         command = re.sub(r"^(srun )?torchrun .*-m (?=neuroshard )", "", line)
-        if command.startswith("neuroshard ") and not command.startswith("neuroshard shards"):
+        is_title = re.match(r"neuroshard (shards|[\w-]+:)", command)  # of a page of --help
+        if command.startswith("neuroshard ") and not is_title:
             yield shlex.split(command.removeprefix("neuroshard "), comments=True)
 
 
