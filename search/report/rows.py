@@ -6,9 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow.parquet as pq
-
-from neuroshard.errors import UserError
+from neuroshard import parquet
 from neuroshard.schema import Count, Name, NonNegative, parse
 
 
@@ -52,14 +50,9 @@ def read_rows(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
     Raises:
         UserError: there is no such file, it can't be read, lacks a column, or holds a wrong value.
     """
-    if not path.is_file():
-        raise UserError(f"no file {path}; delete the run's directory, or run it again")
-    try:
-        table = pq.ParquetFile(path).read()
-        wanted = [field.name for field in fields(kind) if field.name in table.column_names]
-        rows = table.select(wanted).to_pylist()
-    except Exception as error:  # whatever the reader makes of it
-        raise UserError(f"{path} can't be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+    wanted = {field.name for field in fields(kind)}
+    given = parquet.read_rows(path, "results of a run")
+    rows = [{name: value for name, value in row.items() if name in wanted} for row in given]
     return typed(rows, kind, path)
 
 
