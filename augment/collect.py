@@ -69,6 +69,7 @@ class Collect:
 
     def run(self) -> Summary | None:
         """Measure what is still missing in `out`; None in the processes that only take part in exchanges."""
+        self.hardware.check()
         if is_follower():
             from neuroshard.hardware.torchrun import follow  # imports torch: only where it is used
 

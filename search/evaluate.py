@@ -58,6 +58,7 @@ class Evaluate:
         if not runnable:
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory")
         plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
+        self.hardware.check()
         self._check_free(None if self.out is None else Path(self.out))
         directory = claim_directory(self.out, "evaluate", self.hardware.device.kind)
         with exclusive(directory):

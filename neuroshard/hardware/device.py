@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from neuroshard.errors import UserError
+from neuroshard.hardware.fingerprint import no_device
 from neuroshard.hardware.settings import DeviceSpec
 
 
@@ -88,7 +88,7 @@ class CudaDevice(Device):
             UserError: there is no GPU.
         """
         if not torch.cuda.is_available():
-            raise UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")
+            raise no_device()
         self._index = rank % torch.cuda.device_count()
         torch.cuda.set_device(self._index)
         l2_bytes = torch.cuda.get_device_properties(self._index).L2_cache_size

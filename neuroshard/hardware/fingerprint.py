@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from neuroshard.errors import UserError
+
 _REVISION = ("cpu family", "model", "stepping")
 _PACKAGES = ("neuroshard-dlrm", "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
 
@@ -63,6 +65,11 @@ def fingerprint(kind: str) -> Fingerprint:
     revision = "/".join(info[name] for name in _REVISION if name in info)
     name = info.get("model name") or platform.processor() or platform.machine()
     return Fingerprint(kind, name, os.cpu_count() or 1, memory, revision or None)
+
+
+def no_device() -> UserError:
+    """The error where a GPU is asked for and there is none."""
+    return UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")
 
 
 def _cpu_info() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Protocol, Self, TypeVar
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
+from neuroshard.hardware.fingerprint import Fingerprint, fingerprint, no_device
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings
 from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
@@ -58,6 +58,11 @@ class Hardware:
     def fingerprint(self) -> Fingerprint:
         """This machine, as this kind of hardware."""
         return fingerprint(self.device.kind)
+
+    def check(self) -> None:
+        """Raise UserError if this machine has no such device."""
+        if self.fingerprint.count == 0:
+            raise no_device()
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
         """Measures compute samples on the first device, in a process of its own."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, regular_file, write_atomically, write_json
@@ -128,7 +127,8 @@ def check_like(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
     """Write `policy.safetensors`, then `policy.json` with the card: where the agent comes from."""
     tensors = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}
-    write_atomically(path / "policy.safetensors", partial(save_file, tensors))
+    weights = save(tensors)
+    write_atomically(path / "policy.safetensors", lambda temporary: temporary.write_bytes(weights))
     write_json(path / "policy.json", {"format": _FORMAT, **agent.description(), "card": dict(card)})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from neuroshard.checked import checked
 from neuroshard.errors import InfeasibleError, UserError
@@ -172,8 +172,8 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
     tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
     # One tensor may stand under two names: safetensors wants each to have memory of its own.
     own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    metadata = {"history": json.dumps(history)}
-    write_atomically(path / _CHECKPOINT, lambda temporary: save_file(own, temporary, metadata=metadata))
+    weights = save(own, {"history": json.dumps(history)})
+    write_atomically(path / _CHECKPOINT, lambda temporary: temporary.write_bytes(weights))
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:

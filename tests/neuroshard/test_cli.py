@@ -12,6 +12,7 @@ import neuroshard as ns
 from neuroshard import cli
 from neuroshard.completion import bash_script
 from neuroshard.files import exclusive
+from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import Card, save_bundle
 from neuroshard.plan import Plan, assemble
 from neuroshard.testing import random_models, toy_task
@@ -403,3 +404,26 @@ def test_needed_settings_are_named_with_what_they_are(here, capsys):
     _refused(capsys, "neuroshard explain needs plans=...: one plan file", "explain")
     _refused(capsys, "needs searcher.start=...: the running job's plan", *_search(here, "searcher=replan"))
     _refused(capsys, "needs tables.path=...: FILE.pt", "search", "tables=dlrm")
+
+
+def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypatch):
+    none = Fingerprint("cuda", "none", 0, 1)
+    monkeypatch.setattr("neuroshard.hardware.hardware.fingerprint", lambda kind: none)
+    _refused(capsys, "finds no CUDA device", "collect", "hardware=cuda", "out=x")
+
+
+def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    fast = (
+        "learner.rounds=1",
+        "learner.updates=1",
+        "learner.cost_network.placements=5",
+        "learner.cost_network.steps=2",
+    )
+    code, out, err = _run(capsys, *_train(here, *fast, "out=trained"))
+    assert code == 2
+    assert "No space left on device" in err.splitlines()[-1]
+    assert "defect" not in out + err
