@@ -132,5 +132,5 @@ def test_a_pipe_is_not_waited_for(runs, path):
     if path == "one/run.json":  # no run at all
         assert len(gather([runs]).searched) == 2
     else:
-        with pytest.raises(UserError, match="no file|not a regular file"):
+        with pytest.raises(UserError, match=r"no file|not a regular file"):
             gather([runs])
