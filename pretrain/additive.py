@@ -75,7 +75,7 @@ class Additive(HiddenLayers):
         corrections: width of the head's hidden layer.
     """
 
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = (128, 64)
     features: str = "physical_reuse"
     corrections: int = 16
 

@@ -7,10 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from neuroshard import __version__
 from neuroshard.errors import UserError
 
 _REVISION = ("cpu family", "model", "stepping")
-_PACKAGES = ("neuroshard-dlrm", "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
+_PACKAGES = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _cpu_info() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a timing depends on."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "neuroshard": __version__}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
