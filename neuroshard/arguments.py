@@ -34,7 +34,9 @@ def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list
     flags = [text for text in arguments if text.startswith("-")]
     for flag in flags:
         if flag not in SWEEP_FLAGS:
-            raise UserError(f"unknown flag {flag!r}; neuroshard {command} takes -m (a sweep) and --help")
+            meant = flag.lstrip("-").split("=")[0]
+            hint = f"; settings are written without dashes: {meant}=..." if flag.startswith("--") else ""
+            raise UserError(f"unknown flag {flag!r}; neuroshard {command} takes -m (a sweep) and --help{hint}")
     return flags, [text for text in arguments if not text.startswith("-")]
 
 
@@ -91,7 +93,9 @@ def _parse(text: str) -> Override:
     except OverrideParseException:
         found = _KEY.fullmatch(text)
         if found is None:
-            raise UserError(f"{text!r} is malformed; write key=value") from None
+            groups = [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]
+            hint = f"; did you mean {groups[0]}={text}?" if groups else ""
+            raise UserError(f"{text!r} is malformed; write key=value{hint}") from None
     try:  # what is no value in Hydra's grammar may be a path, which Hydra wants in quotes
         return parser.parse_overrides([f"{found[1]}={quoted(found[2])}"])[0]
     except OverrideParseException:

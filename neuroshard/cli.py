@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from neuroshard import __version__
-from neuroshard.completion import bash_script
+from neuroshard.completion import bash_script, completions
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.guard import complain, exit_code, one_line
 from neuroshard.progress import plain_console
@@ -21,7 +21,7 @@ COMMANDS = {
     "collect": "measure table combinations and exchanges on real hardware",
     "pretrain": "fit the cost models to measurements",
     "search": "find sharding plans for tasks",
-    "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json|RUN_DIR ...",
+    "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json RUN_DIR ...",
     "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
     "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
     "compile": "compile the search's inner loops now, so that the first search needn't",
@@ -86,6 +86,8 @@ def _dispatch(given: list[str]) -> None:
         print(f"neuroshard {__version__}")
     elif given[0] == "completion":
         print(bash_script(_ALL), end="")
+    elif given[0] == "complete":  # what the completion script asks: WORD COMMAND [WORDS BEFORE ...]
+        print("\n".join(completions(given[1], given[2], given[3:])))
     elif given[0] == "models":
         from neuroshard.listing import show_models  # slow to import: not for --help
 
@@ -97,9 +99,6 @@ def _dispatch(given: list[str]) -> None:
 
 
 def _run_command(command: str, arguments: list[str]) -> None:
-    if "COMP_LINE" in os.environ:
-        _hand_to_hydra(command, arguments)
-        return
     from neuroshard.arguments import as_overrides, split_flags  # which need Hydra: not for --help
     from neuroshard.overrides import check_choices, check_overrides
 
@@ -109,7 +108,7 @@ def _run_command(command: str, arguments: list[str]) -> None:
     if helping:
         from neuroshard.help import command_help
 
-        check_choices(overrides)
+        check_choices(command, overrides)
         print(command_help(command, COMMANDS[command], overrides), end="")
         return
     check_overrides(command, overrides, sweeping=bool(flags))

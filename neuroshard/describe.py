@@ -29,5 +29,6 @@ def device_line(plan: Plan, device: int) -> str:
         for shard, table in here
     ]
     more = f", ... {len(names) - _SHOWN_SHARDS} more" if len(names) > _SHOWN_SHARDS else ""
-    what = f"{len(names)} shards, {plan.device_dims[device]} columns, {readable_bytes(plan.device_bytes[device])}"
+    count = f"{len(names)} shard{'' if len(names) == 1 else 's'}"
+    what = f"{count}, {plan.device_dims[device]} columns, {readable_bytes(plan.device_bytes[device])}"
     return f"device {device}: {what}: {', '.join(names[:_SHOWN_SHARDS]) or 'nothing'}{more}"

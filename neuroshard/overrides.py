@@ -7,12 +7,12 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.registry import choices, compose_config, is_group, leaves, missing, needed
+from neuroshard.registry import choices, chosen_of, compose_config, is_group, leaves, missing, needed
 
 
 def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
     """Raise UserError if an override names a setting or choice that doesn't exist, or something is still missing."""
-    check_choices(overrides)
+    check_choices(command, overrides)
     own = [o for o in overrides if not o.key_or_group.startswith("hydra")]
     groups = [o for o in own if is_group(o.key_or_group)]
     if not sweeping:
@@ -29,15 +29,21 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
             _check_applies(command, chosen, f"{group.key_or_group}={value}", settings)
     whole = compose_config(command, first)
     for key in missing(whole):
-        raise needed(command, key, whole)
+        raise needed(command, key, whole, chosen_of(command, first))
     if sweeping:
         _check_apart(command, own, whole)
 
 
-def check_choices(overrides: Sequence[Override]) -> None:
-    """Raise UserError if a group is given a choice that it doesn't have."""
+def check_choices(command: str, overrides: Sequence[Override]) -> None:
+    """Raise UserError if a group is none of the command's, or is given a choice that it doesn't have."""
+    groups = [*chosen_of(command, []), "experiment"]
     for override in overrides:
         group = override.key_or_group
+        if group == "roofline":
+            raise UserError(f"{override.input_line!r} is no setting; write model=roofline:{_values(override)[0]}")
+        if is_group(group) and group not in groups:
+            names = [*groups, *setting_names(compose_config(command, []))]
+            raise unknown_name(f"setting of neuroshard {command}", group, names)
         if is_group(group):
             known = choices(group)
             for value in _values(override):

@@ -1,5 +1,6 @@
 """Progress bars: one look for every stage."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+_PLAIN_WIDTH = 120  # of tables in a file or a pipe
 
 
 class _Rate(ProgressColumn):
@@ -42,7 +45,8 @@ def progress_bar(console: Console | None = None) -> Iterator[Progress]:
 
 def plain_console(*, stderr: bool = False) -> Console:
     """A console that shows text as it is: names may hold what rich takes for markup."""
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PLAIN_WIDTH
+    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 def printer(progress: Progress) -> Callable[[str], None]:

@@ -1,6 +1,6 @@
 """Building objects from `conf/` by name: where the parts of NeuroShard are joined."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -135,11 +135,11 @@ def _leaves(plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def needed(command: str, key: str, config: DictConfig) -> UserError:
-    """The error for a setting without a value, with what it is."""
-    from neuroshard.settings import setting_of  # which reads conf/'s comments: only where it is used
+def needed(command: str, key: str, config: DictConfig, chosen: Mapping[str, str]) -> UserError:
+    """The error for a setting without a value, with what it is; `chosen` names the choice of each group."""
+    from neuroshard.settings import settings_of  # which reads conf/'s comments: only where it is used
 
-    what = setting_of(command, key, config).what
+    what = next((setting.what for setting in settings_of(command, config, chosen) if setting.key == key), "")
     return UserError(f"neuroshard {command} needs {key}=...{': ' if what else ''}{what}")
 
 

@@ -46,16 +46,6 @@ def _joins(value: Any, config: DictConfig) -> bool:
     return isinstance(OmegaConf.to_container(config, resolve=False).get(name), dict)  # type: ignore[union-attr]
 
 
-def setting_of(command: str, key: str, config: DictConfig) -> Setting:
-    """One of them; of a group's setting, what any of the group's choices says."""
-    what = comments(f"{command}.yaml").get(key, "")
-    group, _, inner = key.partition(".")
-    if not what and is_group(group):
-        said = (comments(f"{group}/{name}.yaml").get(inner, "") for name in choices(group))
-        what = next((text for text in said if text), "")
-    return Setting(key, str(OmegaConf.select(config, key, throw_on_missing=False)), what)
-
-
 def _of_group(key: str, chosen: Mapping[str, str]) -> str:
     """What the config of a group says of a setting, in the file itself or in one that it is built on."""
     group, _, inner = key.partition(".")

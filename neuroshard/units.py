@@ -14,7 +14,7 @@ AS_SIZE = "size"
 ByteSize = Annotated[int, Meta(ge=0, le=MAX_BYTES), AS_SIZE]  # as `checked` takes it: text such as "4GiB" too
 Size = int | float | str  # bytes as people write them: 34359738368, 1e9, "32GiB", "16 GB"
 
-_GIB, _MIB = 1 << 30, 1 << 20
+_GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 _UNITS = {
     "": 1, "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15,
@@ -45,5 +45,8 @@ def _no_size(size: object, name: str) -> UserError:
 
 
 def readable_bytes(size_bytes: float) -> str:
-    """The size for people."""
-    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes >= _GIB / 100 else f"{size_bytes / _MIB:.3g} MiB"
+    """The size for people, in the largest unit of which there is one at least."""
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.3g} {name}"
+    return f"{size_bytes:.0f} bytes"

@@ -9,8 +9,10 @@ import warnings
 from types import ModuleType
 from typing import Any
 
+from neuroshard.errors import UserError
 from neuroshard.plan import Plan
 from neuroshard.registry import build
+from neuroshard.schema import shown
 from neuroshard.search.base import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.task import Task
@@ -24,18 +26,23 @@ def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **set
 
     `settings` override the config's, such as `beam_width=5`.
 
-    What should be known of how the plan was found is said by Python's `warnings`.
+    What should be known of how the plan was found, and what of it lies outside the range that the models were fitted to,
+    is said by Python's `warnings`.
 
     Raises:
         UserError: no such searcher or setting, or the simulator's models can't serve the task.
         InfeasibleError: the method finds no plan that fits in memory.
     """
+    if not isinstance(simulator, Simulator):
+        raise UserError(
+            f"search takes a simulator, not {shown(simulator)}; give ns.Simulator(ns.CostModels.load(NAME))"
+        )
     method: Searcher = build("searcher", searcher, **settings)
     with blas_threads(1):
         found = method.find(task, simulator)
         plan = simulator.predicted(found.plan)
-    if found.warning is not None:
-        warnings.warn(found.warning, stacklevel=3)
+    for warning in (*([found.warning] if found.warning else []), *simulator.warnings(plan)):
+        warnings.warn(warning, stacklevel=3)
     return plan
 
 

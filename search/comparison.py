@@ -127,7 +127,10 @@ def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
     )
     ratio = float(np.median(measured / predicted))
     if inside < expected / 2 and not 1 / _BIASED < ratio < _BIASED:
-        yield f"warning: measured costs are {ratio:.2f} times the predicted ones (median): {ADAPT}"
+        yield (
+            f"warning: measured costs are {ratio:.2f} times the predicted ones (median): either this machine is busy, "
+            f"or it isn't like the one that the models were measured on; {ADAPT}"
+        )
 
 
 def _mean(values: list[float], digits: int) -> str:

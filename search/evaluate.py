@@ -1,7 +1,7 @@
 """The evaluate run: plans on hardware, measured beside predicted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -24,6 +24,7 @@ from neuroshard.search.comparison import Evaluated, comparison, trust_lines
 from neuroshard.search.measure import measure_plans
 from neuroshard.search.runs import SearchRun, claim_directory, is_finished
 from neuroshard.simulator import Simulator
+from neuroshard.units import readable_bytes
 
 _PICTURE = "plan.png"
 _SHOWN_ERRORS = 3
@@ -56,7 +57,8 @@ class Evaluate:
         order = sorted(range(len(entries)), key=lambda i: entries[i].task)  # plans of one task are measured together
         runnable = [i for i in order if entries[i].plan is not None and entries[i].error is None]
         if not runnable:
-            raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory")
+            why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
+            raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory{why}")
         plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
         self.hardware.check()
         self._check_free(None if self.out is None else Path(self.out))
@@ -73,6 +75,9 @@ class Evaluate:
                 entries[i] = entries[i].measured_as(outcome)
             result = EvaluateResult(directory, tuple(entries))
             result.save({"hardware": self.hardware.fingerprint.to_json(), "seed": self.seed, "versions": versions()})
+        if all(entry.measured is None for entry in entries):
+            why = next(entry.error for entry in entries if entry.error is not None)
+            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory}")
         return result
 
     def _check_free(self, directory: Path | None) -> None:
@@ -85,7 +90,19 @@ class Evaluate:
         entries: list[Evaluated] = []
         for path in paths:
             entries += self._of_run(path) if path.is_dir() else [_of_file(path, simulator)]
-        return entries
+        return [self._within_host(entry) for entry in entries]
+
+    def _within_host(self, entry: Evaluated) -> Evaluated:
+        """With an error if a device's weights don't fit in this host's memory, where CPU kernels want them."""
+        if entry.plan is None or entry.error is not None or self.hardware.device.kind != "cpu":
+            return entry
+        needed = max(sum(table.size_bytes for table in tables) for tables in entry.plan.device_tables)
+        there = self.hardware.fingerprint.memory_bytes
+        if needed < there:
+            return entry
+        return replace(
+            entry, error=f"a device needs {readable_bytes(needed)}, this machine has {readable_bytes(there)}"
+        )
 
     def _of_run(self, path: Path) -> list[Evaluated]:
         run = SearchRun.load(path)
@@ -143,15 +160,17 @@ class EvaluateResult:
             _show_devices(console, self.entries[0], self.entries[0].measured)
         console.print(comparison(self.entries))
         for line in trust_lines(self.entries):
-            console.print(line, markup=False, highlight=False)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         failed = [entry for entry in self.entries if entry.error is not None]
         for entry in failed[:_SHOWN_ERRORS]:
-            console.print(f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False)
+            console.print(
+                f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False, soft_wrap=True
+            )
         if len(failed) > _SHOWN_ERRORS:
             console.print(f"... and {len(failed) - _SHOWN_ERRORS} more failures in results.parquet")
-        console.print(f"results: {self.path}", markup=False, highlight=False)
+        console.print(f"results: {self.path}", markup=False, highlight=False, soft_wrap=True)
         if self._shown() is not None:
-            console.print(f"picture: {self.path / _PICTURE}", markup=False, highlight=False)
+            console.print(f"picture: {self.path / _PICTURE}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_devices(console: Console, entry: Evaluated, cost: Cost) -> None:

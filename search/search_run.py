@@ -151,9 +151,9 @@ class SearchResult:
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
         for line in lines:
-            console.print(line, markup=False, highlight=False)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         for warning in self._warnings():
-            console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
+            console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _grid(self) -> Grid:
         grid = Grid(title=Text(f"{self.saved.searcher}: {self.saved.path}"))

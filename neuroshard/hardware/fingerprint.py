@@ -49,8 +49,10 @@ class Fingerprint:
         return known and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
 
     def __str__(self) -> str:
-        what = self.device if self.revision is None else f"{self.device} ({self.revision})"
-        return f"{what}, {self.count} {'GPU(s)' if self.kind == 'cuda' else 'core(s)'}"
+        if self.kind == "cuda":
+            return f"{self.device}, {self.count} GPU(s)"
+        which = f"family/model/stepping {self.revision}" if self.revision else "which one wasn't written down"
+        return f"{self.device} ({which}), {self.count} core(s)"
 
 
 def fingerprint(kind: str) -> Fingerprint:

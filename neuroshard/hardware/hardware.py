@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -60,7 +61,10 @@ class Hardware:
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
-        """Raise UserError if this machine has no such device."""
+        """Raise UserError if this machine has no such device, or nothing to measure it with."""
+        if find_spec("fbgemm_gpu") is None:
+            extra = self.device.kind
+            raise UserError(f"measuring needs FBGEMM, which isn't installed: pip install -e '.[{extra}]' in a checkout")
         if self.fingerprint.count == 0:
             raise no_device()
 

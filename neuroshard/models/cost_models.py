@@ -63,16 +63,25 @@ class CostModels:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
         from neuroshard.models.bundle import load_bundle  # the bundle's file needs this class
-        from neuroshard.models.shipped import shipped_names, shipped_path
-        from neuroshard.registry import build, choices
+        from neuroshard.models.shipped import shipped_path
+        from neuroshard.registry import build
 
         if str(path).startswith(ROOFLINE):
             models: CostModels = build("roofline", str(path).removeprefix(ROOFLINE))
             return replace(models, name=str(path))
         shipped = shipped_path(str(path))
         if shipped is None and not os.path.lexists(path) and Path(path).name == str(path):
-            known = [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
-            raise unknown_name("model (and no directory is called so)", str(path), known)
+            if f"{ROOFLINE}{path}" in known_names():
+                raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
+            raise unknown_name("model (and no directory is called so)", str(path), known_names())
         name = str(path) if shipped is not None else str(Path(path).absolute())
         loaded, card = load_bundle(shipped or Path(path))
         return replace(loaded, name=name, hardware=card.hardware)
+
+
+def known_names() -> list[str]:
+    """Every name that `CostModels.load` takes: shipped bundles and datasheets."""
+    from neuroshard.models.shipped import shipped_names
+    from neuroshard.registry import choices
+
+    return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]

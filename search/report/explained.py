@@ -116,7 +116,7 @@ def _devices(found: Explanation) -> Section:
         for device in range(len(cost.compute))
     )
     grid = Grid(columns, rows, frozenset({found.bottleneck}), frozenset(), _short(found))
-    return Section("Devices", f"Device {found.bottleneck}, in bold, holds the others up.", grids=(grid,))
+    return Section("Devices", f"Device {found.bottleneck}, marked, keeps the others waiting.", grids=(grid,))
 
 
 def _short(found: Explanation) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ def _bottleneck(found: Explanation) -> Section:
         ("has the most columns", f"device {found.widest}: {wider:.1%} above the mean, {price}"),
     )
     rows = tuple(_shard_row(share) for share in found.shards if share.device == found.bottleneck)
-    return Section(f"What holds device {found.bottleneck} up", facts=facts, grids=(Grid(_SHARD_COLUMNS, rows),))
+    return Section(f"What slows device {found.bottleneck}", facts=facts, grids=(Grid(_SHARD_COLUMNS, rows),))
 
 
 def _splits(found: Explanation) -> Section | None:

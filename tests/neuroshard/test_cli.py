@@ -10,7 +10,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard import cli
-from neuroshard.completion import bash_script
+from neuroshard.completion import bash_script, completions
 from neuroshard.files import exclusive
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import Card, save_bundle
@@ -223,18 +223,45 @@ def test_help_lists_choices_and_settings(capsys, here):
     assert "memory_bytes" in out
 
 
-def test_completion_completes_commands_groups_and_choices(tmp_path):
+def test_completion_in_a_shell(tmp_path):
+    lines = ("neuroshard se", "neuroshard search searcher=siz", "neuroshard explain plan.js")
     script = bash_script(["search"]) + "\n".join(
-        f'COMP_WORDS=({line}) COMP_LINE="{line}" COMP_CWORD={line.count(" ")}; _neuroshard; echo "${{COMPREPLY[@]}}"'
-        for line in ("neuroshard se", "neuroshard search searcher=siz")
+        f'COMP_WORDS=({line}) COMP_CWORD={line.count(" ")}; _neuroshard; echo "${{COMPREPLY[@]}}"' for line in lines
     )
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     shown = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
     )
-    first, second = shown.stdout.strip().splitlines()
-    assert first == "search"
+    first, second, third = shown.stdout.split("\n")[:3]
+    assert (first, third) == ("search", "")
     assert set(second.split()) == {"searcher=size_greedy", "searcher=size_lookup_greedy"}
+
+
+@pytest.mark.parametrize(
+    ("word", "command", "before", "expected"),
+    [
+        ("topology.mem", "search", ["tables=mine.csv"], ["topology.memory_bytes="]),
+        ("tables.z", "search", ["tables=mine.csv"], ["tables.zipf_exponent="]),
+        ("tables=", "search", [], ["tables=criteo", "tables=dlrm", "tables=dlrm_like", "tables=user_file"]),
+        ("model=r", "search", [], ["model=roofline:a100", "model=roofline:h100", "model=roofline:h200"]),
+        ("c", "models", [], ["cpu"]),
+        (
+            "har",
+            "evaluate",
+            ["plan.json"],
+            [
+                "hardware=",
+            ],
+        ),
+        ("har", "search", [], []),
+        ("plan", "explain", [], ["plans="]),
+        ("out=x", "search", [], []),
+        ("searcher._", "search", [], []),
+    ],
+)
+def test_completions_are_what_the_command_takes(word, command, before, expected):
+    found = completions(word, command, before)
+    assert [name for name in found if not name.startswith("hardware.")] == expected
 
 
 def test_constraints_and_memory_on_the_command_line(here, capsys):

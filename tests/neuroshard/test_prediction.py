@@ -52,7 +52,7 @@ def test_models_are_named_as_they_were_asked_for(tmp_path):
 def test_plans_read_well():
     text = str(_plan(Prediction("cpu", 7.1, 0.2)))
     assert text.splitlines()[0].endswith("7.10 ± 0.20 ms predicted by cpu")
-    assert "device 3: 0 shards, 0 columns, 0 MiB: nothing" in text
+    assert "device 3: 0 shards, 0 columns, 0 bytes: nothing" in text
     assert len(list(plan_lines(_plan()))) == 1 + 4
 
 

@@ -117,7 +117,7 @@ def _shown(found, width=80):
 def test_a_terminal_shows_a_few_of_many_devices():
     task = _task([4 * (1 + i % 16) for i in range(256)], num_devices=128)
     text = _shown(explain(assemble(task, [(i, t.dim, i // 2) for i, t in enumerate(task.tables)]), SIMULATOR_128))
-    devices = text[text.index("Devices") : text.index("What holds")]
+    devices = text[text.index("Devices") : text.index("What slows")]
     assert len(devices.splitlines()) < 20
     assert "of 128 rows" in devices
     assert len(text.splitlines()) < 80
@@ -154,7 +154,7 @@ def test_one_plan_as_a_page(files):
     text = (files / "page.html").read_text()
     assert "data:image/png;base64," in text
     assert '<td class="words">t2</td><td>1</td><td>8</td>' in text
-    for title in ("Summary", "Devices", "What holds device", "Best single step", "Heuristics compared", "All shards"):
+    for title in ("Summary", "Devices", "What slows device", "Best single step", "Heuristics compared", "All shards"):
         assert f"<h2>{title}" in text
     assert len(result.found) == 1
 
