@@ -26,17 +26,15 @@ def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **set
 
     `settings` override the config's, such as `beam_width=5`.
 
-    What should be known of how the plan was found, and what of it lies outside the range that the models were fitted to,
-    is said by Python's `warnings`.
+    What should be known of how the plan was found, and what of it lies outside the range that the models were fitted
+    to, is said by Python's `warnings`.
 
     Raises:
         UserError: no such searcher or setting, or the simulator's models can't serve the task.
         InfeasibleError: the method finds no plan that fits in memory.
     """
     if not isinstance(simulator, Simulator):
-        raise UserError(
-            f"search takes a simulator, not {shown(simulator)}; give ns.Simulator(ns.CostModels.load(NAME))"
-        )
+        raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
     method: Searcher = build("searcher", searcher, **settings)
     with blas_threads(1):
         found = method.find(task, simulator)
