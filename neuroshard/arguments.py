@@ -82,7 +82,7 @@ def _parsed(text: str) -> Override:
     if key == "run" or key.startswith("run."):
         raise UserError(f"{key} can't be set; it joins the settings that can")
     if _RESOLVER.search(text.replace("\\${", "")):
-        raise UserError(f"{text!r} asks for a resolver; ${{...}} may name settings only, and '\\${{' is a plain '${{'")
+        raise UserError(f"{text!r} asks for a resolver; ${{...}} may name settings only")
     return override
 
 

@@ -101,6 +101,7 @@ class Constraints:
             device
             for device in range(num_devices)
             if all(rule.devices is None or device in rule.devices for rule in matching)
+            and all(device in shard.devices for shard in self._whole(table))
         )
         least = max((rule.min_shards or 1 for rule in matching), default=1)
         narrowest = max((rule.min_dim or DIM_MULTIPLE for rule in matching), default=DIM_MULTIPLE)
@@ -110,6 +111,10 @@ class Constraints:
         limits = TableLimits(devices, least, 1 if together else min(most, table.dim // narrowest), narrowest)
         _check_limits(table, limits, together)
         return limits
+
+    def _whole(self, table: Table) -> list[PinnedShard]:
+        """Pinned shards of a table that hold all of it."""
+        return [shard for shard in self.pinned if (shard.table, shard.dim) == (table.name, table.dim)]
 
     def check(self, tables: Sequence[Table], num_devices: int) -> None:
         """Raise UserError if a rule names no table or device of the task, or rules contradict each other."""
@@ -155,7 +160,7 @@ class Constraints:
             columns, table = sum(shard.dim for shard in shards), tables[name]
             if columns > table.dim:
                 raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
-            if name in grouped:
+            if name in grouped and not self._whole(table):
                 raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
             if len(shards) + (columns < table.dim) > limits[name].max_shards:
                 raise UserError(

@@ -1,6 +1,7 @@
 """Writing files so that a reader never sees half of one, and directories so that one run has them."""
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -86,6 +87,24 @@ def read_json(path: Path, what: str) -> Any:
         UserError: the file is missing or is not JSON; `what` names it ("plan", "manifest", ...).
     """
     return decode(read_bytes(path, what), f"{what} {path}")
+
+
+def digest_of(*paths: Path) -> str:
+    """SHA-256 of files' contents: what a run that reads them depends on besides their names.
+
+    Raises:
+        UserError: as `read_bytes`.
+    """
+    return hashlib.sha256(b"".join(read_bytes(path, "file") for path in paths)).hexdigest()
+
+
+def check_directory(path: Path) -> None:
+    """Raise UserError unless `path` is a directory that can be written to, or can be made; nothing is touched."""
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise UserError(f"out={path}: {nearest} is not a directory; give another out=DIRECTORY")
+    if not os.access(nearest, os.W_OK | os.X_OK) or os.statvfs(nearest).f_flag & os.ST_RDONLY:
+        raise UserError(f"out={path}: {nearest} can't be written to; give another out=DIRECTORY")
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Checking a command's overrides before Hydra runs it, so that a mistake is one line with the nearest valid name."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
@@ -8,6 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.registry import choices, chosen_of, compose_config, is_group, leaves, missing, needed
+from neuroshard.settings import joins
+
+_MOST_JOBS = 10_000
+_QUOTES = "'\""
 
 
 def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
@@ -17,13 +23,16 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
     groups = [o for o in own if is_group(o.key_or_group)]
     if not sweeping:
         _check_single(own)
-    first = [_job(o, first=True) for o in own]
+    _check_jobs(own)
+    first = [_first(o) for o in own]
     chosen = [text for o, text in zip(own, first, strict=True) if o in groups]
     config = compose_config(command, chosen)
     settings = [o for o in own if o not in groups]
     for override in settings:
         if not _holds(config, override.key_or_group):
             raise unknown_name(f"setting of neuroshard {command}", override.key_or_group, setting_names(config))
+        if joins(dict(leaves(config)).get(override.key_or_group), config):
+            raise UserError(f"{override.key_or_group} can't be set; it hands on the settings of that name")
     for group in groups:
         for value in _values(group)[1:]:
             _check_applies(command, chosen, f"{group.key_or_group}={value}", settings)
@@ -31,7 +40,7 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
     for key in missing(whole):
         raise needed(command, key, whole, chosen_of(command, first))
     if sweeping:
-        _check_apart(command, own, whole)
+        _check_apart(own, whole)
 
 
 def check_choices(command: str, overrides: Sequence[Override]) -> None:
@@ -67,29 +76,57 @@ def _check_applies(command: str, chosen: list[str], other: str, settings: Sequen
             raise UserError(f"{override.key_or_group} is not a setting of {other}; sweep the two apart")
 
 
-def _check_apart(command: str, overrides: Sequence[Override], first: DictConfig) -> None:
-    """Raise UserError if a sweep's jobs would all write to the same place."""
-    if not any(o.is_sweep_override() for o in overrides):
+def _check_jobs(overrides: Sequence[Override]) -> None:
+    """Raise UserError if a sweep has more jobs than anybody wants, without listing them."""
+    jobs = 1
+    for override in overrides:
+        if override.is_sweep_override():
+            jobs *= sum(1 for _ in islice(override.sweep_string_iterator(), _MOST_JOBS + 1))
+    if jobs > _MOST_JOBS:
+        raise UserError(f"this sweep has more than {_MOST_JOBS:,} jobs; sweep fewer values")
+
+
+def _check_apart(overrides: Sequence[Override], config: DictConfig) -> None:
+    """Raise UserError if jobs of a sweep would write to the same place: `out` must vary with everything swept."""
+    swept = [o.key_or_group for o in overrides if o.is_sweep_override()]
+    given = next((o for o in overrides if o.key_or_group == "out"), None)
+    settings = dict(leaves(config))
+    out = str(given.input_line).partition("=")[2] if given is not None else settings.get("out")
+    if not swept or out is None or out == "null":
+        return  # every run takes a directory of its own
+    varying = _named(str(out), settings)
+    if "hydra:job.num" in varying:
         return
-    last = compose_config(command, [_job(o, first=False) for o in overrides])
-    one, other = (dict(leaves(config)).get("out") for config in (first, last))
-    if isinstance(one, str) and one == other and "${" not in one:
-        swept = next(o.key_or_group for o in overrides if o.is_sweep_override())
-        name = "method" if swept == "searcher" else swept
-        raise UserError(f"every job of this sweep would write to out={one}; name them apart: out='{one}-${{{name}}}'")
+    for key in swept:
+        if key not in varying and key != "out":
+            name = "method" if key == "searcher" else key
+            raise UserError(
+                f"jobs of this sweep that differ in {key} would write to the same out={out}; name them apart: "
+                f"out='{str(out).strip(_QUOTES)}-${{{name}}}'"
+            )
+
+
+def _named(text: str, settings: Mapping[str, Any]) -> set[str]:
+    """Settings and choices that a text names by `${...}`, directly or through other settings."""
+    found: set[str] = set()
+    for name in re.findall(r"\$\{([^{}]+)\}", text):
+        found.add(name.removeprefix("hydra:runtime.choices."))
+        found |= _named(str(settings[name]), settings) if name in settings else set()
+    return found
 
 
 def _values(override: Override) -> list[str]:
     value: Any = override.value()
-    return [str(item) for item in value.list] if isinstance(value, ChoiceSweep) else [str(value)]
+    if isinstance(value, ChoiceSweep):
+        return [str(item) for item in value.list]
+    return [str(override.input_line).partition("=")[2] if override.is_sweep_override() else str(value)]
 
 
-def _job(override: Override, *, first: bool) -> str:
-    """What the first, or the last, job of a sweep is given."""
+def _first(override: Override) -> str:
+    """What the first job of a sweep is given."""
     if not override.is_sweep_override():
         return str(override.input_line)
-    values = list(override.sweep_string_iterator())
-    return f"{override.get_key_element()}={values[0 if first else -1]}"
+    return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
 
 
 def _holds(config: DictConfig, key: str) -> bool:

@@ -2,14 +2,28 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from neuroshard.errors import UserError
-from neuroshard.files import MAX_FILE_BYTES, read_bytes
+from neuroshard.files import MAX_FILE_BYTES, read_bytes, write_atomically
 
 Row = dict[str, object]
 _MAX_ROWS = 10_000_000
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame, atomically; `path` is a path and nothing else (pandas takes some for URLs or home directories)."""
+    write_table(path, pa.Table.from_pandas(frame, preserve_index=False))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table, atomically."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content = sink.getvalue().to_pybytes()
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def read_rows(path: Path, what: str) -> list[Row]:

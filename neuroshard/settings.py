@@ -36,11 +36,11 @@ def settings_of(command: str, config: DictConfig, chosen: Mapping[str, str]) -> 
     return [
         Setting(key, _yaml(value), own.get(key) or _of_group(key, chosen))
         for key, value in leaves(config)
-        if key.split(".")[0] != "run" and not key.endswith(("_target_", "_partial_")) and not _joins(value, config)
+        if key.split(".")[0] != "run" and not key.endswith(("_target_", "_partial_")) and not joins(value, config)
     ]
 
 
-def _joins(value: Any, config: DictConfig) -> bool:
+def joins(value: Any, config: DictConfig) -> bool:
     """Whether it hands a group of settings on to another object: nothing to be set."""
     name = str(value)[2:-1] if str(value).startswith("${") else ""
     return isinstance(OmegaConf.to_container(config, resolve=False).get(name), dict)  # type: ignore[union-attr]

@@ -18,9 +18,11 @@ from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.monotone import MonotoneNetwork, alternating
 from neuroshard.pretrain.networks import checked_widths, segment_sums
 from neuroshard.pretrain.training import fit
+from neuroshard.schema import shown
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
 _MOST_TABLES = 12
+_MOST_MEMBERS = 64
 
 
 class AdditiveNetwork(nn.Module):
@@ -122,8 +124,8 @@ class Ensemble:
     members: int = 4
 
     def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or self.members < 2:
-            raise UserError(f"ensemble: members={self.members!r} must be a whole number of at least 2")
+        if type(self.members) is not int or not 2 <= self.members <= _MOST_MEMBERS:
+            raise UserError(f"ensemble: members={shown(self.members)} must be a whole number from 2 to {_MOST_MEMBERS}")
 
     @property
     def epochs(self) -> int:

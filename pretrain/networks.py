@@ -9,12 +9,15 @@ from torch import nn
 from neuroshard.errors import UserError
 from neuroshard.models.mlp import Mlp
 from neuroshard.perceptron import perceptron
+from neuroshard.schema import shown
+
+_MOST_UNITS = 4096
 
 
 def checked_widths(name: str, widths: Sequence[int]) -> None:
-    """Raise UserError unless the widths of layers are positive whole numbers."""
-    if not widths or any(not isinstance(width, int) or width < 1 for width in widths):
-        raise UserError(f"network: {name}={list(widths)} must be a list of positive whole numbers")
+    """Raise UserError unless the widths of layers are whole numbers from 1 to 4,096."""
+    if not widths or any(type(width) is not int or not 1 <= width <= _MOST_UNITS for width in widths):
+        raise UserError(f"network: {name}={shown(list(widths))} must be whole numbers from 1 to {_MOST_UNITS}")
 
 
 class ComputeNetwork(nn.Module):

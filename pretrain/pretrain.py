@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.files import exclusive
+from neuroshard.files import check_directory, exclusive
 from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
@@ -20,11 +21,12 @@ from neuroshard.pretrain.measured import Measured
 from neuroshard.pretrain.result import PretrainResult, margins_of, tested
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.schema import parse
+from neuroshard.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.threads import torch_threads
 
 
 @dataclass(frozen=True)
+@checked
 class Pretrain:
     """Everything `neuroshard pretrain` needs.
 
@@ -38,34 +40,35 @@ class Pretrain:
         seed: of the initial weights and the order of samples.
     """
 
-    data: str
-    out: str
+    data: PathName
+    out: PathName
     compute_model: ComputeFitter
     comm_model: CommFitter
-    init: str | None = None
-    max_samples: int | None = None
-    max_tables: int | None = None
-    seed: int = 0
+    init: PathName | None = None
+    max_samples: PositiveCount | None = None
+    max_tables: PositiveCount | None = None
+    seed: Seed = 0
 
     def run(self) -> PretrainResult:
         """Fit, test on unseen tables, save."""
+        check_directory(Path(self.out))
+        check_place(Path(self.out))
+        start = None if self.init is None else CostModels.load(self.init)
         directory = DataDirectory(Path(self.data))
         manifest = directory.manifest()
         compute = Measured.of(directory.compute().read(), "compute samples", directory.path)
         compute = compute.combining(self.max_tables).limited(self.max_samples)
         comm = Measured.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
-        check_place(Path(self.out))
         with exclusive(Path(self.out)), torch_threads(1):
-            fitted = self._fit(compute, comm)
+            fitted = self._fit(compute, comm, start)
             margins = margins_of(fitted, compute, comm)
             metrics = tested(fitted, margins, compute, comm)
             card = self._card(manifest, compute, comm, metrics)
             _save(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
-    def _fit(self, compute: Measured, comm: Measured) -> CostModels:
+    def _fit(self, compute: Measured, comm: Measured, start: CostModels | None) -> CostModels:
         """The three models, without margins."""
-        start = None if self.init is None else CostModels.load(self.init)
         starts = [None] * 3 if start is None else [start.compute, start.forward, start.backward]
         with progress_bar() as progress:
             compute_model = self.compute_model.fit(

@@ -3,14 +3,16 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import nn
 
 from neuroshard.checked import checked
 from neuroshard.errors import unknown_name
 from neuroshard.pretrain.examples import Examples
-from neuroshard.schema import Positive, PositiveCount
+from neuroshard.schema import PositiveCount
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -48,7 +50,7 @@ class TrainingSettings:
 
     epochs: PositiveCount = 1000
     batch_size: PositiveCount = 512
-    learning_rate: Positive = 1e-3
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 1e-3
     schedule: str = "constant"
     loss: str = "mse"
     patience: PositiveCount = 200

@@ -22,6 +22,10 @@ class ModelChange(ABC):
     def of(self, models: CostModels) -> CostModels:
         """What the searcher gets to see."""
 
+    def reads(self) -> tuple[str, ...]:
+        """Digests of the files that it reads."""
+        return ()
+
 
 @dataclass(frozen=True)
 class WithModels(Searcher):
@@ -34,6 +38,10 @@ class WithModels(Searcher):
 
     searcher: Searcher
     models: ModelChange
+
+    def reads(self) -> tuple[str, ...]:
+        """What the searcher and the change read."""
+        return (*self.searcher.reads(), *self.models.reads())
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The searcher's plan."""
@@ -77,6 +85,11 @@ class OtherModels(ModelChange):
     def of(self, models: CostModels) -> CostModels:
         """Those."""
         return CostModels.load(self.model)
+
+    def reads(self) -> tuple[str, ...]:
+        """The bundle's."""
+        digest = CostModels.load(self.model).digest
+        return () if digest is None else (digest,)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ class Searcher(ABC):
         """The plan of `search`, with a warning where one is due."""
         return Found(self.search(task, simulator))
 
+    def reads(self) -> tuple[str, ...]:
+        """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
+        return ()
+
     def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
         """A line for people about a plan that `search` gave for `task`; None if there is nothing to say."""
         return None

@@ -12,10 +12,11 @@ from rich.text import Text
 from neuroshard.checked import checked
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
-from neuroshard.files import exclusive, write_atomically, write_json
+from neuroshard.files import check_directory, exclusive, write_json
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
+from neuroshard.parquet import write_frame
 from neuroshard.plan import Plan
 from neuroshard.progress import printer, progress_bar
 from neuroshard.report import plan_png, save_png
@@ -61,7 +62,9 @@ class Evaluate:
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory{why}")
         plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
         self.hardware.check()
-        self._check_free(None if self.out is None else Path(self.out))
+        if self.out is not None:
+            check_directory(Path(self.out))
+            self._check_free(Path(self.out))
         directory = claim_directory(self.out, "evaluate", self.hardware.device.kind)
         with exclusive(directory):
             self._check_free(directory)  # another run may have ended between the two
@@ -80,8 +83,8 @@ class Evaluate:
             raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory}")
         return result
 
-    def _check_free(self, directory: Path | None) -> None:
-        if directory is not None and is_finished(directory):
+    def _check_free(self, directory: Path) -> None:
+        if is_finished(directory):
             raise UserError(f"{directory} holds a run already; give another out=DIRECTORY or delete it")
 
     def _entries(self) -> list[Evaluated]:
@@ -140,9 +143,9 @@ class EvaluateResult:
     def save(self, settings: dict[str, object]) -> None:
         """Write `results.parquet`, `devices.parquet` and `run.json`, then draw the cheapest measured plan."""
         frame = pd.DataFrame([entry.row() for entry in self.entries])
-        write_atomically(self.path / "results.parquet", lambda temporary: frame.to_parquet(temporary, index=False))
+        write_frame(self.path / "results.parquet", frame)
         devices = pd.DataFrame([row for entry in self.entries for row in entry.device_rows()])
-        write_atomically(self.path / "devices.parquet", lambda temporary: devices.to_parquet(temporary, index=False))
+        write_frame(self.path / "devices.parquet", devices)
         write_json(self.path / "run.json", settings)
         shown = self._shown()
         if shown is not None and shown.plan is not None and shown.measured is not None:

@@ -1,9 +1,11 @@
 """Re-planning a running job: a plan made better by moving few bytes."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
+from neuroshard.files import digest_of
 from neuroshard.models import SumModel
 from neuroshard.plan import Plan
 from neuroshard.schema import shown
@@ -62,6 +64,10 @@ class Replan(Searcher):
         local = LocalSearch(catalog, simulator, model, Moves(before, self.max_moved_bytes))
         improved = self.improvement.improve(local, local.state(before))
         return Found(catalog.items.plan(improved.state.held), improved.remark)
+
+    def reads(self) -> tuple[str, ...]:
+        """The starting plan's file."""
+        return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
     def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
         """Bytes moved beside cost saved."""

@@ -1,6 +1,7 @@
 """What a search run leaves: `run.json`, `results.parquet`, `tasks.json` and one JSON per plan."""
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,8 +10,8 @@ import pandas as pd
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_atomically, write_json
-from neuroshard.parquet import read_rows
+from neuroshard.files import read_json, write_json
+from neuroshard.parquet import read_rows, write_frame
 from neuroshard.plan import Plan
 from neuroshard.schema import Count, Name, of_format, parse, shown
 
@@ -100,7 +101,7 @@ class SearchRun:
     def save(self, settings: dict[str, Any]) -> None:
         """Write the records, then `run.json` with the settings; the plans are there already."""
         frame = pd.DataFrame([asdict(record) for record in self.records], columns=list(_COLUMNS)).astype(_COLUMNS)
-        write_atomically(self.path / "results.parquet", lambda temporary: frame.to_parquet(temporary, index=False))
+        write_frame(self.path / "results.parquet", frame)
         write_json(self.path / "run.json", {"format": _FORMAT, "searcher": self.searcher} | settings)
 
     @classmethod
@@ -137,11 +138,11 @@ def is_finished(path: Path) -> bool:
 def claim_directory(out: str | None, kind: str, searcher: str) -> Path:
     """A directory for a run: `out` itself, or the next free `runs/<kind>/<number>-<searcher>`."""
     if out is not None:
-        Path(out).mkdir(parents=True, exist_ok=True)
         return Path(out)
     parent = Path("runs") / kind
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(entry.name[:4]) for entry in parent.iterdir() if entry.name[:4].isdigit()), default=0)
+    numbers = [int(found[1]) for entry in parent.iterdir() if (found := re.match(r"([0-9]{4})", entry.name))]
+    number = 1 + max(numbers, default=0)
     while True:
         path = parent / f"{number:04d}-{searcher}"
         try:

@@ -14,12 +14,12 @@ from rich.text import Text
 
 from neuroshard.checked import checked
 from neuroshard.errors import InfeasibleError
-from neuroshard.files import exclusive
+from neuroshard.files import check_directory, exclusive
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.models.trust import hardware_warning
 from neuroshard.progress import progress_bar
-from neuroshard.schema import Name, PathName
+from neuroshard.schema import FileName, PathName
 from neuroshard.search.base import Found, Searcher
 from neuroshard.search.runs import SearchRecord, SearchRun, claim_directory, is_finished
 from neuroshard.search.unfinished import Unfinished
@@ -45,7 +45,7 @@ class Search:
     model: PathName
     tasks: tuple[Task, ...]
     searcher: Searcher
-    method: Name
+    method: FileName
     out: PathName | None
 
     def run(self) -> "SearchResult":
@@ -61,12 +61,14 @@ class Search:
             return self._run()
 
     def _run(self) -> "SearchResult":
+        if self.out is not None:
+            check_directory(Path(self.out))
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
         if self.out is not None and is_finished(Path(self.out)):
             under_way = Unfinished(Path(self.out))
-            under_way.claim(self._settings(), self.tasks)
+            under_way.claim(self._settings(simulator), self.tasks)
             return self._result(under_way.finished(self.tasks), simulator)
         first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
         if first is not None and isinstance(first.found, InfeasibleError):
@@ -74,19 +76,24 @@ class Search:
         directory = claim_directory(self.out, "search", self.method)
         with exclusive(directory):
             under_way = Unfinished(directory)
-            under_way.claim(self._settings(), self.tasks)
+            under_way.claim(self._settings(simulator), self.tasks)
             records = self._search(under_way, simulator, first)
             run = SearchRun(directory, self.method, tuple(records))
-            run.save(self._settings() | {"versions": versions()})
+            run.save(self._settings(simulator) | {"versions": versions()})
         return self._result(run, simulator)
 
     def _result(self, run: SearchRun, simulator: Simulator) -> "SearchResult":
         return SearchResult(run, self.tasks, hardware_warning(simulator.models.name, simulator.models.hardware))
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, simulator: Simulator) -> dict[str, Any]:
         """What the plans depend on, besides the tasks."""
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
-        return {"settings": settings, "kind": type(self.searcher).__name__, "model": self.model}
+        return {
+            "settings": settings,
+            "kind": type(self.searcher).__name__,
+            "model": self.model,
+            "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],
+        }
 
     def _search(self, under_way: Unfinished, simulator: Simulator, first: "_Timed | None") -> Iterator[SearchRecord]:
         """A record for every task, one by one; `first` is what is known of the first task."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neuroshard.errors import UserError, unknown_name
+from neuroshard.files import digest_of
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
@@ -23,6 +24,7 @@ class CostModels:
         margins: how far they may be off; None if that is unknown.
         name: what `load` finds them by: a name, or a bundle's absolute path; None for models made in Python.
         hardware: what was measured; None for arithmetic, and where nobody wrote it down.
+        digest: of the bundle that they were loaded from; None for others.
     """
 
     compute: ComputeModel
@@ -33,6 +35,7 @@ class CostModels:
     margins: Margins | None = None
     name: str | None = None
     hardware: Fingerprint | None = None
+    digest: str | None = None
 
     @property
     def num_devices(self) -> int | None:
@@ -75,8 +78,9 @@ class CostModels:
                 raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
             raise unknown_name("model (and no directory is called so)", str(path), known_names())
         name = str(path) if shipped is not None else str(Path(path).absolute())
-        loaded, card = load_bundle(shipped or Path(path))
-        return replace(loaded, name=name, hardware=card.hardware)
+        bundle = shipped or Path(path)
+        loaded, card = load_bundle(bundle)
+        return replace(loaded, name=name, hardware=card.hardware, digest=digest_of(bundle / "bundle.json"))
 
 
 def known_names() -> list[str]:

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Generic
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from neuroshard.errors import UserError
-from neuroshard.files import write_atomically
-from neuroshard.parquet import Row, read_rows
+from neuroshard.parquet import Row, read_rows, write_table
 from neuroshard.records import schema
 from neuroshard.records.manifest import Manifest
 from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
@@ -41,7 +39,7 @@ class Parts(Generic[Sample]):
     def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
         """Write part `number`, atomically."""
         rows = self.to_rows(measurements)
-        write_atomically(self.path(number), lambda temporary: pq.write_table(rows, temporary, compression="zstd"))
+        write_table(self.path(number), rows)
 
     def read_part(self, number: int) -> list[Measurement[Sample]]:
         """The measurements of one part."""
@@ -84,7 +82,7 @@ class DataDirectory:
                 raise UserError(f"{self.path} was begun with other tables; give another out=DIRECTORY")
             return
         rows = schema.tables_rows(tables)
-        write_atomically(self.path / _TABLES, lambda temporary: pq.write_table(rows, temporary))
+        write_table(self.path / _TABLES, rows)
         manifest.save(self.path)
 
     def manifest(self) -> Manifest:

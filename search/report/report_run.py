@@ -7,8 +7,10 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.report import save_png
+from neuroshard.schema import PathName
 from neuroshard.search.report.gather import Gathered, find_runs, gather
 from neuroshard.search.report.page import Section, render, save_page
 from neuroshard.search.report.reported import (
@@ -24,6 +26,7 @@ from neuroshard.search.report.terminal import plain
 
 
 @dataclass(frozen=True)
+@checked
 class Report:
     """Everything `neuroshard report` needs.
 
@@ -32,8 +35,8 @@ class Report:
         out: a directory for the page, its tables and figures.
     """
 
-    runs: str | Sequence[str]
-    out: str
+    runs: PathName | Sequence[PathName]
+    out: PathName
 
     def run(self) -> "ReportResult":
         """Gather, compare, write the tables; then draw, and write the page.

@@ -14,11 +14,8 @@ _FORMULA = re.compile(r"\s*[=+\-@\t\r]")
 def save_csv(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame, atomically; a text that a spreadsheet would take for a formula gets a quote before it."""
     safe = frame.apply(lambda column: column.map(_as_text))
-
-    def write(file: Path) -> None:
-        safe.to_csv(file, index=False, encoding="utf-8", errors="replace", quoting=csv.QUOTE_NONNUMERIC)
-
-    write_atomically(path, write)
+    text = safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)
+    write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", errors="replace")))
 
 
 def _as_text(cell: object) -> object:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.files import read_json, regular_file, write_atomically, write_json
+from neuroshard.files import digest_of, read_json, regular_file, write_atomically, write_json
 from neuroshard.schema import of_format, parse, shown
 from neuroshard.search.rl.autoshard import AutoShardPolicy
 from neuroshard.search.rl.batch import FEATURES
@@ -132,13 +132,23 @@ def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
     write_json(path / "policy.json", {"format": _FORMAT, **agent.description(), "card": dict(card)})
 
 
+def agent_digest(name: str) -> str:
+    """Of an agent's files, by the name that `load_agent` takes."""
+    path = _path_of(name)
+    return digest_of(path / "policy.json", path / "policy.safetensors")
+
+
+def _path_of(name: str) -> Path:
+    return _INSTALLED / name if name in installed_policies() else Path(name)
+
+
 def load_agent(name: str) -> Agent:
     """The agent of an installed policy, or in a directory that `neuroshard train-policy` wrote.
 
     Raises:
         UserError: there is none, or its files are damaged or of another version.
     """
-    path = _INSTALLED / name if name in installed_policies() else Path(name)
+    path = _path_of(name)
     content = read_json(path / "policy.json", f"policy (installed: {', '.join(installed_policies())})")
     try:
         agent = Agent.described(of_format(content, _FORMAT, "it"))

@@ -11,7 +11,7 @@ from neuroshard.errors import InfeasibleError
 from neuroshard.plan import Plan
 from neuroshard.schema import Count, Seed
 from neuroshard.search.base import Searcher
-from neuroshard.search.rl.agent import Agent, load_agent
+from neuroshard.search.rl.agent import Agent, agent_digest, load_agent
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.environment import Environment
 from neuroshard.search.rl.policy import greedy, play, sampling
@@ -39,6 +39,10 @@ class PolicySearch(Searcher):
     @cached_property
     def _agent(self) -> Agent:
         return load_agent(self.policy)
+
+    def reads(self) -> tuple[str, ...]:
+        """The policy's files."""
+        return (agent_digest(self.policy),)
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan among the likeliest one and the samples.

@@ -18,6 +18,7 @@ from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.files import exclusive, read_json, regular_file, write_atomically, write_json
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
+from neuroshard.parquet import write_frame
 from neuroshard.progress import progress_bar
 from neuroshard.report import curves_png, save_png
 from neuroshard.schema import Count, Seed, parse
@@ -119,6 +120,7 @@ class TrainPolicy:
         return {
             "method": self.method,
             "model": self.model,
+            "reads": CostModels.load(self.model).digest,
             "num_valid": self.num_valid,
             "seed": self.seed,
             "learner": repr(self.learner),
@@ -221,7 +223,7 @@ class TrainResult:
 
     def save(self) -> None:
         """Write `curve.parquet` and the learning curve as a picture."""
-        write_atomically(self.path / "curve.parquet", lambda file: self.history.to_parquet(file, index=False))
+        write_frame(self.path / "curve.parquet", self.history)
         curve = (self.method, self.history["valid_ms"].to_numpy())
         title = f"{self.method}: plans for validation tasks"
         save_png(self.path / "curve.png", curves_png([curve], self.references, title))

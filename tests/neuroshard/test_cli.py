@@ -400,8 +400,56 @@ def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
 
 def test_a_sweep_to_one_place_is_refused(here, capsys):
     sweep = _search(here, "-m", "searcher=random,dim_greedy", "out=x")
-    _refused(capsys, "name them apart: out='x-${method}'", *sweep)
+    _refused(capsys, "would write to the same out=x; name them apart: out='x-${method}'", *sweep)
     _refused(capsys, "write -m to run a job for each", *_search(here, "searcher=random,dim_greedy"))
+    both = _search(here, "-m", "searcher=random,dim_greedy", "out=x,y")
+    _refused(capsys, "differ in searcher would write to the same out=x,y", *both)
+    _refused(capsys, "differ in seed", "train-policy", "-m", "seed=0,1")
+    many = ("searcher=random", "searcher.seed=range(0,100000000)", "out='x${searcher.seed}'")
+    _refused(capsys, "more than 10,000 jobs", *_search(here, "-m", *many))
+
+
+def test_a_run_goes_on_with_the_same_models_only(here, capsys):
+    code, _, err = _run(capsys, *_search(here, "searcher=random", "out=x"))
+    assert code == 0, err
+    save_bundle(here / "models", random_models(seed=7), Card())
+    code, _, err = _run(capsys, *_search(here, "searcher=random", "out=x"))
+    assert code == 2
+    assert "x holds a run already" in err
+
+
+@pytest.mark.parametrize("name", ["a/b", "n" * 300])
+def test_a_method_is_a_name_for_a_file(here, capsys, name):
+    _refused(capsys, "method=", *_search(here, f"method={name}"))
+
+
+def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
+    monkeypatch.setattr("neuroshard.search.search_run._search_one", None)
+    (here / "file").write_text("")
+    for command in (_search(here, f"out={here}/file"), _search(here, f"out={here}/file/inside")):
+        _refused(capsys, "is not a directory", *command)
+
+
+def test_paths_are_paths_and_nothing_else(here, capsys):
+    for out in ("'~/x'", "http:/x"):
+        code, _, err = _run(capsys, *_search(here, "searcher=random", f"out={out}"))
+        assert code == 0, err
+    assert Path("~/x/results.parquet").exists()
+    assert Path("http:/x/results.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "runs=3"), ("report", "runs=a", "out=1"), ("pretrain", "max_samples=-1"), ("pretrain", "out=[1]"),
+        ("pretrain", "compute_model.members=1_000"), ("pretrain", "compute_model.member.corrections=10000000000"),
+        ("pretrain", "comm_model.parts=9223372036854775807"), ("pretrain", "comm_model.training.learning_rate=1_000"),
+        ("search", "tasks.memory=5"), ("search", "tasks.tables=x"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_values_are_refused_before_anything_is_read(here, capsys, command):
+    _refused(capsys, "", *command)
 
 
 @pytest.mark.parametrize(

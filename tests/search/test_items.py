@@ -1,16 +1,21 @@
 """Constraints as the search sees them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from neuroshard.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.errors import UserError
 from neuroshard.plan import assemble
+from neuroshard.search import search
 from neuroshard.search.items import Items
 from neuroshard.search.packing import pack
 from neuroshard.search.sizes import Sizes
+from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.task import Task, Topology
-from neuroshard.testing import constrained_task, toy_task
+from neuroshard.testing import constrained_task, linear_models, toy_task
 
 ONCE = (1.0, *(0.0,) * 16)
 
@@ -61,3 +66,17 @@ def test_plans_become_matrices_and_back(seed):
     held = pack(sizes, np.full(task.topology.num_devices, 1 << 40))
     plan = sizes.items.plan(held)
     assert sizes.items.plan(sizes.items.held(plan)) == plan
+
+
+def test_a_whole_table_may_be_pinned_and_kept_together():
+    tables = tuple(replace(table, dim=12) for table in toy_task(2).tables)
+    rules = Constraints(
+        together=((tables[0].name, tables[1].name),), pinned=(PinnedShard(tables[0].name, 12, devices=(1, 2)),)
+    )
+    task = Task(tables, Topology(4, 1 << 30), 256, constraints=rules)
+    (item,) = Items.of(task).items
+    assert item.devices == (1, 2)
+    plan = search(task, Simulator(linear_models()), searcher="dim_greedy")
+    assert plan.violations == ()
+    with pytest.raises(UserError, match="kept together tables aren't split"):
+        Task(tables, task.topology, 256, constraints=replace(rules, pinned=(PinnedShard(tables[0].name, 8, (1,)),)))
