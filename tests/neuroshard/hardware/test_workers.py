@@ -100,19 +100,22 @@ def test_starts_that_keep_failing_end_the_run(tmp_path):
 
 
 class _Clock:
-    """Stands still, but for two steps of 10 s when it is read after `path` has appeared."""
+    """Stands still until `path` appears; then 10 s pass between any two readings, for as long as it is there.
+
+    The first reading after it has appeared tells nothing yet: the message that the sample was begun may not be read.
+    """
 
     def __init__(self, path):
         self.path, self.seen = path, 0
 
     def __call__(self):
         self.seen += self.path.exists()
-        return 10.0 * min(self.seen, 2)
+        return 10.0 * max(self.seen - 1, 0)
 
 
 def test_a_silent_worker_is_given_up(tmp_path):
     hangs = tmp_path / "hangs"
-    with WorkerGroup(_make, 1, 2, lambda line: None, clock=_Clock(hangs)) as group:
+    with WorkerGroup(_make, 1, 2, lambda line: hangs.unlink(), clock=_Clock(hangs)) as group:
         outcomes = group.measure([1, hangs, 3], [0, 0, 0])
     assert _values(outcomes) == [2.0, "timed out: a worker said nothing for 2 s", 6.0]
 
