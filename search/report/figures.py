@@ -38,6 +38,7 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
         axes.set_yticks(place, [label(str(name)) for name in shown["method"]], fontsize=8)
         axes.set_xlabel(f"{axis}, ms")
         axes.margins(x=0.12, y=0.02)
+        axes.set_xlim(left=0)  # an interval of few tasks may reach below any cost
 
     return _on_axes(draw, 0.9 + 0.27 * max(len(shown), 3))
 
