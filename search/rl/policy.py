@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from neuroshard.errors import UserError
 from neuroshard.search.rl.batch import TaskBatch
 from neuroshard.search.rl.environment import Environment, State
 from neuroshard.search.rl.features import TableEncoder
@@ -46,8 +47,16 @@ class Policy(nn.Module):
     def log_probabilities(
         self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor, legal: torch.Tensor
     ) -> torch.Tensor:
-        """(..., D) of a softmax over the legal devices; over all where none is."""
+        """(..., D) of a softmax over the legal devices; over all where none is.
+
+        Raises:
+            UserError: the scores aren't numbers: the weights are damaged, or their training diverged.
+        """
         scores = self.scores(devices, context, costs)
+        if scores.isnan().any() or scores.isposinf().any():
+            raise UserError(
+                "the policy's scores aren't numbers: it is damaged or its training diverged; train it again"
+            )
         open_to = legal | ~legal.any(dim=-1, keepdim=True)
         return torch.log_softmax(scores.masked_fill(~open_to, -torch.inf), dim=-1)
 

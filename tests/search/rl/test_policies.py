@@ -14,7 +14,7 @@ from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings
 from neuroshard.search.rl.costs import SimulatorCosts
 from neuroshard.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.search.rl.environment import Environment
-from neuroshard.search.rl.policy import greedy, play, replay, sampling
+from neuroshard.search.rl.policy import Policy, greedy, play, replay, sampling
 from neuroshard.search.rl.reduction import Reduction
 from neuroshard.simulator import Simulator
 from neuroshard.testing import random_models, toy_task
@@ -110,3 +110,13 @@ def test_alone_means_alone():
 def test_unknown_reductions_are_named():
     with pytest.raises(UserError, match="unknown reduction 'min'"):
         Reduction("min")
+
+
+def test_scores_that_are_no_numbers_are_the_users_to_know():
+    class Broken(Policy):
+        def scores(self, devices, context, costs):
+            return torch.full((1, 2), float("nan"))
+
+    legal = torch.ones(1, 2, dtype=torch.bool)
+    with pytest.raises(UserError, match="aren't numbers"):
+        Policy.log_probabilities(Broken.__new__(Broken), None, None, None, legal)
