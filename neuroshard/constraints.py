@@ -97,17 +97,18 @@ class Constraints:
             UserError: they contradict each other or the topology.
         """
         matching = [rule for rule in self.rules if fnmatchcase(table.name, rule.tables)]
+        together = any(table.name in group for group in self.together)
+        whole = self._whole(table) if together else []  # they lie where one of them is pinned to
         devices = tuple(
             device
             for device in range(num_devices)
             if all(rule.devices is None or device in rule.devices for rule in matching)
-            and all(device in shard.devices for shard in self._whole(table))
+            and all(device in shard.devices for shard in whole)
         )
         least = max((rule.min_shards or 1 for rule in matching), default=1)
         narrowest = max((rule.min_dim or DIM_MULTIPLE for rule in matching), default=DIM_MULTIPLE)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
         most = min((rule.max_shards for rule in matching if rule.max_shards), default=table.dim)
-        together = any(table.name in group for group in self.together)
         limits = TableLimits(devices, least, 1 if together else min(most, table.dim // narrowest), narrowest)
         _check_limits(table, limits, together)
         return limits

@@ -20,7 +20,7 @@ from neuroshard.arguments import as_overrides, split_flags
 from neuroshard.constraints import load_constraints
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.models import Card, load_bundle, save_bundle
+from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.trust import Range, Ranges
 from neuroshard.overrides import check_overrides
 from neuroshard.plan import Plan, assemble
@@ -149,7 +149,7 @@ def _resume(root):
     """A search as if it had been killed just before its end."""
     run = _search(root)
     under_way = Unfinished(root / "runs" / "one")
-    under_way.claim(run._settings(), run.tasks)
+    under_way.claim(run._settings(Simulator(CostModels.load(run.model))), run.tasks)
     return [under_way.record(number) for number in range(2)], Path(run.out)
 
 

@@ -28,6 +28,7 @@ from neuroshard.testing import (
     random_set_comm,
     toy_task,
 )
+from neuroshard.units import to_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -165,7 +166,7 @@ def test_the_smallest_cap_named_by_an_error_works():
     simulator = Simulator(linear_models(3))
     with pytest.raises(InfeasibleError) as caught:
         BeamSearch().search(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
-    cap = float(re.search(r"([\d.]+) MiB on each would do", str(caught.value)).group(1)) * 2**20
+    cap = to_bytes(re.search(r"([\d.]+ [KM]iB) on each would do", str(caught.value)).group(1), "cap")
     assert "'t4'" in str(caught.value)
     assert BeamSearch().search(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).fits
 
