@@ -14,6 +14,7 @@ AS_SIZE = "size"
 ByteSize = Annotated[int, Meta(ge=0, le=MAX_BYTES), AS_SIZE]  # as `checked` takes it: text such as "4GiB" too
 Size = int | float | str  # bytes as people write them: 34359738368, 1e9, "32GiB", "16 GB"
 
+_FOUR_DIGITS = 999.5  # from here on three digits would be a power of ten
 _GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 _UNITS = {
     "": 1, "b": 1,
@@ -48,5 +49,6 @@ def readable_bytes(size_bytes: float) -> str:
     """The size for people, in the largest unit of which there is one at least."""
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if size_bytes >= unit:
-            return f"{size_bytes / unit:.3g} {name}"
+            amount = size_bytes / unit
+            return f"{amount:.3g} {name}" if amount < _FOUR_DIGITS else f"{amount:.0f} {name}"
     return f"{size_bytes:.0f} bytes"

@@ -30,3 +30,5 @@ def test_what_is_no_size_is_one_line(size):
 
 def test_sizes_for_people():
     assert (readable_bytes(3 << 30), readable_bytes(1 << 20)) == ("3 GiB", "1 MiB")
+    assert (readable_bytes((1 << 30) - 1), readable_bytes(1 << 42)) == ("1024 MiB", "4096 GiB")
+    assert (readable_bytes(1500), readable_bytes(0)) == ("1.46 KiB", "0 bytes")
