@@ -90,10 +90,16 @@ class Evaluate:
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
         simulator = None if self.model is None else Simulator(CostModels.load(self.model))
-        entries: list[Evaluated] = []
-        for path in paths:
-            entries += self._of_run(path) if path.is_dir() else [_of_file(path, simulator)]
-        return [self._within_host(entry) for entry in entries]
+        found = [(path, self._of_run(path) if path.is_dir() else [_of_file(path, simulator)]) for path in paths]
+        methods = [entries[0].method for _, entries in found if entries]
+        return [
+            # Several of one name would be taken for one.
+            self._within_host(
+                entry if methods.count(entry.method) == 1 else replace(entry, method=f"{entry.method} ({path})")
+            )
+            for path, entries in found
+            for entry in entries
+        ]
 
     def _within_host(self, entry: Evaluated) -> Evaluated:
         """With an error if a device's weights don't fit in this host's memory, where CPU kernels want them."""

@@ -188,3 +188,12 @@ def test_coverage_is_said_as_what_it_is():
     assert "2.00 times the predicted ones" in second
     assert "experiment=pretrain_adapt" in second
     assert list(trust_lines([_trusted(10.0, 20.0, float("nan"))])) == []
+
+
+def test_runs_of_one_method_are_told_apart(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("neuroshard.search.evaluate.measure_plans", _fixed())
+    for out in ("one", "other"):
+        _search(bundle, "dim", tmp_path / out)
+    evaluate = Evaluate([str(tmp_path / "one"), str(tmp_path / "other")], None, CPU, None, 0, str(tmp_path / "out"))
+    methods = {entry.method for entry in evaluate.run().entries}
+    assert methods == {f"dim ({tmp_path / out})" for out in ("one", "other")}
