@@ -44,7 +44,6 @@ BatchSize = Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)]
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 FileName = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00]+$")]
 PathName = Annotated[str, Meta(min_length=1, max_length=4096)]
-Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e18)]
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 

@@ -9,7 +9,6 @@ from neuroshard.errors import UserError
 from neuroshard.schema import shown
 
 MAX_BYTES = 1 << 60  # of anything that is counted in bytes: sums of a few stay exact in 64 bits
-Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 AS_SIZE = "size"
 ByteSize = Annotated[int, Meta(ge=0, le=MAX_BYTES), AS_SIZE]  # as `checked` takes it: text such as "4GiB" too
 Size = int | float | str  # bytes as people write them: 34359738368, 1e9, "32GiB", "16 GB"
