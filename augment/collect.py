@@ -11,9 +11,6 @@ import numpy as np
 from msgspec import Meta
 from rich.progress import Progress
 
-from neuroshard.augment.comm import CommAugmentation
-from neuroshard.augment.compute import ComputeAugmentation
-from neuroshard.augment.summary import KindSummary, Summary
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.files import exclusive
@@ -22,9 +19,12 @@ from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
 from neuroshard.progress import printer, progress_bar
 from neuroshard.records import DataDirectory, Manifest, Parts
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.records.splits import TableSplit, split_tables
 from neuroshard.schema import BatchSize, Count, Seed
-from neuroshard.splits import TableSplit, split_tables
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.augment.summary import KindSummary, Summary
 from neuroshard.tables import Table, check_unique_names
 
 _COMPUTE, _COMM = 0, 1  # streams of random numbers

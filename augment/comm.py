@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.samples import CommSample
+from neuroshard.records.samples import CommSample
+from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.schema import Devices, Dim, NonNegative, TableCount
-from neuroshard.splits import TEST, TRAIN, VALID
 from neuroshard.tables import halvings
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)

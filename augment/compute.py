@@ -6,9 +6,9 @@ import numpy as np
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.samples import ComputeSample
+from neuroshard.records.samples import ComputeSample
+from neuroshard.records.splits import TableSplit, draw_split
 from neuroshard.schema import DIM_MULTIPLE, Dim, Share, TableCount
-from neuroshard.splits import TableSplit, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.units import ByteSize
 

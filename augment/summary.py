@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.noise import pass_drift, pass_repeatability
-from neuroshard.samples import Measurement
+from neuroshard.records.noise import pass_drift, pass_repeatability
+from neuroshard.records.samples import Measurement
 
 
 @dataclass(frozen=True)

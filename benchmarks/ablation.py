@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from neuroshard.pretrain.additive import Additive
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import accuracy_of
-from neuroshard.pretrain.result import predict_compute
-from neuroshard.pretrain.training import TrainingSettings
 from neuroshard.records import DataDirectory
-from neuroshard.samples import ComputeSample
+from neuroshard.records.samples import ComputeSample
+from neuroshard.stages.pretrain.additive import Additive
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.metrics import accuracy_of
+from neuroshard.stages.pretrain.result import predict_compute
+from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables import halvings
 
 _TRAINING = TrainingSettings(

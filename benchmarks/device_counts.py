@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from neuroshard.models import CommModel
-from neuroshard.noise import pass_repeatability
-from neuroshard.pretrain.examples import BACKWARD, FORWARD
-from neuroshard.pretrain.fitting import CommFitter
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import accuracy_of
-from neuroshard.pretrain.result import predict_comm
 from neuroshard.records import DataDirectory
+from neuroshard.records.noise import pass_repeatability
 from neuroshard.registry import compose_config, instantiate_config
+from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
+from neuroshard.stages.pretrain.fitting import CommFitter
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.metrics import accuracy_of
+from neuroshard.stages.pretrain.result import predict_comm
 
 _DIRECTIONS = (FORWARD, BACKWARD)
 

@@ -22,11 +22,11 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.models.dlrm import DLRM, DLRMTrain
 
 from neuroshard.models import CostModels
-from neuroshard.plan import Plan
+from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Task
-from neuroshard.task import Topology as PlanTopology
+from neuroshard.tasks.task import Task
+from neuroshard.tasks.task import Topology as PlanTopology
 from neuroshard.torchrec import NeuroShardPlanner
 
 DIM, NUM_DENSE, BATCH_SIZE, TURN, WARM_UP = 32, 13, 1024, 10, 20

@@ -12,14 +12,14 @@ from itertools import product
 import numpy as np
 
 from neuroshard.models import CostModels
-from neuroshard.search.base import Searcher
-from neuroshard.search.beam import BeamSearch
-from neuroshard.search.catalog import Catalog
-from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Task, Topology
-from neuroshard.tasks import TaskDraw, drawn
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Task, Topology
 
 SEARCHERS: tuple[tuple[str, Searcher], ...] = (("published search", BeamSearch()), ("neuroshard", NeuroShard()))
 _BATCH = 1 << 16

@@ -19,14 +19,14 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CostModels
 from neuroshard.registry import build
-from neuroshard.search.base import Searcher
-from neuroshard.search.beam import BeamSearch
-from neuroshard.search.heuristics import Greedy
-from neuroshard.search.improve import Improvement
-from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.task import Task, Topology
-from neuroshard.tasks import TaskDraw, drawn
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
 from neuroshard.testing.exhaustive import TinyTask, tiny_task
 from neuroshard.threads import blas_threads

@@ -26,7 +26,7 @@ import numpy as np
 
 from neuroshard.models.bundle import load_bundle
 from neuroshard.records import DataDirectory
-from neuroshard.search.runs import SearchRun
+from neuroshard.stages.search.results.search_results import SearchRun
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S = 10.0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from neuroshard.models import CostModels, SumModel
 from neuroshard.models.card import Accuracy
-from neuroshard.noise import pass_repeatability
-from neuroshard.pretrain.fitting import ComputeFitter
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import accuracy_of
-from neuroshard.pretrain.result import predict_compute
 from neuroshard.records import DataDirectory
+from neuroshard.records.noise import pass_repeatability
 from neuroshard.registry import compose_config, instantiate_config
+from neuroshard.stages.pretrain.fitting import ComputeFitter
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.metrics import accuracy_of
+from neuroshard.stages.pretrain.result import predict_compute
 
 _COUNTS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
 _SEEDS = (0, 1)

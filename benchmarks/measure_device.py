@@ -28,18 +28,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neuroshard.augment.compute import ComputeAugmentation
 from neuroshard.files import write_json
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.embedding import Arenas, build_run
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.noise import pass_drift, pass_repeatability
 from neuroshard.records import DataDirectory, Manifest, Parts
+from neuroshard.records.noise import pass_drift, pass_repeatability
+from neuroshard.records.samples import ComputeSample, Measurement
+from neuroshard.records.splits import split_tables
 from neuroshard.registry import compose_config, instantiate_config
-from neuroshard.samples import ComputeSample, Measurement
-from neuroshard.splits import split_tables
+from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.tables import Table, halvings
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.dlrm_like import dlrm_like

@@ -14,15 +14,15 @@ import numpy as np
 
 from neuroshard.models import CostModels
 from neuroshard.models.roofline import RooflineCompute
-from neuroshard.search.base import Searcher
-from neuroshard.search.beam import BeamSearch
-from neuroshard.search.improve import Improvement
-from neuroshard.search.neuroshard import NeuroShard
+from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Task, Topology
-from neuroshard.tasks import TaskDraw, drawn
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Task, Topology
 
 SEARCHERS: tuple[Searcher, ...] = (
     BeamSearch(),

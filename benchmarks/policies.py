@@ -13,15 +13,15 @@ import numpy as np
 from timed import timed
 
 from neuroshard.models import CostModels
-from neuroshard.search.base import Searcher
-from neuroshard.search.beam import BeamSearch
-from neuroshard.search.heuristics import SCORES, Greedy, Random
-from neuroshard.search.neuroshard import NeuroShard
-from neuroshard.search.rl.searcher import PolicySearch
+from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
+from neuroshard.stages.search.methods.learned import PolicySearch
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Topology
-from neuroshard.tasks import TaskDraw, drawn
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Topology
 
 SHAPES = ((30, 4), (10, 4), (50, 4), (100, 4), (30, 2), (30, 8))
 BATCH_SIZE = 4096

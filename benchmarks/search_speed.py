@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from neuroshard.models import CostModels
-from neuroshard.search.base import Searcher
-from neuroshard.search.beam import BeamSearch
+from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables import Table, halvings
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Task, Topology
-from neuroshard.tasks import TaskDraw, drawn
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "search"))

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from neuroshard.errors import InfeasibleError
-from neuroshard.plan import Plan
+from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
-from neuroshard.task import Task
+from neuroshard.tasks.task import Task
 
 
 def timed(search: Callable[[Task], Plan], task: Task, simulator: Simulator) -> tuple[float, float]:

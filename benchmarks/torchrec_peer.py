@@ -15,14 +15,14 @@ from timed import timed
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.models import CostModels
-from neuroshard.plan import Plan
-from neuroshard.search.heuristics import Greedy
-from neuroshard.search.neuroshard import NeuroShard
-from neuroshard.search.torchrec_search import SimulatorEstimates, TorchRecSearch
+from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.torchrec import SimulatorEstimates, TorchRecSearch
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Task, Topology
-from neuroshard.tasks import TaskDraw, drawn
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.estimators import torchrec_models
 
 Method = Callable[[Task], Plan]

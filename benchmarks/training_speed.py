@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from neuroshard.pretrain.examples import ComputeExamples
-from neuroshard.pretrain.networks import ComputeNetwork
-from neuroshard.pretrain.training import TrainingSettings, fit
+from neuroshard.stages.pretrain.examples import ComputeExamples
+from neuroshard.stages.pretrain.networks import ComputeNetwork
+from neuroshard.stages.pretrain.training import TrainingSettings, fit
 
 _SAMPLES, _VALID, _FEATURES, _EPOCHS = 6400, 800, 21, 20
 

@@ -1,6 +1,6 @@
 """`python -m neuroshard`, which is also how torchrun starts it."""
 
-from neuroshard.entry import main
+from neuroshard.app.entry import main
 
 if __name__ == "__main__":
     main()

@@ -137,7 +137,7 @@ def _leaves(plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def needed(command: str, key: str, config: DictConfig, chosen: Mapping[str, str]) -> UserError:
     """The error for a setting without a value, with what it is; `chosen` names the choice of each group."""
-    from neuroshard.settings import settings_of  # which reads conf/'s comments: only where it is used
+    from neuroshard.app.settings import settings_of  # which reads conf/'s comments: only where it is used
 
     what = next((setting.what for setting in settings_of(command, config, chosen) if setting.key == key), "")
     return UserError(f"neuroshard {command} needs {key}=...{': ' if what else ''}{what}")

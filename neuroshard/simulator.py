@@ -10,9 +10,9 @@ from neuroshard.cost import Cost
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Margins
-from neuroshard.plan import Plan
-from neuroshard.prediction import Prediction
-from neuroshard.task import Task
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.prediction import Prediction
+from neuroshard.tasks.task import Task
 
 
 class Simulator:

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from neuroshard.errors import UserError
-from neuroshard.features import FeatureSet
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
-from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start, compute_tables
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.monotone import MonotoneNetwork, alternating
-from neuroshard.pretrain.networks import checked_widths, segment_sums
-from neuroshard.pretrain.training import fit
 from neuroshard.schema import shown
+from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start, compute_tables
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.monotone import MonotoneNetwork, alternating
+from neuroshard.stages.pretrain.networks import checked_widths, segment_sums
+from neuroshard.stages.pretrain.training import fit
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
 _MOST_TABLES = 12

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.features import FeatureSet
+from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import comm_inputs
-from neuroshard.samples import CommSample, ComputeSample, Measurement
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.tables.columns import TableColumns
 from neuroshard.timing import typical_ms
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from neuroshard.errors import UserError
-from neuroshard.features import FeatureSet
 from neuroshard.models import CommModel, SumModel
-from neuroshard.pretrain.examples import ComputeTable
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import checked_widths
-from neuroshard.pretrain.training import TrainingSettings
-from neuroshard.samples import Measurement
+from neuroshard.models.features import FeatureSet
+from neuroshard.records.samples import Measurement
+from neuroshard.stages.pretrain.examples import ComputeTable
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.networks import checked_widths
+from neuroshard.stages.pretrain.training import TrainingSettings
 
 OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
 

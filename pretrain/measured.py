@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import UserError
-from neuroshard.samples import Measurement, Sample
-from neuroshard.splits import TEST, TRAIN, VALID
+from neuroshard.records.samples import Measurement, Sample
+from neuroshard.records.splits import TEST, TRAIN, VALID
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import nn
 from neuroshard.errors import UserError
 from neuroshard.models.mlp import Mlp
 from neuroshard.perceptron import perceptron
-from neuroshard.pretrain.networks import linear_layers, load_mlp, to_mlp
+from neuroshard.stages.pretrain.networks import linear_layers, load_mlp, to_mlp
 
 
 class MonotoneNetwork(nn.Module):

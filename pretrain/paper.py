@@ -6,14 +6,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from neuroshard.features import FeatureSet
+from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
-from neuroshard.pretrain.examples import CommTable
-from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, batch_sizes, check_start, compute_tables, only_value
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, checked_widths, to_mlp
-from neuroshard.pretrain.training import TrainingSettings, fit
+from neuroshard.stages.pretrain.examples import CommTable
+from neuroshard.stages.pretrain.fitting import (
+    HiddenLayers,
+    OnEpoch,
+    batch_sizes,
+    check_start,
+    compute_tables,
+    only_value,
+)
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.networks import CommNetwork, ComputeNetwork, checked_widths, to_mlp
+from neuroshard.stages.pretrain.training import TrainingSettings, fit
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import DataSummary, ModelName, ModelTest, ModelTests
 from neuroshard.models.trust import Ranges
-from neuroshard.pretrain.examples import BACKWARD, FORWARD
-from neuroshard.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.result import PretrainResult, margins_of, tested
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
+from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.result import PretrainResult, margins_of, tested
 from neuroshard.threads import torch_threads
 
 

@@ -14,11 +14,11 @@ from neuroshard.arrays import FloatArray
 from neuroshard.models import CommModel, ComputeModel, CostModels
 from neuroshard.models.card import ModelName, ModelTest
 from neuroshard.models.trust import LEVEL, Margin, Margins
-from neuroshard.noise import pass_repeatability
-from neuroshard.pretrain.examples import BACKWARD, FORWARD
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.metrics import accuracy_of
-from neuroshard.samples import CommSample, ComputeSample, Measurement
+from neuroshard.records.noise import pass_repeatability
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.timing import typical_ms
 
 

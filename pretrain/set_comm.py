@@ -11,13 +11,13 @@ from torch import nn
 from neuroshard.arrays import FloatArray
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.set_comm import FEATURE_SIGNS, NUM_WAITS, SetComm, set_features, set_waits
-from neuroshard.pretrain.examples import FORWARD
-from neuroshard.pretrain.fitting import HiddenLayers, OnEpoch, check_start
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.monotone import MonotoneNetwork
-from neuroshard.pretrain.networks import checked_widths
-from neuroshard.pretrain.training import fit
-from neuroshard.samples import CommSample, Measurement
+from neuroshard.records.samples import CommSample, Measurement
+from neuroshard.stages.pretrain.examples import FORWARD
+from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.monotone import MonotoneNetwork
+from neuroshard.stages.pretrain.networks import checked_widths
+from neuroshard.stages.pretrain.training import fit
 from neuroshard.timing import typical_ms
 
 _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative

@@ -11,8 +11,8 @@ from torch import nn
 
 from neuroshard.checked import checked
 from neuroshard.errors import unknown_name
-from neuroshard.pretrain.examples import Examples
 from neuroshard.schema import PositiveCount
+from neuroshard.stages.pretrain.examples import Examples
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

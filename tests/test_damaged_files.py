@@ -16,33 +16,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from neuroshard.arguments import as_overrides, split_flags
-from neuroshard.constraints import load_constraints
+from neuroshard.app.arguments import as_overrides, split_flags
+from neuroshard.app.overrides import check_overrides
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.trust import Range, Ranges
-from neuroshard.overrides import check_overrides
-from neuroshard.plan import Plan, assemble
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.registry import build, compose_config, instantiate_config
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.search.heuristics import Random
-from neuroshard.search.improve import Improvement
-from neuroshard.search.replan import Replan
-from neuroshard.search.report.gather import gather
-from neuroshard.search.rl.agent import load_agent
-from neuroshard.search.rl.cost_network import CostNetworkSettings
-from neuroshard.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.search.rl.learner import Session
-from neuroshard.search.rl.measures import Simulated
-from neuroshard.search.rl.train_run import TrainPolicy, _restored
-from neuroshard.search.runs import SearchRun
-from neuroshard.search.search_run import Search
-from neuroshard.search.unfinished import Unfinished
 from neuroshard.simulator import Simulator
 from neuroshard.sources import load_tables
-from neuroshard.tasks import from_file, save_tasks
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.report.gather import gather
+from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.results.unfinished import Unfinished
+from neuroshard.stages.search.rl.agent import load_agent
+from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
+from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
+from neuroshard.stages.search.rl.learner import Session
+from neuroshard.stages.search.rl.measures import Simulated
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
+from neuroshard.tasks.constraints import load_constraints
+from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.testing import constrained_task, random_ensemble, random_models, random_set_comm, toy_tables, toy_task
 from neuroshard.testing.damage import damaged
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.arguments import as_overrides, split_flags
-from neuroshard.cli import COMMANDS, main
-from neuroshard.overrides import check_overrides
+from neuroshard.app.arguments import as_overrides, split_flags
+from neuroshard.app.cli import COMMANDS, main
+from neuroshard.app.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -63,7 +63,7 @@ def test_it_searches_outside_the_checkout(unpacked, tmp_path):
 
 
 def test_its_command_line_finds_its_configs(unpacked, tmp_path):
-    code = "from neuroshard.cli import main; main(['search', '--help'])"
+    code = "from neuroshard.app.cli import main; main(['search', '--help'])"
     assert "size_lookup_greedy" in _run(unpacked, tmp_path, sys.executable, "-c", code)
 
 

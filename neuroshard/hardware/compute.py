@@ -9,7 +9,7 @@ from neuroshard.hardware.device import Device
 from neuroshard.hardware.embedding import Arenas, build_run
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.samples import ComputeSample
+from neuroshard.records.samples import ComputeSample
 from neuroshard.timing import TimingProtocol
 
 

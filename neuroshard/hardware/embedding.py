@@ -17,7 +17,7 @@ from neuroshard.errors import UserError
 from neuroshard.hardware.arena import Arena
 from neuroshard.hardware.lookups import draw_lookups
 from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.samples import ComputeSample
+from neuroshard.records.samples import ComputeSample
 
 _OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 _PRECISIONS = {4: (SparseType.FP32, torch.float32), 2: (SparseType.FP16, torch.float16)}

@@ -15,7 +15,7 @@ from neuroshard.arrays import FloatArray
 from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.settings import DeviceSpec
-from neuroshard.samples import CommSample, Repeats
+from neuroshard.records.samples import CommSample, Repeats
 from neuroshard.timing import TimingProtocol
 
 _SETTLE_S = 0.002  # from agreeing on a start until it, so that nobody is late

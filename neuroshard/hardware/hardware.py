@@ -15,7 +15,7 @@ from neuroshard.hardware.fingerprint import Fingerprint, fingerprint, no_device
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings
 from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
-from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import Seconds
 from neuroshard.timing import TimingProtocol
 

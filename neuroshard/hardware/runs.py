@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.samples import Repeats
+from neuroshard.records.samples import Repeats
 from neuroshard.timing import TimingProtocol
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from neuroshard.hardware.exchange import ExchangeBench, join_group
 from neuroshard.hardware.hardware import Hardware
 from neuroshard.hardware.runs import Outcome
-from neuroshard.samples import CommSample
+from neuroshard.records.samples import CommSample
 
 _IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
 _Batch = tuple[list[CommSample], list[int]]

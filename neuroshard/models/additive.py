@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neuroshard.arrays import Float32Array
-from neuroshard.features import FeatureSet
+from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
 from neuroshard.models.settings import Offset, Scale

@@ -9,7 +9,7 @@ from neuroshard.files import digest_of
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.task import Task
+from neuroshard.tasks.task import Task
 
 ROOFLINE = "roofline:"
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.features import FeatureSet
+from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded
 from neuroshard.models.network_comm import NetworkComm, NetworkSettings

@@ -10,11 +10,11 @@ from msgspec import Meta
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
-from neuroshard.plan import Plan
-from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.plans.plan import Plan
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import NonNegative
 from neuroshard.tables.columns import TableColumns
-from neuroshard.task import Task
+from neuroshard.tasks.task import Task
 
 _SLACK = 0.05
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from neuroshard.errors import UserError
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats, Sample
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats, Sample
 from neuroshard.schema import BatchSize, Count, Dim, NonNegative, Seed, parse
 from neuroshard.tables import Table, check_unique_names
 

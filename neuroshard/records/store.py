@@ -14,7 +14,7 @@ from neuroshard.errors import UserError
 from neuroshard.parquet import Row, read_rows, write_table
 from neuroshard.records import schema
 from neuroshard.records.manifest import Manifest
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.tables import Table
 
 _TABLES = "tables.parquet"

@@ -14,15 +14,15 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CommModel, ComputeModel, SumModel
-from neuroshard.plan import Plan
+from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import constrained_task, linear_models, random_models, toy_tables, toy_task
 
 if TYPE_CHECKING:
-    from neuroshard.search import Searcher
+    from neuroshard.searcher import Searcher
 
 _ROUNDING = 1e-5  # of single precision
 

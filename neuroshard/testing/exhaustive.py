@@ -13,10 +13,10 @@ from math import ceil
 
 import numpy as np
 
-from neuroshard.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.memory import MemoryUse
 from neuroshard.tables import Table
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
 
 _BATCH_SIZE = 256
 _DIM = 4  # the narrowest shard

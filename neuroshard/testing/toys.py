@@ -7,12 +7,10 @@ from itertools import pairwise
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.constraints import Constraints, PinnedShard, TableRule
-from neuroshard.features import FeatureSet
-from neuroshard.memory import MemoryUse
 from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
@@ -20,7 +18,9 @@ from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
 
 _BATCH_SIZE = 256
 

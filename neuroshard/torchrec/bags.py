@@ -12,10 +12,10 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder
 from torchrec.types import DataType
 
-from neuroshard.constraints import TableRule
 from neuroshard.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
+from neuroshard.tasks.constraints import TableRule
 
 _ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 _log = logging.getLogger(__name__)

@@ -26,11 +26,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from neuroshard.arrays import Float32Array
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
-from neuroshard.plan import Plan, assemble
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tables.columns import TableColumns
-from neuroshard.task import Task
+from neuroshard.tasks.task import Task
 
 
 def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:

@@ -19,10 +19,10 @@ from torchrec.distributed.types import (
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_json
-from neuroshard.plan import Plan, Shard, assemble
+from neuroshard.plans.plan import Plan, Shard, assemble
 from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
 from neuroshard.tables import Table
-from neuroshard.task import Task
+from neuroshard.tasks.task import Task
 
 _FORMAT = "torchrec-sharding-plan-1"
 _KERNEL = "fused"

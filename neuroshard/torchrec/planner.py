@@ -16,14 +16,14 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 
-from neuroshard.constraints import Constraints
 from neuroshard.errors import UserError
-from neuroshard.memory import MemoryUse
 from neuroshard.models import CostModels
-from neuroshard.plan import Plan
+from neuroshard.plans.plan import Plan
 from neuroshard.registry import build
 from neuroshard.simulator import Simulator
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.threads import blas_threads
 from neuroshard.torchrec.bags import BagTable, find_bags
 from neuroshard.torchrec.export import parameter_name, to_sharding_plan

@@ -6,11 +6,11 @@ from math import isnan
 import numpy as np
 
 from neuroshard.models.trust import LEVEL
-from neuroshard.report import plan_png
-from neuroshard.search.explain import Explanation, NextMove, ShardShare
-from neuroshard.search.moves import Move, Places, moves
-from neuroshard.search.report.page import Grid, Picture, Section
-from neuroshard.search.split_worth import SplitWorth
+from neuroshard.plans.picture import plan_png
+from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
+from neuroshard.stages.search.report.moves import Move, Places, moves
+from neuroshard.stages.search.report.page import Grid, Picture, Section
+from neuroshard.stages.search.report.split_worth import SplitWorth
 from neuroshard.units import readable_bytes
 
 _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so

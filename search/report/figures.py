@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from neuroshard.report import drawn, label
+from neuroshard.plans.picture import drawn, label
 
 _BLUE, _GREY = "#4c72b0", "0.6"
 _OURS = "neuroshard"  # methods whose names begin so stand out

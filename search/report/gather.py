@@ -12,10 +12,10 @@ import pandas as pd
 from neuroshard.errors import UserError
 from neuroshard.files import read_json
 from neuroshard.schema import NonNegative, parse
-from neuroshard.search.report.names import NamedRun, named
-from neuroshard.search.report.rows import Measured, Round, Searched, read_rows, typed
-from neuroshard.search.runs import SearchRun
-from neuroshard.tasks import from_file
+from neuroshard.stages.search.report.names import NamedRun, named
+from neuroshard.stages.search.report.rows import Measured, Round, Searched, read_rows, typed
+from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.tasks.draw import from_file
 
 _COSTS = ["predicted_ms", "margin_ms", "seconds"]
 _SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path"]

@@ -61,7 +61,7 @@ class Section:
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
     """HTML; every text is shown as it is, whatever it holds."""
-    loader = PackageLoader("neuroshard.search.report", "templates")
+    loader = PackageLoader("neuroshard.stages.search.report", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from neuroshard.models.trust import LEVEL
-from neuroshard.report import curves_png
-from neuroshard.search.report.figures import MOST_BARS, comparison_bars, scatter, sensitivity_curve
-from neuroshard.search.report.gather import Gathered
-from neuroshard.search.report.page import Grid, Picture, Section
+from neuroshard.plans.picture import curves_png
+from neuroshard.stages.search.report.figures import MOST_BARS, comparison_bars, scatter, sensitivity_curve
+from neuroshard.stages.search.report.gather import Gathered
+from neuroshard.stages.search.report.page import Grid, Picture, Section
 
 Row = Any  # of a frame
 Cells = Mapping[str, Callable[[Row], str]]  # what stands in each column

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from neuroshard.search.report.page import Grid, Section
+from neuroshard.stages.search.report.page import Grid, Section
 
 _SHOWN = 10  # rows and list items
 

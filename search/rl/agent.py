@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import digest_of, read_json, regular_file, write_atomically, write_json
 from neuroshard.schema import of_format, parse, shown
-from neuroshard.search.rl.autoshard import AutoShardPolicy
-from neuroshard.search.rl.batch import FEATURES
-from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings
-from neuroshard.search.rl.costs import PlacementCosts, SimulatorCosts
-from neuroshard.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.search.rl.features import TableEncoder
-from neuroshard.search.rl.policy import Policy
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
+from neuroshard.stages.search.rl.batch import FEATURES
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings
+from neuroshard.stages.search.rl.costs import PlacementCosts, SimulatorCosts
+from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
+from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.policy import Policy
 
 _FORMAT = "neuroshard-policy-1"
 _INSTALLED = Path(__file__).resolve().parent / "policies"

@@ -8,9 +8,9 @@ import torch
 
 from neuroshard.checked import checked
 from neuroshard.schema import NonNegative
-from neuroshard.search.rl.autoshard import AutoShardPolicy
-from neuroshard.search.rl.environment import Environment
-from neuroshard.search.rl.policy import Episodes, Policy, replay
+from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.stages.search.rl.policy import Episodes, Policy, replay
 
 
 class Algorithm(ABC):

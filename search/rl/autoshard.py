@@ -5,11 +5,11 @@ from torch import nn
 
 from neuroshard.checked import checked
 from neuroshard.perceptron import AnyWidths, Width, Widths, perceptron
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.dreamshard import relative
-from neuroshard.search.rl.features import TableEncoder
-from neuroshard.search.rl.policy import Policy
-from neuroshard.search.rl.reduction import Reduction
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.dreamshard import relative
+from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.policy import Policy
+from neuroshard.stages.search.rl.reduction import Reduction
 
 
 class AutoShardPolicy(Policy):

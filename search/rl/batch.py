@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from neuroshard.errors import UserError
-from neuroshard.features import FeatureSet
-from neuroshard.search.items import Items
-from neuroshard.search.memory import check_total, check_whole, device_memory
-from neuroshard.search.sizes import Sizes
+from neuroshard.models.features import FeatureSet
+from neuroshard.stages.search.space.feasibility import check_total, check_whole, device_memory
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables.columns import TableColumns
-from neuroshard.task import Task
+from neuroshard.tasks.task import Task
 
 FEATURES = FeatureSet("physical")
 

@@ -4,10 +4,10 @@ import torch
 
 from neuroshard.errors import UserError
 from neuroshard.schema import shown
-from neuroshard.search.rl.agent import Tensors, check_like
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.cost_network import Measured
-from neuroshard.search.rl.costs import NUM_PARTS
+from neuroshard.stages.search.rl.agent import Tensors, check_like
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.cost_network import Measured
+from neuroshard.stages.search.rl.costs import NUM_PARTS
 
 _ADAM = ("exp_avg", "exp_avg_sq", "step")
 

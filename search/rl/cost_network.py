@@ -9,10 +9,10 @@ from torch import nn
 from neuroshard.checked import checked
 from neuroshard.perceptron import Width, Widths, perceptron
 from neuroshard.schema import Positive, PositiveCount, Share
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.costs import NUM_PARTS, PlacementCosts
-from neuroshard.search.rl.features import TableEncoder
-from neuroshard.search.rl.reduction import Reduction
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.costs import NUM_PARTS, PlacementCosts
+from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.reduction import Reduction
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import torch
 
 from neuroshard.errors import UserError
 from neuroshard.models import SumModel
-from neuroshard.search.items import Items
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.reduction import Reduction
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.reduction import Reduction
+from neuroshard.stages.search.space.items import Items
 from neuroshard.tables.columns import TableColumns
 
 NUM_PARTS = 3  # compute, forward and backward communication

@@ -4,11 +4,11 @@ import torch
 
 from neuroshard.checked import checked
 from neuroshard.perceptron import AnyWidths, Width, Widths, perceptron
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.costs import NUM_PARTS
-from neuroshard.search.rl.features import TableEncoder
-from neuroshard.search.rl.policy import Policy
-from neuroshard.search.rl.reduction import Reduction
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.costs import NUM_PARTS
+from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.policy import Policy
+from neuroshard.stages.search.rl.reduction import Reduction
 
 
 class DreamShardPolicy(Policy):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from neuroshard.plan import Plan
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.costs import PlacementCosts
+from neuroshard.plans.plan import Plan
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.costs import PlacementCosts
 
 
 @dataclass(frozen=True, eq=False)

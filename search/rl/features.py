@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from neuroshard.perceptron import perceptron
-from neuroshard.search.rl.batch import FEATURES, TaskBatch
+from neuroshard.stages.search.rl.batch import FEATURES, TaskBatch
 
 
 class TableEncoder(nn.Module):

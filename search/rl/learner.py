@@ -10,17 +10,17 @@ import torch
 from neuroshard.checked import checked
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
-from neuroshard.plan import Plan, assemble
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.schema import Positive, PositiveCount
-from neuroshard.search.rl.agent import Agent, Tensors, part
-from neuroshard.search.rl.algorithms import Algorithm
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.checkpoint import adam_state, measured_before
-from neuroshard.search.rl.cost_network import CostNetwork, CostNetworkSettings, Measured, fit
-from neuroshard.search.rl.environment import Environment
-from neuroshard.search.rl.policy import Policy, play, sampling
 from neuroshard.simulator import Simulator
-from neuroshard.task import Task
+from neuroshard.stages.search.rl.agent import Agent, Tensors, part
+from neuroshard.stages.search.rl.algorithms import Algorithm
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.checkpoint import adam_state, measured_before
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, Measured, fit
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.stages.search.rl.policy import Policy, play, sampling
+from neuroshard.tasks.task import Task
 from neuroshard.threads import torch_threads
 
 Measure = Callable[[Sequence[Plan]], Sequence[Cost | str]]

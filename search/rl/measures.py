@@ -7,9 +7,9 @@ from typing import Protocol
 from neuroshard.checked import checked
 from neuroshard.cost import Cost
 from neuroshard.hardware import Hardware
-from neuroshard.plan import Plan
+from neuroshard.hardware.plan_costs import measure_plans
+from neuroshard.plans.plan import Plan
 from neuroshard.schema import Seed
-from neuroshard.search.measure import measure_plans
 from neuroshard.simulator import Simulator
 
 

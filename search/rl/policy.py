@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from neuroshard.errors import UserError
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.environment import Environment, State
-from neuroshard.search.rl.features import TableEncoder
-from neuroshard.search.rl.reduction import Reduction
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.environment import Environment, State
+from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.reduction import Reduction
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from neuroshard.augment.collect import Collect
-from neuroshard.augment.comm import CommAugmentation
-from neuroshard.augment.compute import ComputeAugmentation
 from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.records import DataDirectory
-from neuroshard.samples import Repeats
+from neuroshard.records.samples import Repeats
+from neuroshard.stages.augment.collect import Collect
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import PATIENCE_S, toy_tables
 from neuroshard.timing import TimingProtocol
 

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.augment.comm import CommAugmentation
-from neuroshard.augment.compute import ComputeAugmentation
 from neuroshard.errors import UserError
-from neuroshard.splits import split_tables
+from neuroshard.records.splits import split_tables
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
 
 TABLES = toy_tables(30)

@@ -12,7 +12,7 @@ import pytest
 from neuroshard.hardware import DeviceSpec, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.records import DataDirectory
-from neuroshard.samples import Repeats
+from neuroshard.records.samples import Repeats
 from neuroshard.testing import PATIENCE_S, toy_tables
 from neuroshard.timing import TimingProtocol
 

@@ -6,9 +6,9 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 
-from neuroshard.cli import COMMANDS
+from neuroshard.app.cli import COMMANDS
+from neuroshard.app.settings import settings_of
 from neuroshard.registry import choices, chosen_of, compose_config, instantiate_config
-from neuroshard.settings import settings_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
@@ -39,7 +39,7 @@ def _compose(command, overrides):
 def files(tmp_path):
     import torch
 
-    from neuroshard.tasks import save_tasks
+    from neuroshard.tasks.draw import save_tasks
     from neuroshard.testing import toy_task
 
     save_tasks(tmp_path / "tasks.json", [toy_task()])

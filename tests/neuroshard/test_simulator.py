@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from neuroshard.errors import UserError
-from neuroshard.plan import assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.simulator import Simulator
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, random_models, toy_task
 
 

@@ -5,8 +5,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 import neuroshard as ns
-from neuroshard.search.heuristics import Greedy
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.testing import random_models, toy_task
 from neuroshard.threads import blas_threads
 

@@ -4,12 +4,12 @@ from functools import cache
 
 import numpy as np
 
-from neuroshard.pretrain.additive import Additive, Ensemble
-from neuroshard.pretrain.examples import BACKWARD, FORWARD
-from neuroshard.pretrain.measured import Measured
-from neuroshard.pretrain.set_comm import SetCommunication
-from neuroshard.pretrain.training import TrainingSettings
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.stages.pretrain.additive import Additive, Ensemble
+from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables
 
 TRAINING = TrainingSettings(epochs=20, batch_size=32, learning_rate=1e-2, loss="absolute_relative")

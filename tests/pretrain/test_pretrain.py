@@ -10,21 +10,21 @@ import torch
 
 from neuroshard import files
 from neuroshard.errors import UserError
-from neuroshard.features import FeatureSet
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import CostModels, load_bundle
+from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
-from neuroshard.pretrain.additive import Additive, Ensemble
-from neuroshard.pretrain.examples import CommTable, ComputeTable
-from neuroshard.pretrain.metrics import accuracy_of
-from neuroshard.pretrain.networks import CommNetwork, ComputeNetwork, to_mlp
-from neuroshard.pretrain.paper import PaperComm, PaperCompute
-from neuroshard.pretrain.pretrain import Pretrain
-from neuroshard.pretrain.set_comm import SetCommunication
-from neuroshard.pretrain.training import TrainingSettings, fit
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.splits import split_tables
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.splits import split_tables
+from neuroshard.stages.pretrain.additive import Additive, Ensemble
+from neuroshard.stages.pretrain.examples import CommTable, ComputeTable
+from neuroshard.stages.pretrain.metrics import accuracy_of
+from neuroshard.stages.pretrain.networks import CommNetwork, ComputeNetwork, to_mlp
+from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
+from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.training import TrainingSettings, fit
 from neuroshard.testing import LinearComm, LinearCompute, toy_tables
 
 TABLES = toy_tables(200)

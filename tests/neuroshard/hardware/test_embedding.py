@@ -7,7 +7,7 @@ import torch
 from neuroshard.errors import UserError
 from neuroshard.hardware.embedding import Arenas, build_operator, build_run
 from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.samples import ComputeSample
+from neuroshard.records.samples import ComputeSample
 from neuroshard.testing import toy_tables
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import make_device
 from neuroshard.hardware.exchange import Clock, ExchangeBench
-from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import PATIENCE_S, toy_tables
 from neuroshard.timing import TimingProtocol, typical_ms
 

@@ -12,7 +12,7 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
-from neuroshard.samples import Repeats
+from neuroshard.records.samples import Repeats
 from neuroshard.testing import PATIENCE_S
 
 

@@ -14,7 +14,7 @@ from neuroshard.models import bundle as bundles
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import Accuracy, ModelTest, ModelTests
 from neuroshard.models.trust import Margin, Margins, Ranges
-from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import random_ensemble, random_models, random_set_comm, toy_tables
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)

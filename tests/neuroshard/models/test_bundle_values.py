@@ -14,8 +14,8 @@ import safetensors.numpy
 from neuroshard.errors import UserError
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.trust import Margin, Margins, Ranges
-from neuroshard.plan import assemble
-from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.plans.plan import assemble
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.simulator import Simulator
 from neuroshard.testing import random_ensemble, random_models, random_set_comm, toy_task
 

@@ -4,10 +4,10 @@ import pytest
 
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.shipped import shipped_names, shipped_path
-from neuroshard.search.beam import BeamSearch
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.task import Task, Topology
 
 
 def test_cpu_models_are_shipped_with_a_complete_card():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from neuroshard.models.trust import Margin, Range, Ranges
-from neuroshard.plan import assemble
-from neuroshard.samples import CommSample, ComputeSample
+from neuroshard.plans.plan import assemble
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import toy_task
 
 

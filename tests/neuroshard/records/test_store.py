@@ -8,7 +8,7 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.testing import toy_tables
 
 HARDWARE = {"kind": "cpu", "device": "x", "count": 2, "memory_bytes": 1}

@@ -9,8 +9,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
-from neuroshard.constraints import TableRule
 from neuroshard.errors import UserError
+from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec import find_bags
 
 META = torch.device("meta")

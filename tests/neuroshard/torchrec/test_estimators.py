@@ -5,7 +5,7 @@ import pytest
 from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
 
 import neuroshard as ns
-from neuroshard.plan import assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.simulator import Simulator
 from neuroshard.testing import SumModelConformance, linear_models, toy_task
 from neuroshard.torchrec.estimators import (

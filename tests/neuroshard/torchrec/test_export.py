@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
 from neuroshard.errors import UserError
-from neuroshard.plan import Plan, assemble
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from neuroshard.hardware.workers import forked_warm
-from neuroshard.plan import assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.tables import Table
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import PATIENCE_S
 
 ONCE = (1.0, *(0.0,) * 16)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from neuroshard.search.report.figures import comparison_bars, scatter, sensitivity_curve
+from neuroshard.stages.search.report.figures import comparison_bars, scatter, sensitivity_curve
 
 
 @pytest.fixture

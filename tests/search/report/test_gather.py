@@ -11,10 +11,10 @@ import pytest
 
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.search.heuristics import Random
-from neuroshard.search.report.gather import gather
-from neuroshard.search.report.report_run import Report
-from neuroshard.search.search_run import Search
+from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.report.gather import gather
+from neuroshard.stages.search.runs.report import Report
+from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "60"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from neuroshard.search.report.names import NamedRun, named
+from neuroshard.stages.search.report.names import NamedRun, named
 
 
 def _runs(*settings, method="neuroshard", models=("cpu",), tasks=("t",)):

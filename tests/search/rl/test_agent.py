@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from neuroshard.errors import UserError
-from neuroshard.search.rl import agent
-from neuroshard.search.rl.agent import load_agent
+from neuroshard.stages.search.rl import agent
+from neuroshard.stages.search.rl.agent import load_agent
 
 HEAD = "policy.head.0.weight"
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.constraints import Constraints, TableRule
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.plan import assemble
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.costs import SimulatorCosts
-from neuroshard.search.rl.environment import Environment
+from neuroshard.plans.plan import assemble
 from neuroshard.simulator import Simulator
-from neuroshard.task import Task, Topology
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.costs import SimulatorCosts
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,17 +13,17 @@ import torch
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.hardware import Hardware
 from neuroshard.registry import compose_config, instantiate_config
-from neuroshard.search.heuristics import Random
-from neuroshard.search.rl import policies
-from neuroshard.search.rl.agent import load_agent
-from neuroshard.search.rl.batch import TaskBatch
-from neuroshard.search.rl.environment import Environment
-from neuroshard.search.rl.learner import RandomOrder, Session
-from neuroshard.search.rl.measures import OnHardware, Simulated
-from neuroshard.search.rl.policy import greedy, play
-from neuroshard.search.rl.searcher import PolicySearch
-from neuroshard.search.rl.train_run import TrainPolicy
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.methods.learned import PolicySearch
+from neuroshard.stages.search.rl import policies
+from neuroshard.stages.search.rl.agent import load_agent
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.stages.search.rl.learner import RandomOrder, Session
+from neuroshard.stages.search.rl.measures import OnHardware, Simulated
+from neuroshard.stages.search.rl.policy import greedy, play
+from neuroshard.stages.search.runs.train_policy import TrainPolicy
 from neuroshard.testing import linear_models, toy_task
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -39,7 +39,7 @@ def _best_ms(one, simulator):
     """Over all placements."""
     from itertools import product
 
-    from neuroshard.plan import assemble
+    from neuroshard.plans.plan import assemble
 
     plans = [
         assemble(one, [(index, 8, device) for index, device in enumerate(devices)])

@@ -2,13 +2,13 @@
 
 from functools import partial
 
-from neuroshard.search.rl.algorithms import ActorCritic, Reinforce
-from neuroshard.search.rl.autoshard import AutoShardPolicy
-from neuroshard.search.rl.cost_network import CostNetworkSettings
-from neuroshard.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.search.rl.learner import DescendingCost, Learner
+from neuroshard.stages.search.rl.algorithms import ActorCritic, Reinforce
+from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
+from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
+from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
+from neuroshard.stages.search.rl.learner import DescendingCost, Learner
 from neuroshard.tables import Table
-from neuroshard.task import Task, Topology
+from neuroshard.tasks.task import Task, Topology
 
 ONCE = (1.0, *(0.0,) * 16)
 SMALL = {"table": [16, 8], "cost": [8], "head": 16}

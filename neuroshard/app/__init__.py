@@ -1,0 +1,1 @@
+"""The command line: arguments, help, what is listed, and what happens when something goes wrong."""

@@ -1,0 +1,159 @@
+"""The `neuroshard` command: each subcommand is one Hydra config, whose `run` node says what to build and run."""
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from neuroshard import __version__
+from neuroshard.app.completion import bash_script, completions
+from neuroshard.app.guard import complain, exit_code, one_line
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.progress import plain_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMMANDS = {
+    "collect": "measure table combinations and exchanges on real hardware",
+    "pretrain": "fit the cost models to measurements",
+    "search": "find sharding plans for tasks",
+    "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json RUN_DIR ...",
+    "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
+    "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
+    "compile": "compile the search's inner loops now, so that the first search needn't",
+    "train-policy": "train the policy of a reinforcement-learning searcher",
+}
+_ALL = (*COMMANDS, "models", "completion")
+_HELP_FLAGS = ("-h", "--help")
+_INTERRUPTED = 130
+_FAILED = "NEUROSHARD_FAILED_JOBS"
+
+_USAGE = """\
+neuroshard shards the embedding tables of recommendation models across devices.
+
+usage: neuroshard COMMAND [setting=value ...] [-m] [--help]
+
+commands:
+{commands}
+  models       list the installed cost models; with a name, print its card
+  completion   print a bash completion script: eval "$(neuroshard completion)"
+
+setting=value changes a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
+-m sweeps: `neuroshard search -m tasks=paper searcher=random,neuroshard` runs one job for each combination.
+"""
+
+
+class Result(Protocol):
+    """What a command's run gives."""
+
+    def show(self, console: "Console") -> None:
+        """Print it for people."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows what it can
+    try:
+        _dispatch(given)
+    except KeyboardInterrupt:
+        print("neuroshard: interrupted; what was finished is kept", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:  # `neuroshard ... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        complain(one_line(error))
+        sys.exit(exit_code(error))
+
+
+def usage() -> str:
+    """The text of `neuroshard --help`."""
+    return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()))
+
+
+def _dispatch(given: list[str]) -> None:
+    if not given or given[0] in _HELP_FLAGS:
+        print(usage(), end="")
+    elif given[0] in ("--version", "-V"):
+        print(f"neuroshard {__version__}")
+    elif given[0] == "completion":
+        print(bash_script(_ALL), end="")
+    elif given[0] == "complete":  # what the completion script asks: WORD COMMAND [WORDS BEFORE ...]
+        print("\n".join(completions(given[1], given[2], given[3:])))
+    elif given[0] == "models":
+        from neuroshard.app.listing import show_models  # slow to import: not for --help
+
+        show_models(given[1:], plain_console())
+    elif given[0] in COMMANDS:
+        _run_command(given[0], given[1:])
+    else:
+        raise unknown_name("command", given[0], _ALL)
+
+
+def _run_command(command: str, arguments: list[str]) -> None:
+    from neuroshard.app.arguments import as_overrides, split_flags  # which need Hydra: not for --help
+    from neuroshard.app.overrides import check_choices, check_overrides
+
+    helping = [text for text in arguments if text in _HELP_FLAGS]
+    flags, texts = split_flags(command, [text for text in arguments if text not in _HELP_FLAGS])
+    overrides = as_overrides(command, texts)
+    if helping:
+        from neuroshard.app.help import command_help
+
+        check_choices(command, overrides)
+        print(command_help(command, COMMANDS[command], overrides), end="")
+        return
+    check_overrides(command, overrides, sweeping=bool(flags))
+    _hand_to_hydra(command, [*flags[:1], *(str(override.input_line) for override in overrides)])
+
+
+def _hand_to_hydra(command: str, arguments: list[str]) -> None:
+    import hydra
+
+    sys.argv = ["neuroshard", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
+    with tempfile.TemporaryDirectory(prefix="neuroshard-") as folder:
+        failed = Path(folder) / "failed"
+        os.environ[_FAILED] = str(failed)  # which the processes of a parallel launcher see too
+        hydra.main(version_base="1.3", config_path="pkg://neuroshard.conf", config_name=command)(_run)()
+        if failed.exists():
+            count = len(failed.read_text(encoding="utf-8").splitlines())
+            raise UserError(f"the sweep is through; {count} of its jobs failed, each with a line of its own")
+
+
+def _run(config: Any) -> None:
+    """Build what the config describes, run it, print its result; Hydra calls it, once for each job."""
+    from neuroshard.registry import instantiate_config
+
+    try:
+        job = instantiate_config(config.run)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to keep
+        result: Result | None = job.run()
+        if result is not None:
+            result.show(plain_console())
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> None:
+    """End the program with one line; a sweep goes on with its other jobs. (Hydra would print what is raised here.)"""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        complain(one_line(error))
+        sys.exit(exit_code(error))
+    complain(f"job {hydra_config.job.num} ({hydra_config.job.override_dirname}): {one_line(error)}")
+    with Path(os.environ[_FAILED]).open("a", encoding="utf-8") as file:
+        file.write(f"{hydra_config.job.num}\n")

@@ -1,0 +1,1 @@
+"""Plans: what they hold, what they break, how they are shown."""

@@ -1,0 +1,145 @@
+"""Pictures."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from neuroshard.arrays import FloatArray
+from neuroshard.cost import Cost
+from neuroshard.files import write_atomically
+from neuroshard.plans.plan import Plan
+
+_COLORS = {"backward communication": "#c44e52", "compute": "#4c72b0", "forward communication": "#dd8452"}
+_MEMORY, _GREY = "#55a868", "0.3"
+_GIB = 1 << 30
+_MANY_DEVICES = 16  # of more, a bar each would be a smear
+_NUMBERED_DEVICES = 10  # of more, so would be a number each
+_MOST_CURVES = 10  # of more, colours repeat
+_LONGEST_LABEL = 48
+
+
+def drawn(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
+    """A PNG of what `draw` draws on a figure of so many inches, without a display; texts are never read as formulas."""
+    with rc_context({"text.parse_math": False, "axes.formatter.use_mathtext": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box stands for what the font lacks
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+        buffer = BytesIO()
+        figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def label(text: str) -> str:
+    """A name for a picture: of bounded length, without line breaks and halves of characters."""
+    plain = " ".join(text.encode("utf-8", "replace").decode().split()) or "(no name)"
+    half = _LONGEST_LABEL // 2
+    short = plain if len(plain) <= _LONGEST_LABEL else f"{plain[:half]}...{plain[-half:]}"
+    return f" {short}" if short.startswith("_") else short  # legends leave out what begins with an underscore
+
+
+def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
+    """A PNG: stacked bars of every device's cost by part, and bars of its memory beside the cap."""
+    many = len(cost.compute) > _MANY_DEVICES
+
+    def draw(figure: Figure) -> None:
+        times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
+        _draw_times(times, cost)
+        _draw_memory(memory, plan)
+        figure.suptitle(label(title))
+
+    return drawn(draw, 9, 6.4 if many else 3.9)
+
+
+def _draw_times(axes: Axes, cost: Cost) -> None:
+    bottom = np.zeros(len(cost.compute))
+    parts = zip(_COLORS.items(), (cost.backward, cost.compute, cost.forward), strict=True)
+    for (name, color), values in parts:
+        _bars(axes, values, bottom, color, name)
+        bottom = bottom + values
+    axes.axhline(cost.total_ms, color=_GREY, linestyle="--", linewidth=1)
+    _note(axes, f"plan cost {cost.total_ms:.1f} ms", cost.total_ms)
+    axes.set(xlabel="device", ylabel="ms", title="cost", ylim=(0, _top(cost.total_ms, 1.3)))
+    axes.legend(loc="upper left", ncols=3, fontsize=8, frameon=False)
+
+
+def _draw_memory(axes: Axes, plan: Plan) -> None:
+    caps, used = np.array(plan.task.shard_memory) / _GIB, np.array(plan.device_bytes) / _GIB
+    devices = np.arange(len(caps))
+    _bars(axes, used, np.zeros(len(used)), _MEMORY, "used")
+    axes.hlines(caps, devices - 0.5, devices + 0.5, color=_GREY, linestyle="--", linewidth=1)
+    _note(axes, f"cap {caps.max():.3g} GiB", float(caps.max()))
+    top = _top(float(max(caps.max(), used.max())), 1.15)
+    axes.set(xlabel="device", ylabel="GiB", title="memory for shards", ylim=(0, top))
+
+
+def _bars(axes: Axes, values: FloatArray, bottom: FloatArray, color: str, name: str) -> None:
+    """Bars on (D,) devices, from `bottom`; of many, their outline, filled."""
+    devices = np.arange(len(values))
+    if len(values) > _MANY_DEVICES:
+        edges = np.arange(len(values) + 1) - 0.5
+        axes.stairs(bottom + values, edges, baseline=bottom, fill=True, color=color, label=name)
+    else:
+        axes.bar(devices, values, bottom=bottom, label=name, color=color, width=0.7)
+    axes.set_xlim(-0.5, len(values) - 0.5)
+    if len(values) > _NUMBERED_DEVICES:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        axes.set_xticks(devices)
+
+
+def _note(axes: Axes, text: str, y: float) -> None:
+    """A word at the right end of a horizontal line."""
+    axes.annotate(
+        text, (1, y), xycoords=("axes fraction", "data"), xytext=(-4, 3), textcoords="offset points", ha="right",
+        va="bottom", fontsize=9,
+    )  # fmt: skip
+
+
+def _top(highest: float, factor: float) -> float:
+    """Where an axis that begins with 0 ends: above its highest value, if that is anything."""
+    return highest * factor if highest > 0 else 1.0
+
+
+def curves_png(
+    curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
+) -> bytes:
+    """A PNG: learning curves, ms by round, beside what other methods reach (horizontal lines).
+
+    Of more curves than there are colours, all are grey and without a name.
+    """
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        named = len(curves) <= _MOST_CURVES
+        for name, values in curves:
+            rounds, marker = np.arange(1, len(values) + 1), "o" if len(values) == 1 else ""
+            color = None if named else "0.5"
+            axes.plot(rounds, values, label=label(name), color=color, marker=marker, linewidth=1.8)
+        for name, value in sorted(references.items(), key=lambda pair: -pair[1]):
+            axes.axhline(value, color="0.6", linestyle="--", linewidth=1)
+            axes.annotate(
+                label(name), (1, value), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+                va="center", fontsize=8, color="0.35",
+            )  # fmt: skip
+        axes.set(xlabel="round", ylabel="mean plan cost, ms", title=None if title is None else label(title))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if named:
+            axes.legend(frameon=False, fontsize=8)
+
+    return drawn(draw, 8, 4.5)
+
+
+def save_png(path: Path, picture: bytes) -> None:
+    """Write a picture, atomically."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(picture))

@@ -1,0 +1,45 @@
+"""What every search method is."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, and what people should know of how it was found.
+
+    Attributes:
+        warning: a line that begins with its subject and a colon, such as "time limit: ..."; None if all is well.
+    """
+
+    plan: Plan
+    warning: str | None = None
+
+
+class Searcher(ABC):
+    """Finds a plan for a task. Holds settings only: the same call gives the same plan."""
+
+    @abstractmethod
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """A plan that fits in memory and keeps the task's constraints.
+
+        Raises:
+            InfeasibleError: this method finds none.
+            UserError: the simulator's models can't serve the task.
+        """
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """The plan of `search`, with a warning where one is due."""
+        return Found(self.search(task, simulator))
+
+    def reads(self) -> tuple[str, ...]:
+        """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
+        return ()
+
+    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
+        """A line for people about a plan that `search` gave for `task`; None if there is nothing to say."""
+        return None

@@ -1,0 +1,36 @@
+"""From a task to a plan, by a method's name."""
+
+import warnings
+from typing import Any
+
+from neuroshard.errors import UserError
+from neuroshard.plans.plan import Plan
+from neuroshard.registry import build
+from neuroshard.schema import shown
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.tasks.task import Task
+from neuroshard.threads import blas_threads
+
+
+def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **settings: Any) -> Plan:
+    """A plan for `task` with its predicted cost, by the method that `conf/searcher/<searcher>.yaml` describes.
+
+    `settings` override the config's, such as `beam_width=5`.
+
+    What should be known of how the plan was found, and what of it lies outside the range that the models were fitted
+    to, is said by Python's `warnings`.
+
+    Raises:
+        UserError: no such searcher or setting, or the simulator's models can't serve the task.
+        InfeasibleError: the method finds no plan that fits in memory.
+    """
+    if not isinstance(simulator, Simulator):
+        raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
+    method: Searcher = build("searcher", searcher, **settings)
+    with blas_threads(1):
+        found = method.find(task, simulator)
+        plan = simulator.predicted(found.plan)
+    for warning in (*([found.warning] if found.warning else []), *simulator.warnings(plan)):
+        warnings.warn(warning, stacklevel=2)
+    return plan

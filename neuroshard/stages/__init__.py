@@ -1,0 +1,1 @@
+"""The three stages, through links to the folders at the top."""

@@ -1,0 +1,107 @@
+"""Where tasks come from: one from all tables, many drawn as in the papers, or a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.files import read_json, write_json
+from neuroshard.schema import MAX_TASKS, Dim, Seed, TableCount, of_format, parse
+from neuroshard.tables import Table, halvings
+from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
+
+_FORMAT = "neuroshard-tasks-1"
+
+
+def whole(
+    tables: tuple[Table, ...],
+    topology: Topology,
+    batch_size: int,
+    memory: MemoryUse,
+    constraints: Constraints,
+) -> tuple[Task, ...]:
+    """One task: all tables as they are."""
+    return (Task(tables, topology, batch_size, memory, constraints),)
+
+
+@dataclass(frozen=True)
+@checked
+class TaskDraw:
+    """How tasks are drawn (NeuroShard, section 4.1).
+
+    Attributes:
+        count: number of tasks.
+        min_tables, max_tables: tables of each, drawn without repeats, the number uniform.
+        max_dim: every table's dim is one of max_dim, max_dim / 2, ..., 4, uniform.
+        seed: fixes the tasks.
+    """
+
+    count: Annotated[int, Meta(ge=1, le=MAX_TASKS)] = 100
+    min_tables: TableCount = 10
+    max_tables: TableCount = 59
+    max_dim: Dim = 128
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        halvings(self.max_dim)
+        if self.min_tables > self.max_tables:
+            raise UserError(f"tasks: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
+
+
+def drawn(
+    tables: tuple[Table, ...],
+    topology: Topology,
+    batch_size: int,
+    draw: TaskDraw,
+    memory: MemoryUse | None = None,
+    constraints: Constraints | None = None,
+) -> tuple[Task, ...]:
+    """Random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
+
+    Raises:
+        UserError: fewer tables than a task may hold.
+    """
+    if len(tables) < draw.max_tables:
+        raise UserError(f"tasks: max_tables={draw.max_tables}, but there are only {len(tables)} tables to draw from")
+    rng = np.random.default_rng(draw.seed)
+    memory, rules = memory or MemoryUse(), constraints or Constraints()
+    chosen = (_draw_tables(tables, draw, rng) for _ in range(draw.count))
+    return tuple(Task(some, topology, batch_size, memory, rules.of(some)) for some in chosen)
+
+
+def _draw_tables(tables: tuple[Table, ...], draw: TaskDraw, rng: np.random.Generator) -> tuple[Table, ...]:
+    count = int(rng.integers(draw.min_tables, draw.max_tables + 1))
+    chosen = rng.choice(len(tables), size=count, replace=False)
+    dims = rng.choice(halvings(draw.max_dim), size=count)
+    return tuple(tables[i].with_dim(int(dim)) for i, dim in zip(chosen, dims, strict=True))
+
+
+@checked
+def from_file(path: str) -> tuple[Task, ...]:
+    """The tasks in a file that `save_tasks` wrote.
+
+    Raises:
+        UserError: the file is missing or malformed, or holds no task.
+    """
+    content = of_format(read_json(Path(path), "task file"), _FORMAT, path)
+    tasks = parse(content, _TaskFile, path).tasks
+    if not tasks:
+        raise UserError(f"{path} holds no task")
+    return tasks
+
+
+@dataclass(frozen=True)
+class _TaskFile:
+    tasks: tuple[Task, ...]
+
+
+def save_tasks(path: Path, tasks: Sequence[Task]) -> None:
+    """Write tasks as JSON."""
+    write_json(path, {"format": _FORMAT, "tasks": [task.to_json() for task in tasks]})

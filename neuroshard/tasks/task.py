@@ -1,0 +1,148 @@
+"""What a search is asked: tables, devices and a batch size."""
+
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.schema import MAX_TABLES, BatchSize, Devices, parse
+from neuroshard.tables import Table, check_unique_names
+from neuroshard.tables.columns import TableColumns
+from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.units import MAX_BYTES, Size, readable_bytes, to_bytes
+
+_SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
+
+
+@dataclass(frozen=True)
+@checked
+class Topology:
+    """Devices and their memory.
+
+    Attributes:
+        num_devices: D.
+        memory_bytes: of each device; one size for all, or (D,). Sizes are numbers of bytes, or text such as "32GiB".
+        reserved_bytes: of that for the rest of the model; one size for all, or (D,).
+    """
+
+    num_devices: Devices
+    memory_bytes: Size | tuple[Size, ...]
+    reserved_bytes: Size | tuple[Size, ...] = 0
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "reserved_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                if len(value) != self.num_devices:
+                    raise UserError(f"topology: {name} lists {len(value)} devices, there are {self.num_devices}")
+                object.__setattr__(self, name, tuple(to_bytes(size, f"topology: {name}") for size in value))
+            else:
+                object.__setattr__(self, name, to_bytes(value, f"topology: {name}"))
+        if sum(self._each("memory_bytes")) > MAX_BYTES:
+            raise UserError("topology: all devices together have more than 2^60 bytes of memory")
+        for device, free in enumerate(self.device_memory):
+            if free < 1:
+                raise UserError(
+                    f"topology: reserved_bytes={self._each('reserved_bytes')[device]} leave device {device} nothing of "
+                    f"its memory_bytes={self._each('memory_bytes')[device]}"
+                )
+
+    @property
+    def device_memory(self) -> tuple[int, ...]:
+        """(D,) bytes for embeddings on each device."""
+        pairs = zip(self._each("memory_bytes"), self._each("reserved_bytes"), strict=True)
+        return tuple(memory - reserved for memory, reserved in pairs)
+
+    def _each(self, name: str) -> tuple[int, ...]:
+        value: Any = getattr(self, name)
+        return value if isinstance(value, tuple) else (value,) * self.num_devices
+
+
+@dataclass(frozen=True)
+@checked
+class Task:
+    """Tables (T,) to be sharded over a topology.
+
+    Attributes:
+        batch_size: global: samples per step over all devices.
+        memory: what counts against a device's memory.
+        constraints: what a plan must keep to besides.
+    """
+
+    tables: tuple[Table, ...]
+    topology: Topology
+    batch_size: BatchSize
+    memory: MemoryUse = field(default_factory=MemoryUse)
+    constraints: Constraints = field(default_factory=Constraints)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.tables) <= MAX_TABLES:
+            raise UserError(
+                f"a task needs at least one table and at most {MAX_TABLES:,}; this one has {len(self.tables)}"
+            )
+        if self.batch_size < self.topology.num_devices:
+            raise UserError(
+                f"task: batch_size={self.batch_size} must be "
+                f"at least one sample for each of the {self.topology.num_devices} devices"
+            )
+        if (total := self.total_bytes) > MAX_BYTES:
+            raise UserError(
+                f"task: its tables take {readable_bytes(total)} with optimizer state and buffers, more than 2^60 bytes"
+            )
+        check_unique_names(self.tables)
+        self.constraints.check(self.tables, self.topology.num_devices)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(table.size_bytes for table in self.tables)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tables, unsplit, with what the task counts besides weights."""
+        sizes = self.memory.shard_bytes(TableColumns.of(self.tables), self.batch_size)
+        return sum(sizes.tolist())
+
+    @cached_property
+    def shard_memory(self) -> tuple[int, ...]:
+        """(D,) bytes for shards on each device: what is left when every device has its own samples' embeddings."""
+        total_dim = sum(table.dim for table in self.tables)
+        received = self.memory.received_bytes(total_dim, self.batch_size, self.topology.num_devices)
+        return tuple(free - received for free in self.topology.device_memory)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the tables was made for another batch size, in a line: a histogram can't be converted."""
+        others = [table for table in self.tables if _is_other(table.reuse_batch_size, self.batch_size)]
+        if not others:
+            return ()
+        return (
+            f"reuse histograms: made for batch size {others[0].reuse_batch_size}, not {self.batch_size} "
+            f"({len(others)} of {len(self.tables)} tables, such as {others[0].name!r}): the rows that a batch touches "
+            f"are estimated wrongly; make the tables with batch_size={self.batch_size}",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The task as JSON-ready fields."""
+        return {
+            "topology": asdict(self.topology),
+            "batch_size": self.batch_size,
+            "memory": asdict(self.memory),
+            "constraints": self.constraints.to_json(),
+            "tables": [table.to_json() for table in self.tables],
+        }
+
+    @classmethod
+    def from_json(cls, content: object) -> "Task":
+        """The task in `content`, as `to_json` gives it.
+
+        Raises:
+            UserError: a field is missing or out of range.
+        """
+        return parse(content, cls, "task")
+
+
+def _is_other(made_for: int | None, batch_size: int) -> bool:
+    return made_for is not None and abs(made_for / batch_size - 1) > _SAME_BATCH_SIZE

@@ -1,0 +1,1 @@
+"""Plans made better, step by step."""

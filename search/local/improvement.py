@@ -1,0 +1,109 @@
+"""Plans made better by local search: steps until none helps, shakes, and on from the best."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from neuroshard.checked import checked
+from neuroshard.schema import Count, PositiveCount, Seed
+from neuroshard.stages.search.local.search import LocalSearch, State
+
+Clock = Callable[[], float]  # seconds from some moment on
+
+
+def predicted_ms(state: State) -> float:
+    """Ranks plans by their predicted cost."""
+    return state.cost_ms
+
+
+@dataclass(frozen=True, eq=False)
+class Improved:
+    """What came of it.
+
+    Attributes:
+        state: the best plan found.
+        remark: what a time limit cut short, for people; None where none did.
+    """
+
+    state: State
+    remark: str | None
+
+
+@dataclass(frozen=True)
+@checked
+class Improvement:
+    """How long a plan is improved, and how.
+
+    Local search takes the best step from the most loaded devices until none helps; then random steps shake the best
+    plan, and it goes on from there. What ends it is counted, so the same call gives the same plan on every machine,
+    unless a time limit is asked for.
+
+    Attributes:
+        shakes: how often the best plan is shaken.
+        shake_steps: random steps in a shake.
+        max_plans: plans looked at, about, as `LocalSearch.looked` counts them: on large tasks fewer shakes are made
+            than asked for. None sets no limit.
+        time_limit_s: the best plan so far counts, which then depends on the machine; None sets no limit.
+        seed: of the random steps.
+    """
+
+    shakes: Count = 200
+    shake_steps: Count = 2
+    max_plans: PositiveCount | None = 20_000_000
+    time_limit_s: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    seed: Seed = 0
+
+    def improve(
+        self,
+        local: LocalSearch,
+        state: State,
+        rank: Callable[[State], float] = predicted_ms,
+        clock: Clock = time.monotonic,
+    ) -> Improved:
+        """The best plan found by `rank`, the lowest; by cost, never one that costs more than `state`."""
+        first = local.best_step(state) or state  # compiles on its first call, which must not count against the limit
+        budget = _Budget(self, local, clock)
+        rng = np.random.default_rng(self.seed)
+        best = min(state, _descend(local, first, budget), key=rank)
+        made = 0
+        while made < self.shakes and not budget.spent:
+            shaken = best
+            for _ in range(self.shake_steps):
+                shaken = local.random_step(shaken, rng)
+            best = min(best, _descend(local, shaken, budget), key=rank)
+            made += 1
+        return Improved(best, self._remark(made) if budget.out_of_time else None)
+
+    def _remark(self, shakes: int) -> str:
+        return (
+            f"time limit: local search stopped after {self.time_limit_s:g} s and {shakes} of {self.shakes} shakes; "
+            "another run may give another plan"
+        )
+
+
+class _Budget:
+    """What is left: plans counted from here on, and time if that is limited. Where it isn't, no clock is read."""
+
+    def __init__(self, limits: Improvement, local: LocalSearch, clock: Clock) -> None:
+        self._local, self._clock = local, clock
+        self._most_looked = None if limits.max_plans is None else local.looked + limits.max_plans
+        self._deadline = None if limits.time_limit_s is None else clock() + limits.time_limit_s
+        self.out_of_time = False
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is left of one of them."""
+        if self._deadline is not None and self._clock() >= self._deadline:
+            self.out_of_time = True
+        return self.out_of_time or (self._most_looked is not None and self._local.looked >= self._most_looked)
+
+
+def _descend(local: LocalSearch, state: State, budget: _Budget) -> State:
+    """The best step again and again until none helps, or the budget is spent."""
+    while not budget.spent and (cheaper := local.best_step(state)) is not None:
+        state = cheaper
+    return state

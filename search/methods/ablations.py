@@ -1,0 +1,109 @@
+"""A searcher that sees less than the simulator that judges it: what a part of the cost models is worth."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neuroshard.arrays import Float32Array
+from neuroshard.errors import UserError
+from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
+from neuroshard.plans.plan import Plan
+from neuroshard.searcher import Found, Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.tables.columns import TableColumns
+from neuroshard.tasks.task import Task
+
+
+class ModelChange(ABC):
+    """Other cost models in place of the given ones."""
+
+    @abstractmethod
+    def of(self, models: CostModels) -> CostModels:
+        """What the searcher gets to see."""
+
+    def reads(self) -> tuple[str, ...]:
+        """Digests of the files that it reads."""
+        return ()
+
+
+@dataclass(frozen=True)
+class WithModels(Searcher):
+    """A searcher that searches with changed cost models; its plans are judged by the unchanged ones.
+
+    Attributes:
+        searcher: any.
+        models: the change.
+    """
+
+    searcher: Searcher
+    models: ModelChange
+
+    def reads(self) -> tuple[str, ...]:
+        """What the searcher and the change read."""
+        return (*self.searcher.reads(), *self.models.reads())
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The searcher's plan."""
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """What the searcher finds."""
+        return self.searcher.find(task, Simulator(self.models.of(simulator.models)))
+
+
+@dataclass(frozen=True)
+class NoCommunication(ModelChange):
+    """Communication is free."""
+
+    def of(self, models: CostModels) -> CostModels:
+        """Compute alone."""
+        return replace(models, forward=FreeComm(), backward=FreeComm(), margins=None)
+
+
+@dataclass(frozen=True)
+class SingleTableCosts(ModelChange):
+    """A device computes as long as its tables would one after the other, each in a kernel of its own."""
+
+    def of(self, models: CostModels) -> CostModels:
+        """With sums instead of the fused model."""
+        if not isinstance(models.compute, SumModel):
+            raise UserError("an ablation of the fused model needs a compute model that sums over tables")
+        return replace(models, compute=OneByOne(models.compute), margins=None)
+
+
+@dataclass(frozen=True)
+class OtherModels(ModelChange):
+    """Another bundle's models.
+
+    Attributes:
+        model: name or path.
+    """
+
+    model: str
+
+    def of(self, models: CostModels) -> CostModels:
+        """Those."""
+        return CostModels.load(self.model)
+
+    def reads(self) -> tuple[str, ...]:
+        """The bundle's."""
+        digest = CostModels.load(self.model).digest
+        return () if digest is None else (digest,)
+
+
+@dataclass(frozen=True)
+class OneByOne(SumModel):
+    """A sum of single tables' costs."""
+
+    fused: SumModel
+
+    @property
+    def head(self) -> ReluHead:
+        """The sum itself."""
+        return ReluHead.of_cost()
+
+    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+        """(n, 1) the cost of each table alone."""
+        alone = self.fused.head(self.fused.embed(tables, batch_size))
+        return alone[:, None].astype(np.float32)

@@ -1,0 +1,76 @@
+"""Learned policies as searchers."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from neuroshard.checked import checked
+from neuroshard.errors import InfeasibleError
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import Count, Seed
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.rl.agent import Agent, agent_digest, load_agent
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.stages.search.rl.policy import greedy, play, sampling
+from neuroshard.tasks.task import Task
+from neuroshard.threads import torch_threads
+
+
+@dataclass(frozen=True)
+@checked
+class PolicySearch(Searcher):
+    """Whole tables, placed one by one by a trained policy.
+
+    Attributes:
+        policy: name of an installed one, or a directory that `neuroshard train-policy` wrote.
+        samples: plans drawn from the policy besides its likeliest one; the simulator's cheapest counts. 0 is how the
+            papers use it.
+        seed: fixes the samples.
+    """
+
+    policy: str
+    samples: Count = 0
+    seed: Seed = 0
+
+    @cached_property
+    def _agent(self) -> Agent:
+        return load_agent(self.policy)
+
+    def reads(self) -> tuple[str, ...]:
+        """The policy's files."""
+        return (agent_digest(self.policy),)
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan among the likeliest one and the samples.
+
+        Raises:
+            InfeasibleError: all of them get stuck, with a table that no device has room for.
+            UserError: no such policy, or the models are of a form that it can't look at.
+        """
+        simulator.models.check(task)
+        with torch_threads(1):
+            plans = self._plans(task, simulator)
+        found = [plan for plan in plans if plan is not None]
+        if not found:
+            raise InfeasibleError(
+                f"policy {self.policy}: some table finds no device with room left that may hold it; give the devices "
+                "more memory, try searcher.samples=32, or split columns: searcher=neuroshard"
+            )
+        costs = simulator.costs(task, found)
+        return found[int(np.argmin([cost.total_ms for cost in costs]))]
+
+    def _plans(self, task: Task, simulator: Simulator) -> list[Plan | None]:
+        """The likeliest plan, then the samples; None where an episode is dead."""
+        agent = self._agent
+        batch = TaskBatch.of([task], f"policy {self.policy}")
+        environment = Environment(batch, agent.costs(simulator))
+        plans = environment.plans(play(agent.policy, environment, greedy).final)
+        if self.samples:
+            drawn = Environment(batch.repeat(self.samples), agent.costs(simulator))
+            generator = torch.Generator().manual_seed(self.seed)
+            plans += drawn.plans(play(agent.policy, drawn, sampling(generator)).final)
+        return plans

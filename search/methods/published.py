@@ -1,0 +1,90 @@
+"""The published search: beam search over column-wise splits, greedy grid search over table-wise placement."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.checked import checked
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import Count, PositiveCount
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, Placed
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.layout import Layout
+from neuroshard.stages.search.space.packing import packed
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+@checked
+class BeamSearch(Searcher):
+    """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
+
+    Attributes:
+        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
+        beam_width: layouts kept after every split.
+        max_splits: splits in a layout at most; 0 leaves every table whole.
+        grid: caps of the greedy grid search.
+    """
+
+    num_candidates: PositiveCount = 10
+    beam_width: PositiveCount = 3
+    max_splits: Count = 10
+    grid: GridSettings = field(default_factory=GridSettings)
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
+        catalog = Catalog.checked(task, simulator)
+        return catalog.items.plan(self.best_held(catalog, simulator))
+
+    def best_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
+        """The plan as (I, D) units of 4 columns of each item on each device.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found, not even packed by bytes alone.
+        """
+        grid = GridSearch(catalog, simulator, self.grid)
+        found = self._beam_search(grid)
+        if found.cost_ms < float("inf"):
+            return grid.held(found)
+        return packed(catalog)
+
+    def _beam_search(self, grid: GridSearch) -> Placed:
+        beam = grid.place([Layout.least(grid.catalog)])
+        best = beam[0]
+        for _ in range(self.max_splits):
+            layouts = _one_more_split(beam, grid.catalog, self.num_candidates)
+            if not layouts:
+                break
+            beam = sorted(grid.place(layouts), key=lambda placed: _rank(placed, grid.catalog))[: self.beam_width]
+            best = min(best, beam[0], key=lambda placed: placed.cost_ms)
+        return best
+
+
+def _one_more_split(beam: list[Placed], catalog: Catalog, num_candidates: int) -> list[Layout]:
+    """Every layout that splits one candidate of one layout of the beam, without repeats."""
+    layouts = [
+        placed.layout.split(item, width, catalog)
+        for placed in beam
+        for item, width in _candidates(placed.layout, catalog, num_candidates)
+    ]
+    return list(dict.fromkeys(layouts))
+
+
+def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int, int]]:
+    """Shards (item, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
+    shards = layout.splittable(catalog)
+    entries = catalog.first[shards[:, 0]] + shards[:, 1]
+    values: list[FloatArray] = [catalog.size_bytes[entries].astype(np.float64), catalog.cost_ms[entries]]
+    chosen = [shards[i] for value in values for i in np.argsort(-value, kind="stable")[:count]]
+    return list(dict.fromkeys((int(item), int(width)) for item, width in chosen))
+
+
+def _rank(placed: Placed, catalog: Catalog) -> tuple[float, int]:
+    """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
+    if placed.cost_ms < float("inf"):
+        return placed.cost_ms, 0
+    shards = placed.layout.shards(catalog)
+    return placed.cost_ms, int(catalog.size_bytes[catalog.first[shards[:, 0]] + shards[:, 1]].max())

@@ -1,0 +1,115 @@
+"""Re-planning a running job: a plan made better by moving few bytes."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.files import digest_of
+from neuroshard.models import SumModel
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import shown
+from neuroshard.searcher import Found, Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.search import LocalSearch, Moves, moved
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tables.columns import TableColumns
+from neuroshard.tasks.task import Task
+from neuroshard.units import ByteSize, readable_bytes
+
+
+@dataclass(frozen=True)
+@checked
+class Replan(Searcher):
+    """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
+
+    The task may differ from the plan's own in anything but its tables' rows and dims, and the number of devices: in
+    pooling factors, reuse, batch size, memory, constraints. The plan must fit it as it is.
+
+    Attributes:
+        start: the plan, or the path of its JSON.
+        max_moved_bytes: of weights and optimizer state, over all devices, as a number or as text such as "20GB"; None
+            sets no limit.
+        improvement: local search.
+    """
+
+    start: Plan | str
+    max_moved_bytes: ByteSize | None = None
+    improvement: Improvement = field(default_factory=Improvement)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, (Plan, str)):
+            raise UserError(f"searcher: start={shown(self.start)} must be the path of a plan")
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan found within the limit; the starting plan if none is cheaper.
+
+        Raises:
+            UserError: the starting plan is for other tables or devices, breaks the task's limits, or the compute model
+                is not of the papers' form.
+        """
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """With a warning if a time limit cut the local search short."""
+        start = self._start_for(task)
+        model = simulator.models.compute
+        if not isinstance(model, SumModel):
+            raise UserError(f"replan needs a compute model of the papers' form, not a {type(model).__name__}")
+        catalog = Catalog.checked(task, simulator)
+        before = catalog.items.held(start)
+        local = LocalSearch(catalog, simulator, model, Moves(before, self.max_moved_bytes))
+        improved = self.improvement.improve(local, local.state(before))
+        return Found(catalog.items.plan(improved.state.held), improved.remark)
+
+    def reads(self) -> tuple[str, ...]:
+        """The starting plan's file."""
+        return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
+
+    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
+        """Bytes moved beside cost saved."""
+        start = self._start_for(task)
+        before, after = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
+        return (
+            f"moves {readable_bytes(moved_bytes(start, plan))} of {readable_bytes(total_state_bytes(task))}, "
+            f"predicted {before:.2f} -> {after:.2f} ms ({1 - after / before:.1%} less)"
+        )
+
+    def _start_for(self, task: Task) -> Plan:
+        """The starting plan, as a plan of `task`."""
+        start = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
+        if start.task.topology.num_devices != task.topology.num_devices:
+            raise UserError(
+                f"the starting plan is for {start.task.topology.num_devices} devices, "
+                f"the task has {task.topology.num_devices}"
+            )
+        theirs, ours = (
+            [(t.name, t.rows, t.dim, t.bytes_per_element) for t in some.tables] for some in (start.task, task)
+        )
+        if theirs != ours:
+            other = next((o[0] for o, t in zip(ours, theirs, strict=False) if o != t), ours[-1][0])
+            raise UserError(
+                f"the starting plan is for other tables ({len(theirs)}, the task has {len(ours)}); they "
+                f"differ in names, rows, dims or order, first at {other!r}"
+            )
+        plan = Plan(task, start.shards, start.devices)
+        if plan.violations:
+            raise UserError(f"the starting plan breaks the task's limits: {plan.violations[0]}")
+        return plan
+
+
+def moved_bytes(start: Plan, plan: Plan) -> int:
+    """Bytes of weights and optimizer state that are on another device in `plan` than in `start`.
+
+    Counted per table and device: columns are free to be renumbered, so a device keeps as many as it has in both.
+    """
+    sizes = Sizes.of(Items.of(plan.task))
+    return moved(sizes, *(sizes.items.held(Plan(plan.task, p.shards, p.devices)) for p in (start, plan)))
+
+
+def total_state_bytes(task: Task) -> int:
+    """Bytes of all weights and their optimizer state, unsplit."""
+    return int(task.memory.state_bytes(TableColumns.of(task.tables)).sum())

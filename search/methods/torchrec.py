@@ -1,0 +1,198 @@
+"""TorchRec's own planner on our tasks: the peer that every other method is compared with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from neuroshard.errors import InfeasibleError, unknown_name
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.space.feasibility import check_total
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.task import Task
+
+if TYPE_CHECKING:  # TorchRec is optional, and slow to import
+    from torchrec.distributed.planner.types import PerfModel, ShardEstimator
+    from torchrec.distributed.planner.types import Topology as TorchRecTopology
+
+_SORTS = ("storage", "perf")
+
+
+class Estimates(ABC):
+    """Whose cost model TorchRec's planner searches with."""
+
+    @abstractmethod
+    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
+        """Fills in the `perf` of shards."""
+
+    @abstractmethod
+    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
+        """Rates proposals."""
+
+
+@dataclass(frozen=True)
+class TorchRecEstimates(Estimates):
+    """TorchRec's own arithmetic, with its default bandwidths of a GPU."""
+
+    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
+        """TorchRec's default."""
+        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+
+        return EmbeddingPerfEstimator(topology)
+
+    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
+        """TorchRec's default: the largest sum over a device."""
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+
+        return NoopPerfModel(topology)
+
+
+@dataclass(frozen=True)
+class SimulatorEstimates(Estimates):
+    """Our simulator."""
+
+    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
+        """Every shard alone."""
+        from neuroshard.torchrec import SimulatorShardEstimator
+
+        return SimulatorShardEstimator(task, simulator)
+
+    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
+        """The plan cost."""
+        from neuroshard.torchrec import SimulatorPerfModel
+
+        return SimulatorPerfModel(task, simulator)
+
+
+@dataclass(frozen=True)
+class TorchRecSearch(Searcher):
+    """TorchRec's EmbeddingShardingPlanner, run with several settings; the plan that costs least counts.
+
+    It plans table-wise and column-wise, as our plans are, under the task's own count of memory.
+
+    Attributes:
+        split_factors: one run for each: column-wise shards are this part of a table's width (1: tables stay whole).
+            TorchRec calls the width min_partition, and has one for a table.
+        sort_by: one run for each: TorchRec places by "storage" (its default) or "perf".
+        estimates: what it searches with.
+    """
+
+    split_factors: Sequence[int] = (1, 2, 4, 8)
+    sort_by: Sequence[str] = _SORTS
+    estimates: Estimates = field(default_factory=TorchRecEstimates)
+
+    def __post_init__(self) -> None:
+        for name in self.sort_by:
+            if name not in _SORTS:
+                raise unknown_name("sort_by", name, _SORTS)
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest of TorchRec's plans that keep the task's constraints.
+
+        Raises:
+            MissingPackageError: TorchRec isn't installed.
+            InfeasibleError: TorchRec finds no plan, or none that keeps them.
+        """
+        import neuroshard.torchrec  # noqa: F401  # says what to install
+
+        simulator.models.check(task)
+        check_total(Sizes.of(Items.of(task)))
+        plans = list(_plans(self, task, simulator))
+        if not plans:
+            raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")
+        kept = [plan for plan in plans if not plan.violations]
+        if not kept:
+            raise InfeasibleError(f"torchrec: its plans break the task's constraints: {plans[0].violations[0]}")
+        costs = simulator.costs(task, kept)
+        return kept[min(range(len(kept)), key=lambda i: costs[i].total_ms)]
+
+
+def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterator[Plan]:
+    """What each setting finds; settings that find nothing are left out."""
+    from torchrec.distributed.planner.types import PlannerError
+
+    # A module's parameters can't bear every name that a table can.
+    tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
+    renamed = replace(task, tables=tables, constraints=Constraints())
+    for factor, sort_by in product(settings.split_factors, settings.sort_by):
+        limits = [_constraints(task, table, factor) for table in task.tables]
+        constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
+        planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
+        module, sharders = _module(tables)
+        try:
+            sharding_plan = planner.plan(module, sharders)
+        except (PlannerError, RuntimeError):  # of which the latter: nothing can be split that far
+            continue
+        plan = Plan.from_torchrec(renamed, sharding_plan)
+        yield Plan(task, plan.shards, plan.devices)
+
+
+def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str) -> Any:
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import CustomTopologyData, Topology
+
+    from neuroshard.torchrec.estimators import TaskStorageEstimator
+
+    devices = task.topology.num_devices
+    memory = CustomTopologyData({"hbm_cap": list(task.shard_memory)}, devices)
+    topology = Topology(devices, "cuda", custom_topology_data=memory, created_by_factory=True)
+    batch_size = max(task.batch_size // devices, 1)
+    estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        enumerator=EmbeddingEnumerator(topology, batch_size, constraints, estimators),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        partitioner=GreedyPerfPartitioner(SortBy(sort_by)),
+        performance_model=estimates.perf_model(task, simulator, topology),
+        stats=[],
+        constraints=constraints,
+        debug=False,
+    )
+
+
+def _constraints(task: Task, table: Table, factor: int) -> Any:
+    """What the task says of a table, as far as TorchRec has words for it."""
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    limits = task.constraints.limits(table, task.topology.num_devices)
+    width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
+    splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
+    whole = [] if splits and limits.min_shards > 1 else ["table_wise"]
+    return ParameterConstraints(
+        sharding_types=[*whole, *(["column_wise"] if splits else [])],
+        compute_kernels=["fused"],
+        min_partition=width if splits else None,
+        pooling_factors=[table.pooling_factor],
+    )
+
+
+def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
+    import torch
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.types import DataType
+
+    types = {2: DataType.FP16, 4: DataType.FP32}
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.dim,
+            feature_names=[f"{table.name}_values"],
+            data_type=types[table.bytes_per_element],
+        )
+        for table in tables
+    ]
+    return EmbeddingBagCollection(configs, device=torch.device("meta")), [EmbeddingBagCollectionSharder()]

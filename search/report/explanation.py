@@ -1,0 +1,161 @@
+"""Why a plan costs what it does: its devices, its tables, its splits, and what would be next."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray
+from neuroshard.cost import Cost
+from neuroshard.errors import InfeasibleError
+from neuroshard.models import SumModel
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.search import LocalSearch
+from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
+from neuroshard.stages.search.report.moves import Move, moves
+from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
+from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
+from neuroshard.stages.search.space.catalog import Catalog
+
+
+@dataclass(frozen=True)
+class ShardShare:
+    """A shard's part in its device's cost.
+
+    Attributes:
+        table, device, dim: what and where; `table_dim` columns has the whole table.
+        size_bytes: on the device.
+        alone_ms: compute cost of the shard alone.
+        saved_ms: what the device would compute less without it.
+    """
+
+    table: str
+    device: int
+    dim: int
+    table_dim: int
+    size_bytes: int
+    alone_ms: float
+    saved_ms: float
+
+
+@dataclass(frozen=True)
+class NextMove:
+    """The best single step away from a plan: shards moved, split or swapped.
+
+    Attributes:
+        moves: of the tables that it moves.
+        total_ms: plan cost after it.
+    """
+
+    moves: tuple[Move, ...]
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What there is to say of one plan, under one set of cost models.
+
+    Attributes:
+        cost: predicted.
+        shards: of all devices, those that cost their device most first.
+        splits: of every table that is split; first those that fit nowhere whole, then those that bought most.
+        next_move: or why there is none.
+        heuristics: plan costs, ms, or why there is no plan, by name.
+        balanced_ms: what the plan would cost if its compute and its columns were spread evenly.
+        exchange_excess_ms: what it would cost less if its columns alone were.
+        warnings: what lies outside the models' range, what the plan breaks of its task.
+    """
+
+    plan: Plan
+    cost: Cost
+    shards: tuple[ShardShare, ...]
+    splits: tuple[SplitWorth, ...]
+    next_move: NextMove | str
+    heuristics: dict[str, float | str]
+    balanced_ms: float
+    exchange_excess_ms: float
+    warnings: tuple[str, ...]
+
+    @property
+    def slowest(self) -> int:
+        """The device that computes longest: the others wait for it, so that sums of parts don't tell it apart."""
+        return int(np.argmax(self.cost.compute))
+
+    @property
+    def widest(self) -> int:
+        """The device with the most columns: it takes longest in the exchanges."""
+        return int(np.argmax(self.plan.device_dims))
+
+    @property
+    def compute_excess_ms(self) -> float:
+        """How far the slowest device lies above the mean."""
+        return float(self.cost.compute.max() - self.cost.compute.mean())
+
+    @property
+    def bottleneck(self) -> int:
+        """The device that costs the plan most: the slowest or the widest."""
+        return self.slowest if self.compute_excess_ms >= self.exchange_excess_ms else self.widest
+
+
+def explain(plan: Plan, simulator: Simulator) -> Explanation:
+    """Look at a plan from all sides.
+
+    Raises:
+        UserError: the models can't serve its task.
+    """
+    cost = simulator.cost(plan.task, plan)
+    return Explanation(
+        plan,
+        cost,
+        _shares(plan, cost, simulator),
+        split_worths(plan, cost, simulator),
+        _next_move(plan, simulator),
+        {f"{score}_greedy": _heuristic(score, plan, simulator) for score in SCORES},
+        _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
+        cost.total_ms - _even_ms(plan, cost.compute, simulator),
+        (*(f"the plan breaks its task: {broken}" for broken in plan.violations), *simulator.warnings(plan)),
+    )
+
+
+def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:
+    places = list(zip(plan.shards, plan.devices, strict=True))
+    tables = [plan.task.tables[shard.table] for shard, _ in places]
+    parts = [table.with_dim(shard.dim) for table, (shard, _) in zip(tables, places, strict=True)]
+    model = simulator.models.compute
+    alone = model.predict([[part] for part in parts], plan.task.batch_size)
+    without = changed_compute_ms(plan, [Change(shard.table, device, 0) for shard, device in places], model)
+    saved = cost.compute[list(plan.devices)] - without
+    found = [
+        ShardShare(table.name, device, part.dim, table.dim, part.size_bytes, float(alone_ms), float(saved_ms))
+        for table, part, device, alone_ms, saved_ms in zip(tables, parts, plan.devices, alone, saved, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table)))
+
+
+def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
+    model = simulator.models.compute
+    if plan.violations:
+        return "not looked for: the plan breaks its task"
+    if not isinstance(model, SumModel):
+        return "not looked for: models of this kind can't be searched step by step"
+    catalog = Catalog.checked(plan.task, simulator)
+    local = LocalSearch(catalog, simulator, model)
+    state = local.best_step(local.state(catalog.items.held(plan)))
+    if state is None:
+        return "no single move, split or swap of shards makes the plan cheaper"
+    after = catalog.items.plan(state.held)
+    return NextMove(moves(plan, after), simulator.cost(plan.task, after).total_ms)
+
+
+def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
+    try:
+        return simulator.cost(plan.task, Greedy(score).search(plan.task, simulator)).total_ms
+    except InfeasibleError as error:
+        return str(error)
+
+
+def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
+    """The plan's cost with evenly spread columns, and compute costs (D,)."""
+    dims = np.full((1, len(compute)), np.mean(plan.device_dims))
+    forward, backward = simulator.communication(dims, compute[None], plan.task.batch_size)
+    return float((compute + forward + backward).max())

@@ -1,0 +1,1 @@
+"""What runs leave behind, and how methods compare."""

@@ -1,0 +1,138 @@
+"""Methods side by side: success rate, predicted and measured cost, search time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich.table import Table as Grid
+from rich.text import Text
+
+from neuroshard.cost import Cost
+from neuroshard.models.trust import ADAPT, LEVEL
+from neuroshard.plans.plan import Plan
+
+_BIASED = 1.15  # beyond this factor, all predictions are off rather than some
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One method's answer to one task.
+
+    Attributes:
+        method: the searcher's name, or the plan file's.
+        task: its number in the run.
+        file, plan: the plan; None where the method found none.
+        predicted_ms: the plan's predicted cost, NaN if nobody predicted it.
+        seconds: of search, NaN if unknown.
+        error: why there is no measured cost.
+        measured: the cost on hardware.
+        margin_ms: half the width of the prediction's 90% interval, NaN if unknown.
+    """
+
+    method: str
+    task: int
+    file: str | None
+    plan: Plan | None
+    predicted_ms: float
+    seconds: float
+    error: str | None
+    measured: Cost | None = None
+    margin_ms: float = float("nan")
+
+    def checked(self) -> "Evaluated":
+        """With an error if the plan doesn't fit in memory, or breaks its task's constraints."""
+        if self.plan is None or not self.plan.violations:
+            return self
+        return replace(self, error=f"doesn't fit its task: {self.plan.violations[0]}")
+
+    def measured_as(self, result: Cost | str) -> "Evaluated":
+        """With its measured cost, or the error that stopped the measurement."""
+        return replace(self, error=result) if isinstance(result, str) else replace(self, measured=result)
+
+    @property
+    def measured_ms(self) -> float:
+        """The plan's measured cost, NaN without."""
+        return float("nan") if self.measured is None else self.measured.total_ms
+
+    def row(self) -> dict[str, Any]:
+        """For `results.parquet`."""
+        return {
+            "method": self.method,
+            "task": self.task,
+            "plan": self.file,
+            "predicted_ms": self.predicted_ms,
+            "margin_ms": self.margin_ms,
+            "measured_ms": self.measured_ms,
+            "seconds": self.seconds,
+            "error": self.error,
+        }
+
+    def device_rows(self) -> list[dict[str, Any]]:
+        """For `devices.parquet`: one row for every device of a measured plan."""
+        if self.plan is None or self.measured is None:
+            return []
+        cost = self.measured
+        return [
+            {
+                "method": self.method,
+                "task": self.task,
+                "device": d,
+                "bytes": self.plan.device_bytes[d],
+                "dims": self.plan.device_dims[d],
+                "compute_ms": float(cost.compute[d]),
+                "forward_ms": float(cost.forward[d]),
+                "backward_ms": float(cost.backward[d]),
+            }
+            for d in range(len(self.plan.device_tables))
+        ]
+
+
+def comparison(entries: Sequence[Evaluated]) -> Grid:
+    """A row for each method; costs are means over the tasks that every method solved, so that they can be compared."""
+    methods = list(dict.fromkeys(entry.method for entry in entries))
+    solved = {m: {e.task: e for e in entries if e.method == m and e.measured is not None} for m in methods}
+    common = sorted(set.intersection(*(set(tasks) for tasks in solved.values())))
+    grid = Grid(
+        title="Plans on hardware", caption=f"costs: means over the {len(common)} task(s) that every method solved"
+    )
+    grid.add_column("method")
+    for column in ("success", "predicted ms", "measured ms", "search s"):
+        grid.add_column(column, justify="right")
+    for method in methods:
+        asked = [entry for entry in entries if entry.method == method]
+        chosen = [solved[method][task] for task in common]
+        grid.add_row(
+            Text(method),
+            f"{len(solved[method])}/{len(asked)}",
+            _mean([entry.predicted_ms for entry in chosen], 2),
+            _mean([entry.measured_ms for entry in chosen], 2),
+            _mean([entry.seconds for entry in asked], 3),
+        )
+    return grid
+
+
+def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
+    """How far predictions held: measured costs inside their intervals beside what was to be expected, and the bias."""
+    figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in entries], dtype=np.float64)
+    known = figures.reshape(-1, 3)[~np.isnan(figures.reshape(-1, 3)).any(axis=1)]
+    if not len(known):
+        return
+    predicted, measured, margin = known.T
+    inside = int((np.abs(measured - predicted) <= margin).sum())
+    expected = round(LEVEL * len(known))
+    yield (
+        f"{inside} of {len(known)} measured costs lie inside their predicted {LEVEL:.0%} intervals, "
+        f"where {expected} should"
+    )
+    ratio = float(np.median(measured / predicted))
+    if inside < expected / 2 and not 1 / _BIASED < ratio < _BIASED:
+        yield (
+            f"warning: measured costs are {ratio:.2f} times the predicted ones (median): either this machine is busy, "
+            f"or it isn't like the one that the models were measured on; {ADAPT}"
+        )
+
+
+def _mean(values: list[float], digits: int) -> str:
+    known = [value for value in values if not np.isnan(value)]
+    return f"{np.mean(known):.{digits}f}" if known else "-"

@@ -1,0 +1,42 @@
+"""Compiling the search's inner loops ahead of the first search; numba keeps them on disk."""
+
+import time
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from neuroshard.models import CostModels
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.tables.criteo import criteo
+from neuroshard.tasks.task import Task, Topology
+
+_MODEL, _BATCH_SIZE = "cpu", 256
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """How long it took."""
+
+    seconds: float
+
+    def show(self, console: Console) -> None:
+        """Print it for people."""
+        console.print(f"the search is compiled ({self.seconds:.1f} s)")
+
+
+@dataclass(frozen=True)
+class Compile:
+    """Everything `neuroshard compile` needs: nothing."""
+
+    def run(self) -> CompileResult:
+        """Search a small task by every compiled way."""
+        start = time.perf_counter()
+        task = Task(criteo(_BATCH_SIZE, dim=8), Topology(2, "8GiB"), _BATCH_SIZE)
+        simulator = Simulator(CostModels.load(_MODEL))
+        improvement = Improvement(shakes=1)
+        plan = NeuroShard(improvement=improvement).search(task, simulator)
+        Replan(plan, improvement=improvement).search(task, simulator)
+        return CompileResult(time.perf_counter() - start)

@@ -1,0 +1,196 @@
+"""The evaluate run: plans on hardware, measured beside predicted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from neuroshard.checked import checked
+from neuroshard.cost import Cost
+from neuroshard.errors import UserError
+from neuroshard.files import check_directory, exclusive, write_json
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.fingerprint import versions
+from neuroshard.hardware.plan_costs import measure_plans
+from neuroshard.models import CostModels
+from neuroshard.parquet import write_frame
+from neuroshard.plans.picture import plan_png, save_png
+from neuroshard.plans.plan import Plan
+from neuroshard.progress import printer, progress_bar
+from neuroshard.schema import PathName, PositiveCount, Seed
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
+from neuroshard.stages.search.results.search_results import SearchRun, claim_directory, is_finished
+from neuroshard.units import readable_bytes
+
+_PICTURE = "plan.png"
+_SHOWN_ERRORS = 3
+
+
+@dataclass(frozen=True)
+@checked
+class Evaluate:
+    """Everything `neuroshard evaluate` needs.
+
+    Attributes:
+        plans: plan files and directories of search runs.
+        model: cost models that predict plans given as files; None takes what the files say.
+        hardware: what they run on.
+        max_tasks: the first so many tasks of every search run; None takes all.
+        seed: fixes the lookups.
+        out: a directory for the results; None takes the next free one under runs/evaluate.
+    """
+
+    plans: PathName | Sequence[PathName]
+    model: PathName | None
+    hardware: Hardware
+    max_tasks: PositiveCount | None
+    seed: Seed
+    out: PathName | None
+
+    def run(self) -> "EvaluateResult":
+        """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures."""
+        entries = self._entries()
+        order = sorted(range(len(entries)), key=lambda i: entries[i].task)  # plans of one task are measured together
+        runnable = [i for i in order if entries[i].plan is not None and entries[i].error is None]
+        if not runnable:
+            why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
+            raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory{why}")
+        plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
+        self.hardware.check()
+        if self.out is not None:
+            check_directory(Path(self.out))
+            self._check_free(Path(self.out))
+        directory = claim_directory(self.out, "evaluate", self.hardware.device.kind)
+        with exclusive(directory):
+            self._check_free(directory)  # another run may have ended between the two
+            steps = sum(1 for plan in plans for tables in plan.device_tables if tables) + len(plans)
+            with progress_bar() as progress:
+                bar = progress.add_task("devices and exchanges", total=steps)
+                measured = measure_plans(
+                    plans, self.hardware, self.seed, printer(progress), lambda n: progress.advance(bar, n)
+                )
+            for i, outcome in zip(runnable, measured, strict=True):
+                entries[i] = entries[i].measured_as(outcome)
+            result = EvaluateResult(directory, tuple(entries))
+            result.save({"hardware": self.hardware.fingerprint.to_json(), "seed": self.seed, "versions": versions()})
+        if all(entry.measured is None for entry in entries):
+            why = next(entry.error for entry in entries if entry.error is not None)
+            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory}")
+        return result
+
+    def _check_free(self, directory: Path) -> None:
+        if is_finished(directory):
+            raise UserError(f"{directory} holds a run already; give another out=DIRECTORY or delete it")
+
+    def _entries(self) -> list[Evaluated]:
+        paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
+        simulator = None if self.model is None else Simulator(CostModels.load(self.model))
+        found = [(path, self._of_run(path) if path.is_dir() else [_of_file(path, simulator)]) for path in paths]
+        methods = [entries[0].method for _, entries in found if entries]
+        return [
+            # Several of one name would be taken for one.
+            self._within_host(
+                entry if methods.count(entry.method) == 1 else replace(entry, method=f"{entry.method} ({path})")
+            )
+            for path, entries in found
+            for entry in entries
+        ]
+
+    def _within_host(self, entry: Evaluated) -> Evaluated:
+        """With an error if a device's weights don't fit in this host's memory, where CPU kernels want them."""
+        if entry.plan is None or entry.error is not None or self.hardware.device.kind != "cpu":
+            return entry
+        needed = max(sum(table.size_bytes for table in tables) for tables in entry.plan.device_tables)
+        there = self.hardware.fingerprint.memory_bytes
+        if needed < there:
+            return entry
+        return replace(
+            entry, error=f"a device needs {readable_bytes(needed)}, this machine has {readable_bytes(there)}"
+        )
+
+    def _of_run(self, path: Path) -> list[Evaluated]:
+        run = SearchRun.load(path)
+        records = [r for r in run.records if self.max_tasks is None or r.task < self.max_tasks]
+        return [
+            Evaluated(
+                run.searcher,
+                record.task,
+                None if record.plan is None else str(path / record.plan),
+                run.plan_of(record),
+                record.predicted_ms,
+                record.seconds,
+                record.error,
+                margin_ms=record.margin_ms,
+            ).checked()
+            for record in records
+        ]
+
+
+def _of_file(path: Path, simulator: Simulator | None) -> Evaluated:
+    plan = Plan.load(path)
+    plan = plan if simulator is None else simulator.predicted(plan)
+    known, nan = plan.prediction, float("nan")
+    predicted = (nan, nan) if known is None else (known.cost_ms, nan if known.margin_ms is None else known.margin_ms)
+    return Evaluated(path.stem, 0, str(path), plan, predicted[0], nan, None, margin_ms=predicted[1]).checked()
+
+
+@dataclass(frozen=True)
+class EvaluateResult:
+    """Everything evaluated, and where it is stored."""
+
+    path: Path
+    entries: tuple[Evaluated, ...] = field(repr=False)
+
+    def save(self, settings: dict[str, object]) -> None:
+        """Write `results.parquet`, `devices.parquet` and `run.json`, then draw the cheapest measured plan."""
+        frame = pd.DataFrame([entry.row() for entry in self.entries])
+        write_frame(self.path / "results.parquet", frame)
+        devices = pd.DataFrame([row for entry in self.entries for row in entry.device_rows()])
+        write_frame(self.path / "devices.parquet", devices)
+        write_json(self.path / "run.json", settings)
+        shown = self._shown()
+        if shown is not None and shown.plan is not None and shown.measured is not None:
+            title = f"{shown.method}, task {shown.task}: {shown.measured.total_ms:.1f} ms measured"
+            save_png(self.path / _PICTURE, plan_png(shown.plan, shown.measured, title))
+
+    def _shown(self) -> Evaluated | None:
+        """The plan in the picture: the first task's cheapest."""
+        solved = [entry for entry in self.entries if entry.measured is not None]
+        return min(solved, key=lambda entry: (entry.task, entry.measured_ms), default=None)
+
+    def show(self, console: Console) -> None:
+        """Print the devices of a single plan, or the comparison of several."""
+        if len(self.entries) == 1 and self.entries[0].measured is not None:
+            _show_devices(console, self.entries[0], self.entries[0].measured)
+        console.print(comparison(self.entries))
+        for line in trust_lines(self.entries):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        failed = [entry for entry in self.entries if entry.error is not None]
+        for entry in failed[:_SHOWN_ERRORS]:
+            console.print(
+                f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False, soft_wrap=True
+            )
+        if len(failed) > _SHOWN_ERRORS:
+            console.print(f"... and {len(failed) - _SHOWN_ERRORS} more failures in results.parquet")
+        console.print(f"results: {self.path}", markup=False, highlight=False, soft_wrap=True)
+        if self._shown() is not None:
+            console.print(f"picture: {self.path / _PICTURE}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_devices(console: Console, entry: Evaluated, cost: Cost) -> None:
+    assert entry.plan is not None
+    grid = Grid(title=Text(f"{entry.file}, measured"))
+    for column in ("device", "shards", "dims", "MiB", "compute ms", "forward ms", "backward ms", "total ms"):
+        grid.add_column(column, justify="right")
+    for d, tables in enumerate(entry.plan.device_tables):
+        parts = (cost.compute[d], cost.forward[d], cost.backward[d], cost.device_ms[d])
+        grid.add_row(
+            str(d), str(len(tables)), str(entry.plan.device_dims[d]), f"{entry.plan.device_bytes[d] / 2**20:.1f}",
+            *(f"{ms:.2f}" for ms in parts),
+        )  # fmt: skip
+    console.print(grid)

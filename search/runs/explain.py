@@ -1,0 +1,149 @@
+"""The explain run: one plan explained, or two compared; as text, and as a page."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.models import CostModels
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import PathName
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
+from neuroshard.stages.search.report.explanation import Explanation, explain
+from neuroshard.stages.search.report.page import Section, render, save_page
+from neuroshard.stages.search.report.terminal import plain, show_sections
+
+_PAGES = (".html", ".htm")
+_DEFAULT = "cpu"
+
+
+@dataclass(frozen=True)
+@checked
+class Explain:
+    """Everything `neuroshard explain` needs.
+
+    Attributes:
+        plans: one plan file, or two of the same tables.
+        model: cost models, by name or path; None takes those that the (first) plan was found with.
+        out: the page, `*.html`; None writes none.
+    """
+
+    plans: PathName | Sequence[PathName]
+    model: PathName | None
+    out: PathName | None
+
+    def run(self) -> "ExplainResult":
+        """Explain each plan; with two, what it takes to get from the first to the second.
+
+        Raises:
+            UserError: a file is no plan, there are more than two, they are of different tables, or `out` is not
+                the name of a page.
+        """
+        paths = [self.plans] if isinstance(self.plans, str) else list(self.plans)
+        if not 1 <= len(paths) <= 2:
+            raise UserError(f"explain takes one plan, or two to compare; {len(paths)} were given")
+        page = None if self.out is None else _page_path(self.out, paths)
+        plans = [Plan.load(path) for path in paths]
+        if len(plans) == 2 and not _same_tables(*plans):
+            raise UserError(f"{paths[0]} and {paths[1]} are plans of different tables; only like can be compared")
+        chosen = models_of(plans, self.model)
+        simulator = Simulator(CostModels.load(chosen.name))
+        result = ExplainResult(tuple(paths), chosen, tuple(explain(plan, simulator) for plan in plans), page)
+        result.save()
+        return result
+
+
+@dataclass(frozen=True)
+class ChosenModels:
+    """Which models explain plans; `note` says what a reader might not expect of the choice."""
+
+    name: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"Costs are predicted by the models {self.name}{f' ({self.note})' if self.note else ''}."
+
+
+def models_of(plans: Sequence[Plan], given: str | None) -> ChosenModels:
+    """The models that are given, or else those that the plans were found with: costs of others don't compare.
+
+    Raises:
+        UserError: the plans' own models are not here, or had no name.
+    """
+    if given is not None:
+        return ChosenModels(given)
+    known = [plan.prediction for plan in plans if plan.prediction is not None]
+    if not known:
+        return ChosenModels(_DEFAULT, "the plan doesn't say which ones it was found with; model=NAME takes others")
+    name = known[0].models
+    if name is None or (Path(name).is_absolute() and not Path(name).exists()):
+        raise UserError(
+            f"the plan was found with {name or 'models without a name'}, not to be had here; give model=NAME"
+        )
+    others = sorted({str(prediction.models) for prediction in known} - {name})
+    return ChosenModels(name, f"the other plan was found with {others[0]}" if others else "")
+
+
+def _page_path(out: str, plans: Sequence[str]) -> Path:
+    """Where the page goes: never where something else is.
+
+    Raises:
+        UserError: it is not named as a page, or is a directory or one of the plans.
+    """
+    path = Path(out)
+    if path.suffix.lower() not in _PAGES:
+        raise UserError(f"out={out} must end in .html: it is where explain writes its page")
+    if path.exists() and not path.is_file():
+        raise UserError(f"out={out} is not a file; give the page another name")
+    if path.exists() and any(Path(plan).exists() and path.samefile(plan) for plan in plans):
+        raise UserError(f"out={out} is a plan that is to be explained; give the page another name")
+    return path
+
+
+def _same_tables(one: Plan, other: Plan) -> bool:
+    shapes = [[(table.name, table.rows, table.dim) for table in plan.task.tables] for plan in (one, other)]
+    return shapes[0] == shapes[1]
+
+
+@dataclass(frozen=True)
+class ExplainResult:
+    """What was found, and where the page is."""
+
+    names: tuple[str, ...]
+    model: ChosenModels
+    found: tuple[Explanation, ...]
+    page: Path | None
+
+    def save(self) -> None:
+        """Write the page."""
+        if self.page is None:
+            return
+        chapters = [*self._comparison()]
+        for name, one in zip(self._titles(), self.found, strict=True):
+            chapters += [titled(part, name) for part in [*sections(one, (picture(one),)), all_shards(one)]]
+        title = "A plan explained" if len(self.found) == 1 else "Two plans compared"
+        save_page(self.page, render(title, self._intro(), chapters))
+
+    def show(self, console: Console) -> None:
+        """Print it for people."""
+        console.print(plain(self._intro(), "dim"), soft_wrap=True)
+        for name, one in zip(self._titles(), self.found, strict=True):
+            show_sections(console, [titled(part, name) for part in sections(one)])
+        show_sections(console, list(self._comparison()))
+        if self.page is not None:
+            console.print(plain(f"page: {self.page}"), soft_wrap=True)
+
+    def _intro(self) -> str:
+        named = [f"{title or 'Plan'}: {name}" for title, name in zip(self._titles(), self.names, strict=True)]
+        return "\n".join([*named, str(self.model)])
+
+    def _titles(self) -> tuple[str, ...]:
+        return ("First plan", "Second plan") if len(self.found) == 2 else ("",)
+
+    def _comparison(self) -> Iterator[Section]:
+        if len(self.found) == 2:
+            yield difference(*self.found)

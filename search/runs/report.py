@@ -1,0 +1,118 @@
+"""The report run: runs in; CSV, PNG and `report.html` out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.plans.picture import save_png
+from neuroshard.schema import PathName
+from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
+from neuroshard.stages.search.report.page import Section, render, save_page
+from neuroshard.stages.search.report.reported import (
+    comparisons_shown,
+    learning_shown,
+    overview,
+    sensitivities_shown,
+    trust_shown,
+)
+from neuroshard.stages.search.report.spreadsheet import save_csv
+from neuroshard.stages.search.report.statistics import comparisons, in_sweep, sensitivities
+from neuroshard.stages.search.report.terminal import plain
+
+
+@dataclass(frozen=True)
+@checked
+class Report:
+    """Everything `neuroshard report` needs.
+
+    Attributes:
+        runs: directories that hold runs, at any depth.
+        out: a directory for the page, its tables and figures.
+    """
+
+    runs: PathName | Sequence[PathName]
+    out: PathName
+
+    def run(self) -> "ReportResult":
+        """Gather, compare, write the tables; then draw, and write the page.
+
+        Raises:
+            UserError: there is no run, one is damaged, or `out` is one of them.
+        """
+        paths = [Path(self.runs)] if isinstance(self.runs, str) else [Path(path) for path in self.runs]
+        out = Path(self.out)
+        _check_out(out, find_runs(paths))
+        gathered = gather(paths)
+        compared = _Compared.of(gathered)
+        for name, frame in compared.tables(gathered).items():
+            if not frame.empty:
+                save_csv(out / "tables" / f"{name}.csv", frame)
+        sections = compared.sections(gathered, paths)
+        for picture in (picture for section in sections for picture in section.pictures):
+            save_png(out / "figures" / f"{picture.name}.png", picture.png)
+        save_page(out / "report.html", render("Sharding plans compared", "", sections))
+        return ReportResult(out, len(sections))
+
+
+def _check_out(out: Path, runs: Sequence[Path]) -> None:
+    """Raise UserError if the report would be written into a run that it reads, or where something else is."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"out={out} is not a directory; give the report another one")
+    if any(out.samefile(run) for run in runs):
+        raise UserError(f"out={out} holds a run that is to be reported; give the report another directory")
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """Frames of `statistics`: predicted and measured costs by method, and sweeps over a number."""
+
+    predicted: pd.DataFrame
+    measured: pd.DataFrame
+    curves: pd.DataFrame
+
+    @classmethod
+    def of(cls, gathered: Gathered) -> "_Compared":
+        searched = gathered.searched
+        return cls(
+            comparisons(searched[~in_sweep(searched)], "tasks", "predicted_ms"),
+            comparisons(gathered.measured, "run", "measured_ms"),
+            sensitivities(searched),
+        )
+
+    def tables(self, gathered: Gathered) -> dict[str, pd.DataFrame]:
+        return {
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "sensitivity": self.curves,
+            "learning": gathered.learned,
+        }
+
+    def sections(self, gathered: Gathered, paths: Sequence[Path]) -> list[Section]:
+        return [
+            overview(gathered, paths),
+            *comparisons_shown(self.predicted, "mean predicted cost", "Predicted", "tasks"),
+            *sensitivities_shown(self.curves),
+            *comparisons_shown(self.measured, "mean measured cost", "Measured", "evaluation"),
+            *trust_shown(gathered.measured),
+            *learning_shown(gathered),
+        ]
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """Where a report is."""
+
+    path: Path
+    num_sections: int
+
+    def show(self, console: Console) -> None:
+        """Say where."""
+        text = f"{self.num_sections} section(s): {self.path / 'report.html'} (tables/*.csv, figures/*.png)"
+        console.print(plain(text), soft_wrap=True)

@@ -1,0 +1,187 @@
+"""The search run: one searcher, many tasks."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from neuroshard.checked import checked
+from neuroshard.errors import InfeasibleError
+from neuroshard.files import check_directory, exclusive
+from neuroshard.hardware.fingerprint import versions
+from neuroshard.models import CostModels
+from neuroshard.models.trust import hardware_warning
+from neuroshard.progress import progress_bar
+from neuroshard.schema import FileName, PathName
+from neuroshard.searcher import Found, Searcher
+from neuroshard.simulator import Simulator, with_prediction
+from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, claim_directory, is_finished
+from neuroshard.stages.search.results.unfinished import Unfinished
+from neuroshard.tasks.task import Task
+from neuroshard.threads import blas_threads
+
+_SHOWN_TASKS = 20
+
+
+@dataclass(frozen=True)
+@checked
+class Search:
+    """Everything `neuroshard search` needs.
+
+    Attributes:
+        model: path of a bundle.
+        tasks: what is searched.
+        searcher: how; `method` is its name in results.
+        out: a directory, where a run that was killed goes on; None takes the next free one under runs/search.
+    """
+
+    model: PathName
+    tasks: tuple[Task, ...]
+    searcher: Searcher
+    method: FileName
+    out: PathName | None
+
+    def run(self) -> "SearchResult":
+        """Search every task; a task without a plan is recorded with its error.
+
+        A run in `out` that was killed goes on; one that is whole is not run again.
+
+        Raises:
+            InfeasibleError: there is one task only, and it has no plan.
+            UserError: `out` holds another run, or the models can't serve the tasks.
+        """
+        with blas_threads(1):
+            return self._run()
+
+    def _run(self) -> "SearchResult":
+        if self.out is not None:
+            check_directory(Path(self.out))
+        simulator = Simulator(CostModels.load(self.model))
+        for task in self.tasks:
+            simulator.models.check(task)
+        if self.out is not None and is_finished(Path(self.out)):
+            under_way = Unfinished(Path(self.out))
+            under_way.claim(self._settings(simulator), self.tasks)
+            return self._result(under_way.finished(self.tasks), simulator)
+        first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
+        if first is not None and isinstance(first.found, InfeasibleError):
+            raise first.found
+        directory = claim_directory(self.out, "search", self.method)
+        with exclusive(directory):
+            under_way = Unfinished(directory)
+            under_way.claim(self._settings(simulator), self.tasks)
+            records = self._search(under_way, simulator, first)
+            run = SearchRun(directory, self.method, tuple(records))
+            run.save(self._settings(simulator) | {"versions": versions()})
+        return self._result(run, simulator)
+
+    def _result(self, run: SearchRun, simulator: Simulator) -> "SearchResult":
+        return SearchResult(run, self.tasks, hardware_warning(simulator.models.name, simulator.models.hardware))
+
+    def _settings(self, simulator: Simulator) -> dict[str, Any]:
+        """What the plans depend on, besides the tasks."""
+        settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
+        return {
+            "settings": settings,
+            "kind": type(self.searcher).__name__,
+            "model": self.model,
+            "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],
+        }
+
+    def _search(self, under_way: Unfinished, simulator: Simulator, first: "_Timed | None") -> Iterator[SearchRecord]:
+        """A record for every task, one by one; `first` is what is known of the first task."""
+        with progress_bar() as progress:
+            bar = progress.add_task(self.method, total=len(self.tasks))
+            for number, task in enumerate(self.tasks):
+                record = under_way.record(number)
+                if record is None:
+                    timed = first if first is not None else _search_one(self.searcher, task, simulator)
+                    record = self._record(under_way.path, number, timed, simulator)
+                    under_way.keep(record)
+                progress.advance(bar)
+                yield record
+
+    def _record(self, directory: Path, number: int, timed: "_Timed", simulator: Simulator) -> SearchRecord:
+        if isinstance(timed.found, InfeasibleError):
+            return SearchRecord(number, None, str(timed.found), float("nan"), timed.seconds)
+        name = f"plans/task-{number:04d}.json"
+        plan, due = timed.found.plan, [timed.found.warning] if timed.found.warning else []
+        cost = simulator.cost(plan.task, plan)
+        with_prediction(plan, cost, simulator.models.name).save(directory / name)
+        remark = self.searcher.remark(plan.task, simulator, plan)
+        warnings = "\n".join([*due, *simulator.warnings(plan)]) or None
+        return SearchRecord(number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    found: Found | InfeasibleError
+    seconds: float
+
+
+def _search_one(searcher: Searcher, task: Task, simulator: Simulator) -> _Timed:
+    start = time.perf_counter()
+    try:
+        found: Found | InfeasibleError = searcher.find(task, simulator)
+    except InfeasibleError as error:
+        found = error
+    return _Timed(found, time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A run and its tasks; `hardware_warning` where the models were not surely measured on hardware like this."""
+
+    saved: SearchRun
+    tasks: tuple[Task, ...]
+    hardware_warning: str | None = None
+
+    def show(self, console: Console) -> None:
+        """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""
+        console.print(self._grid())
+        records = self.saved.records
+        lines = [f"task {r.task}: {r.remark}" for r in records[:_SHOWN_TASKS] if r.remark is not None]
+        if len(records) > _SHOWN_TASKS:
+            lines.append(f"... and {len(records) - _SHOWN_TASKS} more in results.parquet")
+        if len(records) == 1 and (plan := self.saved.plan_of(records[0])) is not None:
+            lines += str(plan).splitlines()
+        solved = [record for record in records if record.error is None]
+        mean = f", mean predicted {np.mean([r.predicted_ms for r in solved]):.2f} ms" if solved else ""
+        seconds = np.mean([record.seconds for record in records])
+        lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
+        lines.append(f"plans: {self.saved.path / 'plans'}")
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for warning in self._warnings():
+            console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def _grid(self) -> Grid:
+        grid = Grid(title=Text(f"{self.saved.searcher}: {self.saved.path}"))
+        for column in ("task", "tables", "devices", "predicted ms", "search s"):
+            grid.add_column(column, justify="right")
+        for record in self.saved.records[:_SHOWN_TASKS]:
+            task = self.tasks[record.task]
+            margin = "" if np.isnan(record.margin_ms) else f" ± {record.margin_ms:.2f}"
+            cost = "no plan" if record.error is not None else f"{record.predicted_ms:.2f}{margin}"
+            grid.add_row(
+                str(record.task), str(len(task.tables)), str(task.topology.num_devices), cost, f"{record.seconds:.3f}"
+            )
+        return grid
+
+    def _warnings(self) -> Iterator[str]:
+        """One line for each quantity that lies outside the models' range, from the first task where it does."""
+        if self.hardware_warning is not None:
+            yield self.hardware_warning
+        found: dict[str, list[str]] = defaultdict(list)
+        for record in self.saved.records:
+            for warning in (record.warnings or "").splitlines():
+                found[warning.split(":")[0]].append(f"task {record.task}: {warning}")
+        for lines in found.values():
+            yield lines[0] + (f" (and in {len(lines) - 1} more tasks)" if len(lines) > 1 else "")

@@ -1,0 +1,239 @@
+"""The train-policy run: a learner, training tasks, checkpoints after every round."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from neuroshard.checked import checked
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.files import exclusive, read_json, regular_file, write_atomically, write_json
+from neuroshard.hardware.fingerprint import versions
+from neuroshard.models import CostModels
+from neuroshard.parquet import write_frame
+from neuroshard.plans.picture import curves_png, save_png
+from neuroshard.progress import progress_bar
+from neuroshard.schema import Count, Seed, parse
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
+from neuroshard.stages.search.rl.agent import Agent, Tensors, part, save_agent
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.stages.search.rl.learner import Learner, Session
+from neuroshard.stages.search.rl.measures import CostSource
+from neuroshard.stages.search.rl.policy import greedy, play
+from neuroshard.tasks.draw import from_file, save_tasks
+from neuroshard.tasks.task import Task
+from neuroshard.threads import torch_threads
+
+_CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+@checked
+class TrainPolicy:
+    """Everything `neuroshard train-policy` needs.
+
+    Attributes:
+        model: cost models: the simulator.
+        tasks: of equally many tables and devices; the last `num_valid` say which round's policy is kept.
+        learner: how it is trained.
+        method: its name.
+        source: who says what placements cost, for a cost network of its own.
+        seed: fixes everything that isn't measured.
+        out: a directory for the policy; a run that was killed goes on there.
+    """
+
+    model: str
+    tasks: tuple[Task, ...]
+    num_valid: Count
+    learner: Learner
+    method: str
+    source: CostSource
+    seed: Seed
+    out: str
+
+    def run(self) -> "TrainResult":
+        """Train, round by round; the policy of the best round on the validation tasks is kept.
+
+        Raises:
+            UserError: too few tasks, or `out` holds another run.
+        """
+        if not 0 < self.num_valid < len(self.tasks):
+            raise UserError(
+                f"num_valid={self.num_valid} must lie in 1..{len(self.tasks) - 1}, there are {len(self.tasks)} tasks"
+            )
+        simulator = Simulator(CostModels.load(self.model))
+        for task in self.tasks:
+            simulator.models.check(task)
+        with exclusive(Path(self.out)):
+            return self._train(Path(self.out), simulator)
+
+    def _train(self, path: Path, simulator: Simulator) -> "TrainResult":
+        train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
+        session = Session(self.learner, train, simulator, lambda plans: self.source.costs(plans, simulator), self.seed)
+        self._claim(path)
+        history, best = _restored(path, session)
+        references = _references(valid, simulator)
+        with progress_bar() as progress:
+            total = self.learner.rounds * self.learner.updates
+            bar = progress.add_task(self.method, total=total, completed=len(history) * self.learner.updates)
+            for number in range(len(history), self.learner.rounds):
+                losses = session.round(number, lambda: progress.advance(bar))
+                cost, success = _validate(session.agent, valid, simulator)
+                known = [row["valid_ms"] for row in history]
+                history.append({"round": number, "valid_ms": cost, "success": success} | losses)
+                if not known or cost <= min(known):
+                    best = {name: tensor.clone() for name, tensor in session.agent.tensors().items()}
+                _checkpoint(path, session, history, best)
+                progress.update(bar, description=f"{self.method}: {cost:.2f} ms")
+        session.agent.restore(best)
+        result = TrainResult(path, self.method, pd.DataFrame(history), references)
+        save_agent(path, session.agent, self._card(result))
+        result.save()
+        return result
+
+    def _claim(self, path: Path) -> None:
+        """Raise UserError if the directory holds a run with other settings."""
+        record, tasks = path / "run.json", path / "tasks.json"
+        if record.exists():
+            found = read_json(record, "training run")
+            begun = found.get("settings") if isinstance(found, dict) else None
+            if begun != self._settings() or from_file(str(tasks)) != self.tasks:
+                raise UserError(
+                    f"{path} holds a run with other settings or tasks; give another out=DIRECTORY or delete it"
+                )
+            return
+        save_tasks(tasks, self.tasks)
+        write_json(record, {"settings": self._settings(), "versions": versions(), "cores": os.cpu_count()})
+
+    def _settings(self) -> dict[str, Any]:
+        """What a policy depends on, besides the tasks."""
+        return {
+            "method": self.method,
+            "model": self.model,
+            "reads": CostModels.load(self.model).digest,
+            "num_valid": self.num_valid,
+            "seed": self.seed,
+            "learner": repr(self.learner),
+            "source": repr(self.source),
+        }
+
+    def _card(self, result: "TrainResult") -> dict[str, Any]:
+        return {
+            "settings": self._settings(),
+            "versions": versions(),
+            "tables": len(self.tasks[0].tables),
+            "devices": self.tasks[0].topology.num_devices,
+            "valid_ms": result.best_ms,
+            "references_ms": result.references,
+        }
+
+
+def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tensors]:
+    """History and best weights of the rounds that a checkpoint holds; none without one."""
+    file = path / _CHECKPOINT
+    if not file.exists():
+        return [], {}
+    try:
+        with safe_open(regular_file(file, "checkpoint"), framework="pt") as opened:
+            history = _history((opened.metadata() or {}).get("history"))
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
+        best = part(tensors, "best")
+        session.agent.check(best)
+        session.restore(part(tensors, "session"))
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is damaged ({error}); delete {path} and train again") from None
+    return history, best
+
+
+def _history(text: object) -> list[dict[str, Any]]:
+    """The rounds that a checkpoint tells of, at least one."""
+    content = json.loads(text) if isinstance(text, str) else None
+    history = parse(content, list[dict[str, int | float]], "history")
+    rounds = [row.get("round") for row in history]
+    if not history or rounds != list(range(len(history))) or any(row.keys() != history[0].keys() for row in history):
+        raise UserError("its rounds are not 0, 1, 2, ..., or don't tell the same")
+    for row in history:
+        for name in ("valid_ms", "success"):
+            if not row.get(name, -1) >= 0:
+                raise UserError(f"history: {name}={row.get(name)} must be a number, 0 or more")
+    return history
+
+
+def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], best: Tensors) -> None:
+    tensors = {f"session.{name}": tensor for name, tensor in session.tensors().items()}
+    tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
+    # One tensor may stand under two names: safetensors wants each to have memory of its own.
+    own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    weights = save(own, {"history": json.dumps(history)})
+    write_atomically(path / _CHECKPOINT, lambda temporary: temporary.write_bytes(weights))
+
+
+def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
+    """Mean cost, ms, of the likeliest plans by the simulator, over tasks that have one; and the share of those."""
+    with torch_threads(1):
+        environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
+        plans = environment.plans(play(agent.policy, environment, greedy).final)
+    costs = [simulator.cost(plan.task, plan).total_ms for plan in plans if plan is not None]
+    return float(np.mean(costs)) if costs else float("inf"), len(costs) / len(tasks)
+
+
+def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
+    """Mean costs, ms, of random placement and of every heuristic, over the tasks that each solves."""
+    found = {}
+    for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in SCORES}}.items():
+        costs = []
+        for task in tasks:
+            try:
+                costs.append(simulator.cost(task, searcher.search(task, simulator)).total_ms)
+            except InfeasibleError:
+                continue
+        if costs:
+            found[name] = float(np.mean(costs))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """A trained policy: where it is, how it came to be.
+
+    Attributes:
+        history: one row for each round.
+        references: mean cost of other methods on the validation tasks, ms.
+    """
+
+    path: Path
+    method: str
+    history: pd.DataFrame
+    references: dict[str, float]
+
+    @property
+    def best_ms(self) -> float:
+        """Mean cost on the validation tasks."""
+        return float(self.history["valid_ms"].min())
+
+    def save(self) -> None:
+        """Write `curve.parquet` and the learning curve as a picture."""
+        write_frame(self.path / "curve.parquet", self.history)
+        curve = (self.method, self.history["valid_ms"].to_numpy())
+        title = f"{self.method}: plans for validation tasks"
+        save_png(self.path / "curve.png", curves_png([curve], self.references, title))
+
+    def show(self, console: Console) -> None:
+        """Print the outcome beside the other methods."""
+        console.print(
+            f"{self.method}: {self.best_ms:.2f} ms on the validation tasks (best of {len(self.history)} rounds)"
+        )
+        for name, ms in sorted(self.references.items(), key=lambda pair: pair[1]):
+            console.print(f"  {name}: {ms:.2f} ms", highlight=False)
+        console.print(f"policy: {self.path} (learning curve: {self.path / 'curve.png'})")
+        console.print(f"use it: neuroshard search searcher={self.method} searcher.policy={self.path} ...", markup=False)

@@ -1,0 +1,1 @@
+"""What may be chosen: items, their sizes and costs, layouts, packing, feasibility."""

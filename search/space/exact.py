@@ -1,0 +1,200 @@
+"""Whether anything fits at all, by integer programming: the one place that may say "impossible".
+
+Bytes of a shard are a fixed part (buffers, rowwise state) and a part for every unit of 4 columns, so a plan is a
+whole number of units of each item on each device, and a 0 or 1 that says whether there are any.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from neuroshard.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.sizes import Sizes
+
+_MOST_UNKNOWNS = 4000  # beyond that a single node of the solver's tree takes long
+_EFFORT = 200_000  # unknowns x nodes: counted, so that every machine gives the same answer
+_SCALE = 1 << 20  # memory as the solver sees it at most: it holds whole numbers up to there exactly
+_ROUNDING = 4  # of _SCALE, that its answers may be wrong by where bytes are rounded to that
+_INFEASIBLE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What is known: `held` (I, D) that keeps everything, or None, which `proven` says is all there is."""
+
+    held: IntArray | None
+    proven: bool
+
+
+_UNKNOWN = Answer(None, False)
+
+
+def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Answer:
+    """A packing that keeps within memory_bytes (D,) and the items' limits, a proof that there is none, or neither.
+
+    Neither, where the task is large or the solver's budget runs out before it knows.
+    """
+    for sign in (1, -1):
+        program = _Program(sizes, memory_bytes, sign * _ROUNDING)
+        if program.num_unknowns > _MOST_UNKNOWNS:
+            return _UNKNOWN
+        held, proven = program.solve()
+        if held is None:
+            return Answer(None, proven and sign > 0)
+        if keeps(sizes, held, memory_bytes):
+            return Answer(held, False)
+        # Too large, within the room that rounding was given: with as much less room it isn't.
+    return _UNKNOWN
+
+
+class _Program:
+    """Unknowns: (I, D) units, where an item may be cut, and (I, D) presence, where that matters; others stay 0."""
+
+    def __init__(self, sizes: Sizes, memory_bytes: IntArray, margin: int) -> None:
+        """`margin`: how much more than memory_bytes (D,) there is, where bytes have to be rounded; in units of that."""
+        self._sizes, self._memory, self._margin = sizes, memory_bytes, margin
+        limits, width = sizes.items.limits, sizes.full_width
+        slice_bytes = sizes.size_bytes[sizes.first + np.minimum(2, width)] - sizes.size_bytes[sizes.first + 1]
+        whole = np.minimum(limits.max_shards, limits.allowed.sum(axis=1)) == 1
+        self._whole: BoolArray = whole | (width == 1)
+        self._unit_bytes: IntArray = np.where(self._whole, 0, slice_bytes)
+        self._fixed_bytes: IntArray = np.where(
+            self._whole, sizes.size_bytes[sizes.whole], sizes.size_bytes[sizes.first + 1] - slice_bytes
+        )
+        free = (
+            (self._fixed_bytes == 0)
+            & (limits.min_shards <= 1)
+            & (limits.min_width <= 1)
+            & (limits.max_shards >= np.minimum(width, limits.allowed.sum(axis=1)))
+            & (np.diff(limits.rival_first) == 0)
+        )
+        cut, told = limits.allowed & ~self._whole[:, None], limits.allowed & ~free[:, None]
+        self._units, count = _numbered(cut, 0)
+        self._presence, self.num_unknowns = _numbered(told, count)
+
+    def solve(self) -> tuple[IntArray | None, bool]:
+        """(I, D) units, up to the solver's rounding, or None; and whether it proves that there are none."""
+        upper = np.ones(self.num_unknowns)
+        item, device = np.nonzero(self._units >= 0)
+        upper[self._units[item, device]] = self._sizes.full_width[item]
+        rows = _Rows()
+        self._shards_make_items(rows)
+        self._rivals_are_apart(rows)
+        self._bytes_fit(rows)
+        answer: Any = milp(
+            np.zeros(self.num_unknowns),
+            integrality=np.ones(self.num_unknowns, dtype=np.int64),
+            bounds=Bounds(0, upper),
+            constraints=rows.constraint(self.num_unknowns),
+            options={"node_limit": max(1, _EFFORT // max(self.num_unknowns, 1))},
+        )
+        if answer.x is None:
+            return None, answer.status == _INFEASIBLE
+        return self._held(np.round(answer.x).astype(np.int64)), False
+
+    def _held(self, values: IntArray) -> IntArray:
+        """(I, D) units of a solution (n,)."""
+        units = np.where(self._units >= 0, values[self._units], 0)
+        there = np.where(self._presence >= 0, values[self._presence], 0) * self._sizes.full_width[:, None]
+        held: IntArray = np.where(self._whole[:, None], there, units)
+        return held
+
+    def _shards_make_items(self, rows: "_Rows") -> None:
+        """Widths sum to the item's; there are as many shards as there may be, each as wide as it must be."""
+        limits, width = self._sizes.items.limits, self._sizes.full_width
+        for item in range(self._sizes.num_items):
+            units, presence = (one[item][one[item] >= 0] for one in (self._units, self._presence))
+            if self._whole[item]:
+                rows.add(presence, 1, 1, 1)
+                continue
+            rows.add(units, 1, width[item], width[item])
+            if not len(presence):
+                continue
+            least, most, narrowest = limits.min_shards[item], limits.max_shards[item], limits.min_width[item]
+            rows.add(presence, 1, least, most)
+            widest = width[item] - narrowest * (max(least, 1) - 1)
+            for unit, there in zip(units, presence, strict=True):
+                rows.add(np.array([unit, there]), np.array([1, -widest]), -np.inf, 0)
+                rows.add(np.array([unit, there]), np.array([1, -narrowest]), 0, np.inf)
+
+    def _rivals_are_apart(self, rows: "_Rows") -> None:
+        for group in _groups_of_rivals(self._sizes.items):
+            for there in self._presence[group].T:
+                rows.add(there[there >= 0], 1, 0, 1)
+
+    def _bytes_fit(self, rows: "_Rows") -> None:
+        common = gcd(*self._unit_bytes.tolist(), *self._fixed_bytes.tolist()) or 1
+        for device, memory in enumerate((self._memory // common).tolist()):  # less than a common part is of no use
+            cut, told = self._units[:, device] >= 0, self._presence[:, device] >= 0
+            unknowns = np.concatenate([self._units[cut, device], self._presence[told, device]])
+            size = np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told]]) // common
+            scale = max(1.0, memory / _SCALE)
+            room = memory / scale + (self._margin if scale > 1 else 0)
+            rows.add(unknowns, np.minimum(size / scale, 2 * _SCALE), -np.inf, room)  # beyond that nothing fits anyway
+
+
+def keeps(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> bool:
+    """Whether `held` (I, D) places all columns within memory_bytes (D,) and the items' limits, in whole numbers."""
+    limits, there = sizes.items.limits, held > 0
+    shards, narrowest = there.sum(axis=1), np.where(there, held, sizes.full_width[:, None]).min(axis=1)
+    size = [sum(column) for column in sizes.size_bytes[sizes.first[:, None] + held].T.tolist()]
+    return bool(
+        (held.sum(axis=1) == sizes.full_width).all()
+        and not (there & ~limits.allowed).any()
+        and ((shards >= limits.min_shards) & (shards <= limits.max_shards)).all()
+        and (narrowest >= limits.min_width).all()
+        and not any((there[item] & there[sizes.items.rivals_of(item)]).any() for item in range(len(held)))
+        and all(used <= room for used, room in zip(size, memory_bytes.tolist(), strict=True))
+    )
+
+
+def _numbered(some: BoolArray, start: int) -> tuple[IntArray, int]:
+    """Numbers from `start` on for the true cells, -1 for others; and the next number."""
+    numbers: IntArray = np.where(some, start + some.cumsum().reshape(some.shape) - 1, -1)
+    return numbers, start + int(some.sum())
+
+
+def _groups_of_rivals(items: Items) -> list[list[int]]:
+    """Groups of items of which no two may share a device, that cover all such pairs: tighter than pairs alone."""
+    rivals = [set(items.rivals_of(item).tolist()) for item in range(len(items))]
+    left = [{other for other in some if other > item} for item, some in enumerate(rivals)]
+    groups = []
+    for item in range(len(items)):
+        while left[item]:
+            group, common = [item], set(rivals[item])
+            for other in sorted(left[item]):
+                if other in common:
+                    group.append(other)
+                    common &= rivals[other]
+            for one in group:
+                left[one].difference_update(group)
+            groups.append(group)
+    return groups
+
+
+class _Rows:
+    """Linear constraints, one row after the other."""
+
+    def __init__(self) -> None:
+        self._columns: list[IntArray] = []
+        self._weights: list[FloatArray] = []
+        self._bounds: list[tuple[float, float]] = []
+
+    def add(self, unknowns: IntArray, weights: Any, lower: float, upper: float) -> None:
+        """Lower <= sum(weights * unknowns) <= upper."""
+        self._columns.append(unknowns)
+        self._weights.append(np.broadcast_to(np.asarray(weights, dtype=np.float64), unknowns.shape))
+        self._bounds.append((lower, upper))
+
+    def constraint(self, num_unknowns: int) -> LinearConstraint:
+        """All of them."""
+        row = np.repeat(np.arange(len(self._columns)), [len(columns) for columns in self._columns])
+        cells = (np.concatenate(self._weights), (row, np.concatenate(self._columns)))
+        lower, upper = np.array(self._bounds, dtype=np.float64).T
+        matrix = coo_array(cells, shape=(len(self._columns), num_unknowns)).tocsr()
+        return LinearConstraint(matrix, lower, upper)

@@ -1,0 +1,198 @@
+"""What the search places: whole tables as a rule, and whatever a task's constraints make of them.
+
+Tables kept together are one item that is never split. Every pinned shard is an item of its own; what is left of its
+table is another, kept apart from it. So the search knows one kind of thing only, and few kinds of limits.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import PinnedShard
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Item:
+    """Columns that are placed as one, unless `max_shards` lets them be split.
+
+    Attributes:
+        parts: (table, units of 4 columns) of each table in it; more than one only if it is never split.
+        devices: those that may hold it.
+        min_shards, max_shards: devices that it is spread over.
+        min_width: units on each of them, at least.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    devices: tuple[int, ...]
+    min_shards: int
+    max_shards: int
+    min_width: int
+
+    @property
+    def width(self) -> int:
+        """Units of 4 columns."""
+        return sum(units for _, units in self.parts)
+
+    def columns(self, width: int) -> list[tuple[int, int]]:
+        """(table, dim) of what a shard `width` units wide holds; of tables kept together, all that there is."""
+        if len(self.parts) > 1:
+            return [(table, units * DIM_MULTIPLE) for table, units in self.parts]
+        return [(self.parts[0][0], width * DIM_MULTIPLE)]
+
+
+class Limits(NamedTuple):
+    """The items' limits as arrays; a tuple, so that compiled functions take it.
+
+    Attributes:
+        allowed: (I, D) whether a device may hold an item.
+        min_shards, max_shards: (I,) devices that an item is spread over.
+        min_width: (I,) units of 4 columns on each of them, at least.
+        rival_first, rivals: (I + 1,) and (R,); rivals[rival_first[i] : rival_first[i + 1]] may not share a device
+            with item i.
+    """
+
+    allowed: BoolArray
+    min_shards: IntArray
+    max_shards: IntArray
+    min_width: IntArray
+    rival_first: IntArray
+    rivals: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The I items of a task, and their limits."""
+
+    task: Task
+    items: tuple[Item, ...]
+    limits: Limits
+
+    @classmethod
+    def of(cls, task: Task) -> "Items":
+        """The items of a task, in order of their first table; without constraints, its tables."""
+        items = _items(task)
+        allowed = np.zeros((len(items), task.topology.num_devices), dtype=np.bool_)
+        for index, item in enumerate(items):
+            allowed[index, list(item.devices)] = True
+        rivals = _rivals(task, items)
+        limits = Limits(
+            allowed,
+            np.array([item.min_shards for item in items], dtype=np.int64),
+            np.array([item.max_shards for item in items], dtype=np.int64),
+            np.array([item.min_width for item in items], dtype=np.int64),
+            np.array([0, *map(len, rivals)], dtype=np.int64).cumsum(),
+            np.array([rival for some in rivals for rival in sorted(some)], dtype=np.int64),
+        )
+        return cls(task, items, limits)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def rivals_of(self, index: int) -> IntArray:
+        """Items that may not share a device with item `index`."""
+        rivals: IntArray = self.limits.rivals[self.limits.rival_first[index] : self.limits.rival_first[index + 1]]
+        return rivals
+
+    @property
+    def confined(self) -> BoolArray:
+        """(I,) whether an item may not lie just anywhere: such items are better placed first."""
+        confined: BoolArray = ~self.limits.allowed.all(axis=1) | (np.diff(self.limits.rival_first) > 0)
+        return confined
+
+    def name(self, index: int) -> str:
+        """For errors."""
+        return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[index].parts)
+
+    def tables(self, index: int, width: int) -> list[Table]:
+        """What a shard of item `index`, `width` units wide, holds."""
+        return [self.task.tables[table].with_dim(dim) for table, dim in self.items[index].columns(width)]
+
+    def plan(self, held: IntArray) -> Plan:
+        """The plan of `held` (I, D), units of each item on each device."""
+        places = zip(*(axis.tolist() for axis in held.nonzero()), strict=True)
+        return assemble(
+            self.task,
+            [
+                (table, dim, device)
+                for index, device in places
+                for table, dim in self.items[index].columns(int(held[index, device]))
+            ],
+        )
+
+    def held(self, plan: Plan) -> IntArray:
+        """(I, D) units of each item on each device, of a plan that keeps the task's constraints."""
+        units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
+        for shard, device in zip(plan.shards, plan.devices, strict=True):
+            units[shard.table, device] = shard.dim // DIM_MULTIPLE
+        held = np.zeros(self.limits.allowed.shape, dtype=np.int64)
+        for table, numbers in self._by_first_table().items():
+            whole = [number for number in numbers if self.limits.max_shards[number] == 1]
+            width = np.array([self.items[number].parts[0][1] for number in whole])
+            fits = self.limits.allowed[whole] & (units[table] == width[:, None])
+            for row, device in np.stack(linear_sum_assignment(~fits), axis=1).tolist():
+                held[whole[row], device] = self.items[whole[row]].width
+                units[table, device] = 0
+            for number in set(numbers).difference(whole):
+                held[number] = units[table]
+        return held
+
+    def _by_first_table(self) -> dict[int, list[int]]:
+        """Items by their first table."""
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for number, item in enumerate(self.items):
+            numbers[item.parts[0][0]].append(number)
+        return numbers
+
+
+def _items(task: Task) -> tuple[Item, ...]:
+    constraints, num_devices = task.constraints, task.topology.num_devices
+    index = {table.name: number for number, table in enumerate(task.tables)}
+    group_of = {name: group for group in constraints.together for name in group}
+    pinned: dict[str, list[PinnedShard]] = defaultdict(list)
+    for shard in constraints.pinned:
+        pinned[shard.table].append(shard)
+    items: list[Item] = []
+    for table in task.tables:
+        limits = constraints.limits(table, num_devices)
+        if table.name in group_of:
+            group = sorted(index[name] for name in group_of[table.name])
+            if group[0] == index[table.name]:
+                allowed = [set(constraints.limits(task.tables[t], num_devices).devices) for t in group]
+                parts = tuple((t, task.tables[t].dim // DIM_MULTIPLE) for t in group)
+                items.append(Item(parts, tuple(sorted(set.intersection(*allowed))), 1, 1, 1))
+            continue
+        left, shards = table.dim // DIM_MULTIPLE, pinned[table.name]
+        for shard in shards:
+            devices = tuple(sorted(set(shard.devices).intersection(limits.devices)))
+            items.append(Item(((index[table.name], shard.dim // DIM_MULTIPLE),), devices, 1, 1, 1))
+            left -= shard.dim // DIM_MULTIPLE
+        if left:
+            least, most = (count - len(shards) for count in (limits.min_shards, limits.max_shards))
+            narrowest = limits.min_dim // DIM_MULTIPLE
+            most = min(most, left // narrowest)
+            items.append(Item(((index[table.name], left),), limits.devices, max(least, 1), most, narrowest))
+    return tuple(items)
+
+
+def _rivals(task: Task, items: Sequence[Item]) -> list[set[int]]:
+    """Of each item, those that may not share a device with it: of tables kept apart, and of its own table."""
+    of_table: dict[str, set[int]] = defaultdict(set)
+    for number, item in enumerate(items):
+        for table, _ in item.parts:
+            of_table[task.tables[table].name].add(number)
+    groups = [set().union(*(of_table[name] for name in group)) for group in task.constraints.apart]
+    groups += [numbers for numbers in of_table.values() if len(numbers) > 1]
+    rivals: list[set[int]] = [set() for _ in items]
+    for group in groups:
+        for number in group:
+            rivals[number] |= group - {number}
+    return rivals

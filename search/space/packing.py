@@ -1,0 +1,118 @@
+"""Packing by bytes alone: whether anything fits, and what to give the devices when nothing does.
+
+Items can be cut at every 4 columns, so what is packed are slices of 4 columns, all of an item's of about equal size.
+Items go in descending size of a slice, as much of each as fits to the device with the most room left; only when less
+than one slice is free everywhere does a packing fail, so without constraints it fails only close to the limit.
+"""
+
+import numpy as np
+
+from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.stages.search.space.exact import pack_exactly
+from neuroshard.stages.search.space.feasibility import device_memory, keeps_nothing, nothing_fits
+from neuroshard.stages.search.space.sizes import Sizes
+
+_PRECISION = 1.002  # of the smallest factor that is reported
+_TRIES = 16  # other orders, when the usual one fails and the task is too large to be sure
+_MOST_CELLS = 1 << 22  # items x devices of all tries together
+_AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits end
+
+
+def packed(sizes: Sizes) -> IntArray:
+    """`held` (I, D) of some plan of the task: quickly where that works, else exactly.
+
+    Raises:
+        InfeasibleError: there is none, which is said only with a proof, or none was found.
+    """
+    memory = device_memory(sizes.items.task)
+    held = pack(sizes, memory)
+    if held is not None:
+        return held
+    answer = pack_exactly(sizes, memory)
+    held = answer.held if answer.held is not None or answer.proven else _pack_in_other_orders(sizes, memory)
+    if held is not None:
+        return held
+    if (factor := smallest_factor(sizes, memory)) is not None:
+        raise nothing_fits(sizes, factor, answer.proven)
+    anywhere = pack_exactly(sizes, np.full_like(memory, _AMPLE))
+    if anywhere.held is None:
+        raise keeps_nothing(anywhere.proven)
+    raise nothing_fits(sizes, _factor_for(sizes, anywhere.held, memory), answer.proven)
+
+
+def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
+    """`held` (I, D) that keeps within memory_bytes (D,) and the items' limits, with few cuts; None if none is found."""
+    slice_bytes = sizes.size_bytes[sizes.first + np.where(sizes.items.limits.max_shards > 1, 1, sizes.full_width)]
+    return _pack_in_order(sizes, memory_bytes, np.lexsort((-slice_bytes, ~sizes.items.confined)))
+
+
+def _pack_in_other_orders(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
+    """The items with the fewest devices to go to first, then largest first, and around that in orders drawn by seed."""
+    rng = np.random.default_rng(0)
+    places, size = sizes.items.limits.allowed.sum(axis=1), sizes.size_bytes[sizes.whole]
+    tries = min(_TRIES, 1 + _MOST_CELLS // sizes.items.limits.allowed.size)
+    for spread in np.linspace(0, 1, tries):
+        drawn = rng.normal(0, spread, size=len(size))
+        order = np.lexsort((-np.log(size) - drawn, places * np.exp(drawn), ~sizes.items.confined))
+        held = _pack_in_order(sizes, memory_bytes, order)
+        if held is not None:
+            return held
+    return None
+
+
+def _pack_in_order(sizes: Sizes, memory_bytes: IntArray, order: IntArray) -> IntArray | None:
+    held = np.zeros((sizes.num_items, len(memory_bytes)), dtype=np.int64)
+    free = memory_bytes.astype(np.int64)
+    for item in order.tolist():
+        rivals = held[sizes.items.rivals_of(item)].any(axis=0)
+        if not _pack_item(sizes, item, free, sizes.items.limits.allowed[item] & ~rivals, held[item]):
+            return None
+    return held
+
+
+def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held: IntArray) -> bool:
+    """Put all of an item on devices `open_to` (D,) it, changing `free` and `held`, both (D,); False if it can't be."""
+    left, shards = int(sizes.full_width[item]), 0
+    limits = sizes.items.limits
+    least, most, narrowest = int(limits.min_shards[item]), int(limits.max_shards[item]), int(limits.min_width[item])
+    size = sizes.size_bytes[sizes.first[item] : sizes.first[item] + left + 1]
+    for device in sorted(np.flatnonzero(open_to).tolist(), key=lambda device: (-free[device], device)):
+        fitting = int(np.searchsorted(size, free[device], side="right")) - 1
+        width = min(left - narrowest * max(least - shards - 1, 0), fitting)
+        if 0 < left - width < narrowest:
+            width = left - narrowest
+        if shards == most - 1 and width < left:
+            return False
+        if width < narrowest:
+            return False
+        held[device], left, shards = width, left - width, shards + 1
+        free[device] -= size[width]
+        if not left:
+            return True
+    return False
+
+
+def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
+    """How many times memory_bytes (D,) are enough for `pack`, within 0.2%; None if no amount is."""
+    total = int(sizes.size_bytes[sizes.whole].sum()) + int(sizes.size_bytes[sizes.first + 1].sum())
+    low, high = 0.0, max(2.0 * total / max(int(memory_bytes.min()), 1), 1.0) * 2
+    if pack(sizes, _scaled(memory_bytes, high)) is None:
+        return None
+    while high > max(low, 1e-9) * _PRECISION:
+        middle = (low + high) / 2
+        if pack(sizes, _scaled(memory_bytes, middle)) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _factor_for(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> float:
+    """How many times memory_bytes (D,) are enough for `held` (I, D)."""
+    used = sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0)
+    return float((used / np.maximum(memory_bytes, 1)).max())
+
+
+def _scaled(memory_bytes: IntArray, factor: float) -> IntArray:
+    scaled: IntArray = np.ceil(np.minimum(memory_bytes * factor, _AMPLE)).astype(np.int64)
+    return scaled

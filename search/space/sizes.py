@@ -1,0 +1,72 @@
+"""Bytes of every possible shard of a task, as arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import IntArray
+from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.stages.search.space.items import Items
+from neuroshard.tables.columns import TableColumns
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """Shards of I items, their widths counted in units of 4 columns; N = sum over items of (width + 1) entries.
+
+    The shard of item i that is w units wide is entry `first[i] + w`; entry `first[i]` is the empty shard. Of tables
+    kept together only the empty and the full shard mean anything.
+
+    Attributes:
+        items: what is placed.
+        first: (I,) first entry of each item.
+        full_width: (I,) units of the whole items.
+        size_bytes: (N,) bytes on a device.
+        state_bytes: (N,) bytes that move with the shard: without buffers.
+    """
+
+    items: Items
+    first: IntArray
+    full_width: IntArray
+    size_bytes: IntArray
+    state_bytes: IntArray
+
+    @classmethod
+    def of(cls, items: Items) -> "Sizes":
+        """All shards of the items."""
+        full_width = np.array([item.width for item in items.items], dtype=np.int64)
+        first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
+        entry, shards = entry_tables(items, first)
+        size_bytes, state_bytes = np.zeros((2, int(full_width.sum()) + len(items)), dtype=np.int64)
+        np.add.at(size_bytes, entry, items.task.memory.shard_bytes(shards, items.task.batch_size))
+        np.add.at(state_bytes, entry, items.task.memory.state_bytes(shards))
+        return cls(items, first, full_width, size_bytes, state_bytes)
+
+    @property
+    def num_items(self) -> int:
+        """I."""
+        return len(self.first)
+
+    @property
+    def whole(self) -> IntArray:
+        """(I,) entries of the whole items."""
+        whole: IntArray = self.first + self.full_width
+        return whole
+
+
+def entry_tables(items: Items, first: IntArray) -> tuple[IntArray, TableColumns]:
+    """(n,) the entry that each of n tables belongs to, and those tables at their width there, over all entries."""
+    entries, tables, widths = [], [], []
+    for item, start in zip(items.items, first.tolist(), strict=True):
+        if len(item.parts) > 1:
+            entries.append(np.full(len(item.parts), start + item.width))
+            tables.append(np.array([table for table, _ in item.parts]))
+            widths.append(np.array([units for _, units in item.parts]))
+        else:
+            width = np.arange(1, item.width + 1)
+            entries.append(start + width)
+            tables.append(np.full(item.width, item.parts[0][0]))
+            widths.append(width)
+    dims = np.concatenate(widths).astype(np.float64) * DIM_MULTIPLE
+    columns = TableColumns.of(items.task.tables).take(np.concatenate(tables)).with_dim(dims)
+    return np.concatenate(entries), columns

@@ -1,0 +1,89 @@
+"""What people write behind a command becomes what Hydra reads, or one clear line."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from neuroshard.app.arguments import as_overrides, quoted, split_flags
+from neuroshard.errors import UserError
+
+
+def _pairs(command, *texts):
+    return [(override.key_or_group, override.value()) for override in as_overrides(command, texts)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("out=a=b", "a=b"),
+        ("out=a b", "a b"),
+        ("out=[bold].json", "[bold].json"),
+        ("out='kept as is'", "kept as is"),
+        ("out=it's", "it's"),
+        ("out=back\\", "back\\"),
+    ],
+)
+def test_values_are_taken_as_they_are_written(text, value):
+    assert _pairs("search", text) == [("out", value)]
+
+
+@example("???")
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20))
+def test_any_path_survives_quoting(path):
+    (override,) = as_overrides("explain", [f"out={quoted(path)}"])
+    config = OmegaConf.create({"out": override.value()})
+    expected = path[1:-1] if len(path) > 1 and path[0] == path[-1] == "'" else path
+    if expected == "???":  # what has no value, in every config; such a file is ./???
+        assert OmegaConf.is_missing(config, "out")
+    else:
+        assert config.out == expected
+
+
+def test_files_stand_for_the_choice_that_reads_them():
+    assert _pairs("search", "tables=my tables.csv") == [("tables", "user_file"), ("tables.path", "my tables.csv")]
+    assert _pairs("search", "tables=set.pt.gz") == [("tables", "dlrm"), ("tables.path", "set.pt.gz")]
+    assert _pairs("search", "tasks=t.json", "constraints=c.yaml") == [
+        ("tasks", "file"), ("tasks.path", "t.json"), ("constraints", "file"), ("constraints.path", "c.yaml"),
+    ]  # fmt: skip
+    assert _pairs("search", "tables=criteo") == [("tables", "criteo")]
+
+
+def test_paths_need_no_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b.json").write_text("{}")
+    pairs = _pairs("explain", "a=b.json", "p,q.json", "out=x.html", "${oc.env:HOME}")
+    assert pairs == [("out", "x.html"), ("plans", ["a=b.json", "p,q.json", "\\${oc.env:HOME}"])]
+    assert _pairs("evaluate", "runs/a") == [("plans", ["runs/a"])]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alone", "write key=value"),
+        ("+new=1", "adds or deletes"),
+        ("++new=1", "adds or deletes"),
+        ("~out", "adds or deletes"),
+        ("run=null", "can't be set"),
+        ("run._target_=os.getcwd", "can't be set"),
+        ("hydra.mode=MULTIRUN", "can't be set"),
+        ("hydra/job_logging=default", "can't be set"),
+        ("out=${oc.env:HOME}", "asks for a resolver"),
+        ("out=${ hydra.x }${python:1}", "asks for a resolver"),
+    ],
+)
+def test_what_a_command_line_may_not_do(text, message):
+    with pytest.raises(UserError, match=message):
+        as_overrides("search", [text])
+
+
+def test_interpolations_of_settings_and_of_hydra_are_kept():
+    assert _pairs("search", "out='x/${method}'") == [("out", "x/${method}")]
+    assert _pairs("search", "out='x/${hydra:job.num}'") == [("out", "x/${hydra:job.num}")]
+
+
+def test_flags():
+    assert split_flags("search", ["-m", "a=1"]) == (["-m"], ["a=1"])
+    for flag in ("--config-name", "-cd", "--multi", "--info"):
+        with pytest.raises(UserError, match="unknown flag"):
+            split_flags("search", [flag])

@@ -1,0 +1,504 @@
+"""The command line as a user meets it: one clear line, exit code 2, nothing written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.app import cli
+from neuroshard.app.completion import bash_script, completions
+from neuroshard.files import exclusive
+from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.models import Card, save_bundle
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.testing import random_models, toy_task
+
+TABLES = "name,rows,dim,pooling_factor\n"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory with a bundle in `models/` and a table file outside it."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    save_bundle(tmp_path / "models", random_models(), Card())
+    (tmp_path / "tables.csv").write_text(TABLES + "a,100,16,2\nb,50,8,1\nc,70,32,3\n")
+    return tmp_path
+
+
+def _run(capsys, *arguments):
+    """(exit code, standard output, standard error) of a command."""
+    code = 0
+    try:
+        cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def _search(here, *more):
+    return (
+        "search",
+        f"model={here}/models",
+        "tables=user_file",
+        f"tables.path={here}/tables.csv",
+        "batch_size=256",
+        *more,
+    )
+
+
+def _refused(capsys, message, *arguments):
+    code, out, err = _run(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("neuroshard: error: ")
+    assert err.count("\n") == 1, err
+    assert message in err
+    assert "Traceback" not in out + err
+    assert list(Path().iterdir()) == []
+
+
+def test_usage_names_every_command(capsys):
+    code, out, _ = _run(capsys)
+    assert code == 0
+    assert all(command in out for command in cli.COMMANDS)
+
+
+def test_search_finds_and_writes_a_plan(here, capsys):
+    code, out, _ = _run(capsys, *_search(here, "out=found"))
+    assert code == 0
+    assert "solved 1 of 1 tasks" in out
+    assert Path("found/plans/task-0000.json").exists()
+    before = Path("found/results.parquet").stat().st_mtime_ns
+    code, again, _ = _run(capsys, *_search(here, "out=found"))
+    assert (code, again) == (0, out)
+    assert Path("found/results.parquet").stat().st_mtime_ns == before
+    for other in ("searcher=random", "searcher.beam_width=2", "topology.memory_bytes=1000000"):
+        code, _, err = _run(capsys, *_search(here, "out=found", other))
+        assert code == 2
+        assert "found holds a run already" in err
+
+
+def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("neuroshard.plans.plan.write_json", full)
+    code, _, err = _run(capsys, *_search(here, "out=found"))
+    assert code == 2
+    last = err.splitlines()[-1]  # after the progress bar
+    assert last.startswith("neuroshard: error: [Errno 28] No space left on device")
+    assert "what was finished is kept" in last
+    assert "Traceback" not in err
+
+
+def test_sweeps_run_every_combination(here, capsys):
+    code, _, err = _run(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
+    assert code == 0, err
+    assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("x,-1,16,2", "rows=-1"),
+        ("x,0,16,2", "rows=0"),
+        ("x,5,6,2", "dim=6"),
+    ],
+)
+def test_bad_tables(here, capsys, row, message):
+    (here / "tables.csv").write_text(f"{TABLES}{row}\n")
+    _refused(capsys, message, *_search(here))
+
+
+def test_histogram_that_does_not_sum_to_one(here, capsys):
+    names = ",".join(f"reuse_{i}" for i in range(17))
+    (here / "tables.csv").write_text(f"{TABLES.strip()},{names}\na,5,4,1,0.5{',0' * 16}\n")
+    _refused(capsys, "sums to 0.5", *_search(here))
+
+
+def test_missing_column(here, capsys):
+    (here / "tables.csv").write_text("name,rows,dim\na,5,4\n")
+    _refused(capsys, "no column 'pooling_factor'", *_search(here))
+
+
+def test_empty_task(here, capsys):
+    (here / "tables.csv").write_text(TABLES)
+    _refused(capsys, "no table", *_search(here))
+
+
+def test_memory_cap_below_the_smallest_shard(here, capsys):
+    _refused(capsys, "even at 4 columns", *_search(here, "topology.memory_bytes=1500"))
+
+
+def test_unknown_searcher(here, capsys):
+    _refused(capsys, "did you mean 'neuroshard'", *_search(here, "searcher=neurosard"))
+
+
+def test_unknown_key(here, capsys):
+    _refused(capsys, "did you mean 'searcher.beam_width'", *_search(here, "searcher.beam_with=2"))
+    _refused(capsys, "did you mean 'topology.num_devices'", *_search(here, "topology.num_device=2"))
+    _refused(capsys, "malformed", *_search(here, "topology"))
+
+
+def test_setting_that_one_choice_of_a_sweep_lacks(here, capsys):
+    sweep = ("-m", "searcher=neuroshard,random", "searcher.beam_width=1,3")
+    _refused(capsys, "searcher.beam_width is not a setting of searcher=random", *_search(here, *sweep))
+
+
+def test_setting_of_the_wrong_type(here, capsys):
+    _refused(capsys, "beam_width='many'", *_search(here, "searcher.beam_width=many"))
+
+
+def test_unknown_command(here, capsys):
+    _refused(capsys, "did you mean 'search'", "serach")
+
+
+def test_missing_mandatory_setting(here, capsys):
+    _refused(capsys, "tables.path", "search", "tables=user_file")
+
+
+def test_missing_bundle(here, capsys):
+    _refused(capsys, "no model bundle", "search", "model=./nowhere", *_search(here)[2:])
+    _refused(capsys, "did you mean 'cpu'", "search", "model=cup", *_search(here)[2:])
+
+
+def test_truncated_bundle(here, capsys):
+    (path,) = (here / "models").glob("weights-*")
+    path.write_bytes(path.read_bytes()[:100])
+    _refused(capsys, "was changed or damaged", *_search(here))
+
+
+def test_bundle_for_other_features(here, capsys):
+    path = here / "models" / "bundle.json"
+    content = json.loads(path.read_text())
+    content["models"]["compute"]["settings"]["columns"] = ["dim"]
+    path.write_text(json.dumps(content))
+    _refused(capsys, "other features", *_search(here))
+
+
+def test_bundle_for_another_number_of_devices(here, capsys):
+    _refused(capsys, "made for 4 devices, the task has 2", *_search(here, "topology.num_devices=2"))
+
+
+def test_malformed_plan(here, capsys):
+    (here / "plan.json").write_text("{")
+    _refused(capsys, "not readable JSON", "evaluate", f"{here}/plan.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(lambda shards: shards[1:], "its shards cover 0"), (lambda shards: [*shards, shards[0]], "twice")],
+)
+def test_plan_that_leaves_out_or_doubles_columns(here, capsys, change, message):
+    task = toy_task(3)
+    content = assemble(task, [(i, t.dim, i) for i, t in enumerate(task.tables)]).to_json()
+    shards = change(content["shards"])
+    if len(shards) > 3:
+        shards[-1] = shards[-1] | {"device": 3}
+    (here / "plan.json").write_text(json.dumps(content | {"shards": shards}))
+    _refused(capsys, message, "evaluate", f"{here}/plan.json")
+
+
+def test_more_splits_than_columns(here, capsys):
+    task = toy_task(1)
+    content = assemble(task, [(0, task.tables[0].dim, 0)]).to_json()
+    dim = task.tables[0].dim
+    thin = [{"table": 0, "offset": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
+    (here / "plan.json").write_text(json.dumps(content | {"shards": thin[:4]}))
+    _refused(capsys, "shards[0].dim=2 must be a whole number of at least 4", "evaluate", f"{here}/plan.json")
+
+
+def test_nothing_collected_yet(here, capsys):
+    _refused(capsys, "no data manifest at nowhere", "pretrain", "data=nowhere")
+
+
+def test_help_lists_choices_and_settings(capsys, here):
+    _, out, _ = _run(capsys, "search", "--help")
+    assert "dim_greedy" in out
+    assert "memory_bytes" in out
+
+
+def test_completion_in_a_shell(tmp_path):
+    lines = ("neuroshard se", "neuroshard search searcher=siz", "neuroshard explain plan.js")
+    script = bash_script(["search"]) + "\n".join(
+        f'COMP_WORDS=({line}) COMP_CWORD={line.count(" ")}; _neuroshard; echo "${{COMPREPLY[@]}}"' for line in lines
+    )
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    shown = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    first, second, third = shown.stdout.split("\n")[:3]
+    assert (first, third) == ("search", "")
+    assert set(second.split()) == {"searcher=size_greedy", "searcher=size_lookup_greedy"}
+
+
+@pytest.mark.parametrize(
+    ("word", "command", "before", "expected"),
+    [
+        ("topology.mem", "search", ["tables=mine.csv"], ["topology.memory_bytes="]),
+        ("tables.z", "search", ["tables=mine.csv"], ["tables.zipf_exponent="]),
+        ("tables=", "search", [], ["tables=criteo", "tables=dlrm", "tables=dlrm_like", "tables=user_file"]),
+        ("model=r", "search", [], ["model=roofline:a100", "model=roofline:h100", "model=roofline:h200"]),
+        ("c", "models", [], ["cpu"]),
+        (
+            "har",
+            "evaluate",
+            ["plan.json"],
+            [
+                "hardware=",
+            ],
+        ),
+        ("har", "search", [], []),
+        ("plan", "explain", [], ["plans="]),
+        ("out=x", "search", [], []),
+        ("searcher._", "search", [], []),
+    ],
+)
+def test_completions_are_what_the_command_takes(word, command, before, expected):
+    found = completions(word, command, before)
+    assert [name for name in found if not name.startswith("hardware.")] == expected
+
+
+def test_constraints_and_memory_on_the_command_line(here, capsys):
+    rules = ["constraints.apart=[[a,b,c]]", "constraints.pinned=[{table: c, dim: 8, devices: [3]}]"]
+    memory = ["memory=training", "topology.memory_bytes=[120000,120000,120000,70000]", "topology.reserved_bytes=1000"]
+    code, _, err = _run(capsys, *_search(here, "out=found", *rules, *memory))
+    assert code == 0, err
+    plan = Plan.load("found/plans/task-0000.json")
+    assert plan.violations == ()
+    assert plan.task.memory.optimizer == "rowwise_adagrad"
+    assert [t.dim for t in plan.device_tables[3]] == [8]
+
+
+def test_contradictory_constraints(here, capsys):
+    (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
+    file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
+    _refused(capsys, "no table's name matches 'z*'", *_search(here, *file))
+    _refused(capsys, "unknown field 'table'; did you mean 'tables'", *_search(here, "constraints.rules=[{table: a}]"))
+    _refused(capsys, "memory_bytes lists 2 devices", *_search(here, "topology.memory_bytes=[1,2]"))
+
+
+def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
+    _run(capsys, *_search(here, "out=first", "searcher=random"))
+    start = f"searcher.start={Path.cwd()}/first/plans/task-0000.json"
+    code, out, err = _run(capsys, *_search(here, "out=second", "searcher=replan", start))
+    assert code == 0, err
+    assert "moves" in out
+    assert "predicted" in out
+
+
+def test_models_are_listed_and_described(here, capsys):
+    code, out, _ = _run(capsys, "models")
+    assert code == 0
+    assert "cpu" in out
+    assert "roofline:h200" in out
+    code, out, _ = _run(capsys, "models", "cpu")
+    assert code == 0
+    assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
+    _refused(capsys, "takes one name at most", "models", "a", "b")
+    _refused(capsys, "unknown model", "models", "nothing")
+    code, out, _ = _run(capsys, "models", "roofline:h100")
+    assert code == 0
+    assert json.loads(out)["memory_gb_per_s"] == 3350.0
+
+
+def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):
+    fewer = ("searcher.split_factors=[2]", "searcher.sort_by=[perf]", "out=found")
+    code, out, err = _run(capsys, *_search(here, "searcher=torchrec", *fewer))
+    assert code == 0, err
+    assert "solved 1 of 1 tasks" in out
+    assert json.loads(Path("found/run.json").read_text())["searcher"] == "torchrec"
+
+
+def _train(here, *more):
+    few = ("tables.num_tables=20", "tasks.draw.count=6", "tasks.draw.min_tables=5", "tasks.draw.max_tables=5")
+    return ("train-policy", f"model={here}/models", "batch_size=256", "num_valid=2", *few, *more)
+
+
+@pytest.mark.parametrize("searcher", ["dreamshard", "autoshard"])
+def test_a_policy_is_trained_then_used(capsys, here, searcher):
+    fast = (
+        "learner.rounds=2",
+        "learner.updates=1",
+        "learner.cost_network.placements=5",
+        "learner.cost_network.steps=2",
+    )
+    code, out, err = _run(capsys, *_train(here, f"searcher={searcher}", *fast, "out=trained"))
+    assert code == 0, err
+    assert "on the validation tasks (best of 2 rounds)" in out
+    code, out, err = _run(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
+    assert code == 0, err
+    assert "solved 1 of 1 tasks" in out
+
+
+def test_methods_without_a_policy_are_not_trained(capsys, here):
+    _refused(capsys, "learner/random", *_train(here, "searcher=random"))
+    _refused(
+        capsys,
+        "no policy (installed: autoshard, dreamshard) at nowhere",
+        *_search(here, "searcher=dreamshard", "searcher.policy=nowhere"),
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("collect", "num_compute_samples=1", "out=busy"),
+        ("pretrain", f"data={Path(__file__).resolve().parents[3] / 'benchmarks' / 'data' / 'cpu'}", "out=busy"),
+        ("train-policy", "tables.num_tables=40", "tasks.draw.count=3", "num_valid=1", "out=busy"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
+    with exclusive(Path("busy")):
+        code, _, err = _run(capsys, *command)
+        assert [path.name for path in Path("busy").iterdir()] == [".lock"]
+    assert code == 2
+    assert "another run is at work in busy; wait for it, or give another out=DIRECTORY" in err
+    assert not Path("busy").exists()  # neither left anything there
+
+
+def test_sweeps_run_in_parallel_and_go_on(capsys, here):
+    parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "out='swept/${method}'")
+    for _ in range(2):
+        code, _, err = _run(capsys, *_search(here, "-m", "searcher=random,dim_greedy", *parallel))
+        assert code == 0, err
+    found = {json.loads(path.read_text())["searcher"] for path in Path("swept").rglob("run.json")}
+    assert found == {"random", "dim_greedy"}
+
+
+def test_the_version_is_told(capsys):
+    assert _run(capsys, "--version") == (0, f"neuroshard {ns.__version__}\n", "")
+
+
+def test_the_defaults_of_a_search_have_a_plan(here, capsys):
+    code, out, err = _run(capsys, "search", "searcher=size_greedy")
+    assert code == 0, err
+    assert "solved 1 of 1 tasks" in out
+
+
+def test_a_table_file_is_a_table_source(here, capsys):
+    code, out, err = _run(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
+    assert code == 0, err
+    assert "3 tables in 3 shards on 4 devices" in out
+    assert "device 0: " in out
+
+
+def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
+    sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random")
+    code, out, err = _run(capsys, *_search(here, *sweep))
+    assert code == 2
+    assert "solved 1 of 1 tasks" in out
+    assert "error: job 0 (" in err
+    assert "1 of its jobs failed" in err.splitlines()[-1]
+
+
+def test_a_sweep_to_one_place_is_refused(here, capsys):
+    sweep = _search(here, "-m", "searcher=random,dim_greedy", "out=x")
+    _refused(capsys, "would write to the same out=x; name them apart: out='x-${method}'", *sweep)
+    _refused(capsys, "write -m to run a job for each", *_search(here, "searcher=random,dim_greedy"))
+    both = _search(here, "-m", "searcher=random,dim_greedy", "out=x,y")
+    _refused(capsys, "differ in searcher would write to the same out=x,y", *both)
+    _refused(capsys, "differ in seed", "train-policy", "-m", "seed=0,1")
+    many = ("searcher=random", "searcher.seed=range(0,100000000)", "out='x${searcher.seed}'")
+    _refused(capsys, "more than 10,000 jobs", *_search(here, "-m", *many))
+
+
+def test_a_run_goes_on_with_the_same_models_only(here, capsys):
+    code, _, err = _run(capsys, *_search(here, "searcher=random", "out=x"))
+    assert code == 0, err
+    save_bundle(here / "models", random_models(seed=7), Card())
+    code, _, err = _run(capsys, *_search(here, "searcher=random", "out=x"))
+    assert code == 2
+    assert "x holds a run already" in err
+
+
+@pytest.mark.parametrize("name", ["a/b", "n" * 300])
+def test_a_method_is_a_name_for_a_file(here, capsys, name):
+    _refused(capsys, "method=", *_search(here, f"method={name}"))
+
+
+def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
+    monkeypatch.setattr("neuroshard.stages.search.runs.search._search_one", None)
+    (here / "file").write_text("")
+    for command in (_search(here, f"out={here}/file"), _search(here, f"out={here}/file/inside")):
+        _refused(capsys, "is not a directory", *command)
+
+
+def test_paths_are_paths_and_nothing_else(here, capsys):
+    for out in ("'~/x'", "http:/x"):
+        code, _, err = _run(capsys, *_search(here, "searcher=random", f"out={out}"))
+        assert code == 0, err
+    assert Path("~/x/results.parquet").exists()
+    assert Path("http:/x/results.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "runs=3"), ("report", "runs=a", "out=1"), ("pretrain", "max_samples=-1"), ("pretrain", "out=[1]"),
+        ("pretrain", "compute_model.members=1_000"), ("pretrain", "compute_model.member.corrections=10000000000"),
+        ("pretrain", "comm_model.parts=9223372036854775807"), ("pretrain", "comm_model.training.learning_rate=1_000"),
+        ("search", "tasks.memory=5"), ("search", "tasks.tables=x"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_values_are_refused_before_anything_is_read(here, capsys, command):
+    _refused(capsys, "", *command)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("out=[1,2]", "out=[1, 2] must be text"),
+        ("out=", "of a length of at least 1"),
+        ("model={a: 1}", "must be text"),
+        ("batch_size=-1", "batch_size=-1"),
+        ("topology.num_devices=10000000", "at most 4096"),
+        ("topology.memory_bytes=99999999999999999999", "a size up to 2^60 bytes"),
+        ("topology.memory_bytes=lots", "a size up to 2^60 bytes"),
+        ("method=", "of a length of at least 1"),
+    ],
+)
+def test_settings_out_of_range(here, capsys, setting, message):
+    _refused(capsys, message, *_search(here, setting))
+
+
+def test_sizes_are_written_as_people_do(here, capsys):
+    code, _, err = _run(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
+    assert code == 0, err
+    assert Plan.load("a/plans/task-0000.json").task.topology.memory_bytes == 3 << 29
+
+
+def test_needed_settings_are_named_with_what_they_are(here, capsys):
+    _refused(capsys, "neuroshard explain needs plans=...: one plan file", "explain")
+    _refused(capsys, "needs searcher.start=...: the running job's plan", *_search(here, "searcher=replan"))
+    _refused(capsys, "needs tables.path=...: FILE.pt", "search", "tables=dlrm")
+
+
+def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypatch):
+    none = Fingerprint("cuda", "none", 0, 1)
+    monkeypatch.setattr("neuroshard.hardware.hardware.fingerprint", lambda kind: none)
+    _refused(capsys, "finds no CUDA device", "collect", "hardware=cuda", "out=x")
+
+
+def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    fast = (
+        "learner.rounds=1",
+        "learner.updates=1",
+        "learner.cost_network.placements=5",
+        "learner.cost_network.steps=2",
+    )
+    code, out, err = _run(capsys, *_train(here, *fast, "out=trained"))
+    assert code == 2
+    assert "No space left on device" in err.splitlines()[-1]
+    assert "defect" not in out + err

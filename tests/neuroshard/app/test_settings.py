@@ -1,0 +1,40 @@
+"""Settings for people, read from conf/."""
+
+from neuroshard.app.help import command_help
+from neuroshard.app.settings import comments, headline, settings_of
+from neuroshard.registry import chosen_of, compose_config, missing
+
+
+def test_comments_are_found_by_key():
+    said = comments("searcher/neuroshard.yaml")
+    assert said["beam_width"].startswith("layouts kept")
+    assert said["grid.max_factor"].startswith("the largest cap")
+    assert "grid" not in said
+
+
+def test_headlines_skip_what_is_hydras():
+    assert headline("experiment/search_beam.yaml").startswith("Sensitivity")
+    assert headline("tables/criteo.yaml").startswith("The 26 tables")
+
+
+def test_settings_of_what_is_built_on_others_are_said_too():
+    overrides = ["searcher=without_grid"]
+    found = settings_of("search", compose_config("search", overrides), chosen_of("search", overrides))
+    said = {setting.key: setting.what for setting in found}
+    assert said["searcher.beam_width"] == comments("searcher/neuroshard_published.yaml")["beam_width"]
+    assert not any(key.startswith("run.") or "_target_" in key for key in said)
+    assert "tasks.tables" not in said  # which only hands the tables on
+
+
+def test_missing_settings_are_found_without_what_points_at_them():
+    assert missing(compose_config("explain", [])) == ["plans"]
+    assert missing(compose_config("search", ["tables=user_file"])) == ["tables.path"]
+    assert missing(compose_config("search", [])) == []
+
+
+def test_help_fits_its_width_and_names_everything():
+    text = command_help("search", "find", [], width=90)
+    assert max(map(len, text.splitlines())) <= 90
+    for part in ("topology.memory_bytes=8GiB", "searcher=neuroshard", "or autoshard", "search_main", "batch_size=4096"):
+        assert part in text
+    assert "pretrain_adapt" not in text

@@ -1,0 +1,108 @@
+"""Pictures: text is text, and many devices are no smear."""
+
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from neuroshard.cost import Cost
+from neuroshard.plans.picture import curves_png, drawn, label, plan_png
+from neuroshard.plans.plan import assemble
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task, Topology
+
+PNG = b"\x89PNG"
+HOSTILE = [
+    "$x^2$",
+    "$",
+    "$\\frac{1",
+    "a_b^c\\d",
+    "[bold]",
+    "_hidden",
+    "two\nlines",
+    "\ud800",
+    "名前",
+    "x" * 1000,
+    "",
+    "{%",
+]
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Every figure that is saved."""
+    saved = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **named: saved.append(self) or save(self, *given, **named)
+    )
+    return saved
+
+
+def _plan(num_devices):
+    tables = tuple(Table(f"t{i}", 10, 4, 1.0, (1.0, *(0.0,) * 16)) for i in range(num_devices))
+    task = Task(tables, Topology(num_devices, 1 << 20), 2 * num_devices)
+    parts = [np.linspace(1, 2, num_devices)] * 3
+    return assemble(task, [(i, 4, i) for i in range(num_devices)]), Cost(*parts)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_names_are_no_formulas(text, figures):
+    plan, cost = _plan(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plan_png(plan, cost, text).startswith(PNG)
+        assert curves_png([(text, np.array([2.0, 1.0]))], {text: 1.5}, text).startswith(PNG)
+    assert figures[0].get_suptitle() == label(text)
+    (axes,) = figures[1].axes
+    assert [shown.get_text() for shown in axes.get_legend().get_texts()] == [label(text)]
+
+
+def test_labels_are_short_and_shown_in_legends():
+    assert label("neuroshard") == "neuroshard"
+    assert len(label("x" * 1000)) < 60
+    assert label(" a\n b ") == "a b"
+    assert not label("_hidden").startswith("_")
+
+
+def test_texts_stay_texts_elsewhere():
+    """The setting is of the picture alone."""
+    from matplotlib import rcParams
+
+    drawn(lambda figure: None, 1, 1)
+    assert rcParams["text.parse_math"]
+
+
+@pytest.mark.parametrize("num_devices", [1, 4, 16, 17, 128, 1000])
+def test_numbers_of_devices_stand_apart(num_devices, figures):
+    assert plan_png(*_plan(num_devices), "title").startswith(PNG)
+    for axes in figures[0].axes:
+        numbers = axes.get_xticklabels()
+        boxes = sorted((text.get_window_extent() for text in numbers if text.get_text()), key=lambda box: box.x0)
+        assert 1 <= len(boxes) <= 20
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_many_devices_are_a_few_shapes(figures):
+    """A thousand bars of three parts would be thousands of shapes."""
+    plan_png(*_plan(1000), "title")
+    assert sum(len(axes.patches) for axes in figures[0].axes) == 4
+
+
+def test_curves_of_many_runs_have_no_names(figures):
+    curves = [(f"run {i}", np.array([3.0, 2.0])) for i in range(30)]
+    curves_png(curves, {})
+    assert figures[0].axes[0].get_legend() is None
+    curves_png(curves[:3], {})
+    assert len(figures[1].axes[0].get_legend().get_texts()) == 3
+
+
+def test_plans_that_cost_nothing_are_drawn(figures):
+    plan, nothing = _plan(2)[0], np.zeros(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan_png(plan, Cost(nothing, nothing, nothing), "free")
+    assert isinstance(figures[0].axes[0], Axes)

@@ -1,0 +1,178 @@
+"""Constraints are checked before anything is searched, and found broken where a plan breaks them."""
+
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.plans.plan import assemble
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints, load_constraints
+from neuroshard.tasks.task import Task, Topology
+
+ONCE = (1.0, *(0.0,) * 16)
+TABLES = tuple(Table(name, 100, dim, 2.0, ONCE) for name, dim in (("user_a", 16), ("user_b", 16), ("item", 32)))
+
+
+def _task(rules):
+    return Task(TABLES, Topology(3, 1 << 30), 64, constraints=rules)
+
+
+def _violations(rules, *placed):
+    return assemble(_task(rules), placed).violations
+
+
+WHOLE = ((0, 16, 0), (1, 16, 1), (2, 32, 2))
+
+
+@pytest.mark.parametrize(
+    ("rules", "broken"),
+    [
+        (Constraints((TableRule("user_*", devices=(0, 1)),)), None),
+        (Constraints((TableRule("user_*", devices=(0, 2)),)), "'user_b' must not lie on device 1"),
+        (Constraints((TableRule("*", max_shards=1),)), None),
+        (Constraints((TableRule("item", min_shards=2),)), "'item' is on 1 devices, not on 2 to 8"),
+        (Constraints(pinned=(PinnedShard("item", 32, (1, 2)),)), None),
+        (Constraints(pinned=(PinnedShard("item", 8, (2,)),)), "pinned shards of table 'item'"),
+        (Constraints(together=(("user_a", "item"),)), "user_a, item are not together"),
+        (Constraints(apart=(("user_a", "user_b", "item"),)), None),
+    ],
+)
+def test_broken_constraints_are_named(rules, broken):
+    found = _violations(rules, *WHOLE)
+    if broken is None:
+        assert found == ()
+    else:
+        assert len(found) == 1
+        assert broken in found[0]
+
+
+def test_more_broken_constraints():
+    assert (
+        "on 2 devices, not on 1 to 1"
+        in _violations(Constraints((TableRule("item", max_shards=1),)), (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1))[
+            0
+        ]
+    )
+    assert (
+        "user_a, user_b are both on device 0"
+        in _violations(Constraints(apart=(("user_a", "user_b"),)), (0, 16, 0), (1, 16, 0), (2, 32, 1))[0]
+    )
+    narrow = Constraints((TableRule("item", min_dim=10),))
+    assert (
+        "'item' has a shard of 8 columns, fewer than 12"
+        in _violations(narrow, (0, 16, 0), (1, 16, 0), (2, 24, 0), (2, 8, 1))[0]
+    )
+    pins = Constraints(pinned=(PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))))
+    assert _violations(pins, (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1)) == ()
+    assert len(_violations(pins, (0, 16, 0), (1, 16, 0), (2, 16, 1), (2, 16, 2))) == 1
+
+
+def test_pins_of_which_one_is_choosier_are_met_in_either_order():
+    pins = PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))
+    for some in (pins, pins[::-1]):
+        assert _violations(Constraints(pinned=some), (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1)) == ()
+
+
+def test_many_pins_of_one_table_are_checked_at_once():
+    """Of 24 that want the same width, one can't be met: trying all orders would never end."""
+    table = Table("wide", 100, 100, 2.0, ONCE)
+    pins = tuple(PinnedShard("wide", 4, tuple(range(25))) for _ in range(23))
+    task = Task(
+        (table,), Topology(26, 1 << 30), 64, constraints=Constraints(pinned=(*pins, PinnedShard("wide", 8, (25,))))
+    )
+    plan = assemble(task, [(0, 8, 25), *((0, 4, device) for device in range(23))])
+    assert plan.violations == ()
+    assert "pinned shards" in assemble(task, [(0, 8, 24), *((0, 4, device) for device in range(23))]).violations[0]
+
+
+def test_rules_that_match_one_table_all_hold():
+    rules = Constraints(
+        (TableRule("user_*", (0, 1), 1, 2), TableRule("*_a", (1, 2), min_dim=6), TableRule("*", min_shards=1))
+    )
+    limits = rules.limits(TABLES[0], 3)
+    assert (limits.devices, limits.min_shards, limits.max_shards, limits.min_dim) == ((1,), 1, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (Constraints((TableRule("usr_*"),)), "no table's name matches 'usr_\\*'"),
+        (Constraints((TableRule("item", devices=(3,)),)), r"device 3 of 'item' must lie in 0\.\.2"),
+        (Constraints((TableRule("item", devices=()),)), "no device may hold table 'item'"),
+        (Constraints((TableRule("item", (0, 1)), TableRule("*", (2,)))), "no device may hold table 'item'"),
+        (Constraints((TableRule("item", min_shards=4),)), "needs 4 shards, but can have 3"),
+        (Constraints((TableRule("item", min_shards=2),), together=(("item", "user_a"),)), "being kept together"),
+        (Constraints(pinned=(PinnedShard("itm", 4, (0,)),)), "did you mean 'item'"),
+        (Constraints(pinned=(PinnedShard("item", 36, (0,)),)), "36 columns of 'item' are pinned, it has 32"),
+        (Constraints((TableRule("item", max_shards=1),), (PinnedShard("item", 4, (0,)),)), "may have 1 shard"),
+        (Constraints((TableRule("item", (0,)),), (PinnedShard("item", 32, (1,)),)), "that its rules forbid"),
+        (Constraints((TableRule("item", min_shards=3, min_dim=16),)), "needs 3 shards, but can have 2"),
+        (Constraints((TableRule("item", min_dim=16),), (PinnedShard("item", 8, (0,)),)), "make one of 8"),
+        (Constraints((TableRule("user_a", min_shards=3),), (PinnedShard("user_a", 12, (1,)),)), "leave columns for 2"),
+        (Constraints(together=(("item", "nobody"),)), "unknown table in the constraints 'nobody'"),
+        (Constraints(together=(("item", "user_a"), ("user_b", "item"))), "'item' is kept together twice"),
+        (Constraints(together=(("item", "user_a"),), apart=(("user_a", "item"),)), "both together and apart"),
+        (Constraints((TableRule("item", min_shards=2),), apart=(("item", "user_a", "user_b"),)), "need 4 devices"),
+        (
+            Constraints(
+                pinned=(PinnedShard("item", 8, (0, 1)), PinnedShard("item", 8, (1,)), PinnedShard("item", 8, (0,)))
+            ),
+            "shards of 'item', each on a device of its own, find no room",
+        ),
+        (
+            Constraints((TableRule("item", (0, 1)),), tuple(PinnedShard("item", 8, (0, 1)) for _ in range(2))),
+            "shards of 'item', each on a device of its own, find no room",
+        ),
+        (
+            Constraints(
+                (TableRule("user_a", (0,)),),
+                (PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0, 1))),
+                apart=(("user_a", "item"),),
+            ),
+            "user_a, item are kept apart, and find no room on the devices allowed to them",
+        ),
+        (
+            Constraints((TableRule("item", (0,)), TableRule("user_a", (1,))), together=(("item", "user_a"),)),
+            "no device may hold all of item, user_a",
+        ),
+    ],
+)
+def test_contradictions_are_refused_before_any_search(rules, message):
+    with pytest.raises(UserError, match=message) as caught:
+        _task(rules)
+    assert "\n" not in str(caught.value)
+
+
+def test_impossible_rules_are_refused():
+    with pytest.raises(UserError, match="max_shards=0"):
+        TableRule("item", max_shards=0)
+    with pytest.raises(UserError, match="dim=6"):
+        PinnedShard("item", 6, (0,))
+
+
+def test_constraints_come_from_files(tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text("rules:\n- {tables: user_*, devices: [0, 1]}\npinned:\n- {table: item, dim: 8, devices: [2]}\n")
+    expected = Constraints((TableRule("user_*", (0, 1)),), (PinnedShard("item", 8, (2,)),))
+    assert load_constraints(str(path)) == expected
+    assert Task.from_json(_task(expected).to_json()) == _task(expected)
+
+
+@pytest.mark.parametrize("text", ["- 1", "rules: [{tabel: x}]", "ruls: []", "rules: [", "rules: 3"])
+def test_malformed_files_are_refused(tmp_path, text):
+    path = tmp_path / "rules.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"rules\.yaml") as caught:
+        load_constraints(str(path))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="no constraints at"):
+        load_constraints(str(tmp_path / "none.yaml"))
+
+
+def test_only_what_concerns_some_tables():
+    rules = constraints(
+        rules=[{"tables": "item"}, {"tables": "user_a"}],
+        together=[["item", "user_a", "user_b"]],
+        apart=[["user_a", "user_b"]],
+    )
+    assert rules.of(TABLES[:1]) == Constraints((TableRule("user_a"),))
+    assert rules.of(TABLES[1:]).together == (("item", "user_b"),)

@@ -1,0 +1,149 @@
+from fractions import Fraction
+from math import ceil
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from neuroshard.errors import UserError
+from neuroshard.plans.plan import Plan, Shard, assemble
+from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
+from neuroshard.tables import Table
+from neuroshard.tables.columns import TableColumns
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.units import MAX_BYTES, readable_bytes
+
+ONCE = (1.0, *(0.0,) * 16)
+TABLE = Table("t", 1000, 8, 2.5, ONCE)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state"), [("sgd", 32_000), ("rowwise_adagrad", 32_000 + 4_000), ("adam", 3 * 32_000)]
+)
+def test_optimizer_state_is_counted(optimizer, state):
+    shards = TableColumns.of([TABLE])
+    assert MemoryUse(optimizer).state_bytes(shards).tolist() == [state]
+    assert MemoryUse(optimizer).shard_bytes(shards, 64).tolist() == [state]
+
+
+def test_state_is_fp32_where_weights_are_fp16():
+    half = TableColumns.of([Table("t", 1000, 8, 2.5, ONCE, bytes_per_element=2)])
+    assert MemoryUse("adam").state_bytes(half).tolist() == [1000 * 8 * (2 + 8)]
+
+
+def test_buffers_are_counted_for_every_batch_in_flight():
+    shards = TableColumns.of([TABLE])
+    one = 8 * 64 * 3.5 + 2 * 4 * 64 * 8  # indices and offsets; pooled embeddings and their gradients
+    assert MemoryUse("sgd", 1).shard_bytes(shards, 64).tolist() == [32_000 + one]
+    assert MemoryUse("sgd", 3).shard_bytes(shards, 64).tolist() == [32_000 + 3 * one]
+    assert MemoryUse("sgd", 3).received_bytes(8, 64, 4) == 3 * 2 * 4 * 16 * 8
+    assert MemoryUse("sgd", 0).received_bytes(8, 64, 4) == 0
+
+
+def test_plans_count_what_their_task_counts():
+    task = Task((TABLE,), Topology(2, 40_000, (0, 10_000)), 64, MemoryUse("rowwise_adagrad", 1))
+    plan = Plan(task, (Shard(0, 0, 4), Shard(0, 4, 4)), (0, 1))
+    indices = 8 * 64 * 3.5
+    assert plan.device_bytes == (16_000 + 4_000 + indices + 2 * 4 * 64 * 4,) * 2
+    assert task.shard_memory == (40_000 - 2 * 4 * 32 * 8, 30_000 - 2 * 4 * 32 * 8)
+    assert plan.fits
+    assert not Plan(task, (Shard(0, 0, 8),), (0,)).fits
+
+
+def test_impossible_uses_are_refused():
+    with pytest.raises(UserError, match="did you mean 'adam'"):
+        MemoryUse("adm")
+    with pytest.raises(UserError, match="batches_in_flight=-1"):
+        MemoryUse("sgd", -1)
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ((1, 2, 3), "memory_bytes lists 3 devices, there are 2"),
+        ((0, 5), "nothing of its memory_bytes=0"),
+        ("many", "memory_bytes='many'"),
+    ],
+)
+def test_impossible_topologies_are_refused(memory, message):
+    with pytest.raises(UserError, match=message):
+        Topology(2, memory)
+    with pytest.raises(UserError, match="leave device 1 nothing"):
+        Topology(2, 10, (0, 10))
+
+
+def test_sizes_are_readable():
+    assert readable_bytes(3 << 30) == "3 GiB"
+    assert readable_bytes(5 << 20) == "5 MiB"
+
+
+_STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
+
+
+def _exact_bytes(table, use, batch_size):
+    per_element, per_row = _STATE_FLOATS[use.optimizer]
+    state = table.rows * (table.dim * (table.bytes_per_element + 4 * per_element) + 4 * per_row)
+    lookups = ceil(8 * batch_size * Fraction(table.pooling_factor))
+    return state + use.batches_in_flight * (lookups + 8 * batch_size * (1 + table.dim))
+
+
+tables = st.builds(
+    Table,
+    st.just("t"),
+    st.integers(1, MAX_ROWS),
+    st.integers(1, MAX_DIM // 4).map(lambda width: 4 * width),
+    st.floats(0, MAX_POOLING_FACTOR, exclude_min=True),
+    st.just(ONCE),
+    st.sampled_from([2, 4]),
+)
+uses = st.builds(MemoryUse, st.sampled_from(list(_STATE_FLOATS)), st.integers(0, 1000))
+LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE)
+
+
+@given(tables, uses, st.integers(1, MAX_BATCH_SIZE))
+@example(LARGEST, MemoryUse("adam", 1000), MAX_BATCH_SIZE)
+@example(LARGEST, MemoryUse("adam"), MAX_BATCH_SIZE)
+@example(Table("t", (1 << 40) - 1, 65532, 0.1, ONCE), MemoryUse("adam", 3), MAX_BATCH_SIZE - 1)
+@example(Table("t", 1, 4, 0.1, ONCE), MemoryUse("sgd", 1), 10)
+@settings(max_examples=500, deadline=None)
+def test_bytes_are_exact_or_refused(table, use, batch_size):
+    """As whole numbers of any size, over everything that a table, a batch and their use may be."""
+    expected, shards = _exact_bytes(table, use, batch_size), TableColumns.of([table])
+    if expected > MAX_BYTES:
+        with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
+            use.shard_bytes(shards, batch_size)
+        with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
+            Task((table,), Topology(1, 1 << 60), batch_size, use)
+    else:
+        assert use.shard_bytes(shards, batch_size).tolist() == [expected]
+        task = Task((table,), Topology(1, 1 << 60), batch_size, use)
+        assert Plan(task, (Shard(0, 0, table.dim),), (0,)).device_bytes == (expected,)
+
+
+@given(st.lists(tables, min_size=2, max_size=6), uses, st.integers(4, MAX_BATCH_SIZE), st.data())
+@settings(max_examples=200, deadline=None)
+def test_bytes_of_devices_are_exact(some, use, batch_size, data):
+    some = [Table(f"t{i}", t.rows, t.dim, t.pooling_factor, ONCE, t.bytes_per_element) for i, t in enumerate(some)]
+    total = sum(_exact_bytes(table, use, batch_size) for table in some)
+    if total > MAX_BYTES:
+        with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
+            Task(tuple(some), Topology(4, 1 << 58), batch_size, use)
+        return
+    task = Task(tuple(some), Topology(4, 1 << 58), batch_size, use)
+    devices = [data.draw(st.integers(0, 3)) for _ in some]
+    plan = assemble(task, [(i, table.dim, device) for i, (table, device) in enumerate(zip(some, devices, strict=True))])
+    for device in range(4):
+        expected = sum(_exact_bytes(t, use, batch_size) for t, d in zip(some, devices, strict=True) if d == device)
+        assert plan.device_bytes[device] == expected
+    assert plan.fits == all(used <= free for used, free in zip(plan.device_bytes, task.shard_memory, strict=True))
+
+
+def test_what_overflowed_is_refused():
+    """2^64 bytes of weights, and buffers beyond 2^63, once came out as next to nothing."""
+    huge = Table("huge", MAX_ROWS, MAX_DIM, 1.0, ONCE)
+    with pytest.raises(UserError, match=r"2\^60 bytes"):
+        Task((huge,) * 20, Topology(2, 4 << 30), 1024)
+    busy = Table("busy", 10, 4, float(MAX_POOLING_FACTOR), ONCE)
+    with pytest.raises(UserError, match=r"the buffers of 1000 batches"):
+        Task((busy,), Topology(2, 4 << 30), MAX_BATCH_SIZE, MemoryUse("adam", 1000))

@@ -1,0 +1,24 @@
+"""The compiled lockstep search agrees with the plain one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.testing import linear_models, random_models, toy_task
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from oracle import oracle_search
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_lockstep_search_agrees_with_the_plain_one(seed):
+    devices = (2, 3, 4)[seed % 3]
+    task = toy_task(4 + seed % 9, devices, memory_bytes=(1 << 20) + (seed % 2 << 30), seed=seed)
+    simulator = Simulator(linear_models(devices) if seed % 4 == 0 else random_models(devices, seed))
+    _, expected = oracle_search(task, simulator, num_candidates=3, beam_width=2, max_splits=3)
+    plan = BeamSearch(num_candidates=3, beam_width=2, max_splits=3).search(task, simulator)
+    assert simulator.cost(task, plan).total_ms == pytest.approx(expected, rel=1e-4)

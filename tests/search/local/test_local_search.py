@@ -1,0 +1,159 @@
+"""Local search costs what the simulator costs, and its steps lose nothing."""
+
+import numpy as np
+import pytest
+
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.search import LocalSearch, Moves
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.layout import Layout
+from neuroshard.stages.search.space.packing import pack
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
+
+
+def _random_held(task, rng):
+    """Every table cut into random pieces on random devices."""
+    held = np.zeros((len(task.tables), task.topology.num_devices), dtype=np.int64)
+    for t, table in enumerate(task.tables):
+        left = table.dim // 4
+        while left:
+            piece = int(rng.integers(1, left + 1))
+            held[t, rng.integers(task.topology.num_devices)] += piece
+            left -= piece
+    return held
+
+
+def _search(seed, num_devices, memory_bytes=1 << 30):
+    task = toy_task(8, num_devices, memory_bytes, seed)
+    simulator = Simulator(linear_models(num_devices) if seed % 3 == 0 else random_models(num_devices, seed))
+    return task, simulator, _local(task, simulator)
+
+
+def _local(task, simulator, moves=None):
+    return LocalSearch(Catalog.checked(task, simulator), simulator, simulator.models.compute, moves)
+
+
+def to_plan(task, held):
+    return Items.of(task).plan(held)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_states_cost_what_the_simulator_says(seed):
+    task, simulator, local = _search(seed, 2 + seed % 3)
+    state = local.state(_random_held(task, np.random.default_rng(seed)))
+    plan = to_plan(task, state.held)
+    assert state.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-4)
+    assert tuple(state.size_bytes) == plan.device_bytes
+    assert tuple(4 * state.units) == plan.device_dims
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_keep_every_column_and_lower_the_cost(seed):
+    task, simulator, local = _search(seed, 2 + seed % 3)
+    rng = np.random.default_rng(seed)
+    state = local.state(_random_held(task, rng))
+    for _ in range(10):
+        shaken = local.random_step(state, rng)
+        assert (shaken.held.sum(axis=1) == state.held.sum(axis=1)).all()
+        assert (shaken.held != state.held).any()
+        better = local.best_step(state)
+        if better is None:
+            break
+        assert (better.held.sum(axis=1) == state.held.sum(axis=1)).all()
+        assert (better.held >= 0).all()
+        assert better.cost_ms < state.cost_ms
+        assert better.cost_ms == pytest.approx(simulator.cost(task, to_plan(task, better.held)).total_ms, rel=1e-4)
+        state = better
+
+
+def test_steps_stay_within_memory():
+    task = toy_task(10, 3)
+    tight = Task(task.tables, Topology(3, int(task.size_bytes * 0.45)), task.batch_size)
+    simulator = Simulator(random_models(3))
+    local = _local(tight, simulator)
+    rng = np.random.default_rng(0)
+    held = np.zeros((10, 3), dtype=np.int64)
+    held[np.arange(10), np.argsort([-t.size_bytes for t in task.tables]) % 3] = [t.dim // 4 for t in task.tables]
+    state = local.state(held)
+    assert to_plan(tight, state.held).fits
+    for _ in range(30):
+        state = local.random_step(state, rng)
+        assert to_plan(tight, state.held).fits
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_keep_constraints(seed):
+    task, rng = constrained_task(seed), np.random.default_rng(seed)
+    simulator = Simulator(random_models(2 + seed % 3, seed))
+    local = _local(task, simulator)
+    held = pack(Catalog.checked(task, simulator), np.array(task.shard_memory))
+    if held is None:
+        pytest.skip("nothing fits")
+    state = local.state(held)
+    for _ in range(25):
+        state = local.random_step(state, rng)
+        plan = to_plan(task, state.held)
+        assert plan.violations == ()
+        assert tuple(state.size_bytes) == plan.device_bytes
+        state = local.best_step(state) or state
+        assert to_plan(task, state.held).violations == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_move_no_more_than_allowed(seed):
+    task, simulator, _ = _search(seed, 3)
+    rng = np.random.default_rng(seed)
+    before = _random_held(task, rng)
+    limit = task.size_bytes // 10
+    local = _local(task, simulator, Moves(before, limit))
+    state, moved = local.state(before), []
+    assert state.moved_bytes == 0
+    for _ in range(40):
+        state = local.random_step(state, rng)
+        columns = np.maximum(state.held - before, 0).sum(axis=1) * 4
+        assert state.moved_bytes == sum(c * t.rows * 4 for c, t in zip(columns, task.tables, strict=True))
+        moved.append(state.moved_bytes)
+    assert limit / 2 < max(moved) <= limit
+
+
+def test_a_balanced_pair_is_left_alone():
+    task, simulator, local = _search(0, 2)
+    task = Task((task.tables[0], task.tables[0].__class__("twin", *_fields(task.tables[0]))), task.topology, 256)
+    local = _local(task, simulator)
+    width = task.tables[0].dim // 4
+    assert local.best_step(local.state(np.array([[width, 0], [0, width]]))) is None
+    assert local.best_step(local.state(np.array([[width, 0], [width, 0]]))) is not None
+
+
+def _fields(table):
+    return table.rows, table.dim, table.pooling_factor, table.reuse
+
+
+@pytest.mark.parametrize("most", [0.15, 0.5, 1.0])
+def test_even_layouts_leave_no_shard_too_large(most):
+    for seed in range(4):
+        task = toy_task(10, num_devices=8, seed=seed)
+        catalog = Catalog.checked(task, Simulator(linear_models(8)))
+        shards = Layout.even(catalog, most).shards(catalog)
+        cost = catalog.cost_ms[catalog.first[shards[:, 0]] + shards[:, 1]]
+        share = np.maximum(
+            cost / (catalog.cost_ms[catalog.whole].sum() / 8), shards[:, 1] / (catalog.full_width.sum() / 8)
+        )
+        count = np.bincount(shards[:, 0])[shards[:, 0]]
+        can_split = (count < 8) & (count < catalog.full_width[shards[:, 0]])
+        assert (share[can_split] <= most + 1e-9).all()
+
+
+def test_many_devices_get_many_splits():
+    """Where the published search's ten splits leave most devices empty."""
+    tables = tuple(Table(f"t{i}", 1000, 64, 8.0, (1.0, *(0.0,) * 16)) for i in range(3))
+    task, simulator = Task(tables, Topology(24, 1 << 30), 256), Simulator(linear_models(24))
+    published = simulator.cost(task, BeamSearch(max_splits=2).search(task, simulator)).total_ms
+    searcher = NeuroShard(max_splits=2, improvement=Improvement(shakes=0, max_plans=1))
+    assert simulator.cost(task, searcher.search(task, simulator)).total_ms < published / 3

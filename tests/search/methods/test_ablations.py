@@ -1,0 +1,81 @@
+"""Searchers that see less; the rest is judged by the whole simulator."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.models import ReluHead
+from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.ablations import (
+    NoCommunication,
+    OneByOne,
+    OtherModels,
+    SingleTableCosts,
+    WithModels,
+)
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.testing import LinearCompute, SumModelConformance, linear_models, random_models, toy_task
+
+
+def _gap(searcher, simulator):
+    """Mean cost over that of the published search."""
+    ratios = []
+    for seed in range(6):
+        task = toy_task(14, seed=seed)
+        costs = [simulator.cost(task, s.search(task, simulator)).total_ms for s in (searcher, BeamSearch())]
+        ratios.append(costs[0] / costs[1])
+    return np.mean(ratios)
+
+
+class TestOneByOne(SumModelConformance):
+    def make(self):
+        return OneByOne(random_models().compute)
+
+
+@dataclass(frozen=True)
+class _Crowded(LinearCompute):
+    """Every table on a device beyond the second costs more."""
+
+    def embed(self, tables, batch_size):
+        return np.concatenate([super().embed(tables, batch_size), np.ones((len(tables), 1), np.float32)], axis=1)
+
+    @property
+    def head(self):
+        return ReluHead(np.array([0, -2], np.float32), np.array([1, 1], np.float32), 0.0, 1.0)
+
+
+def _dear_columns():
+    models = linear_models()
+    dear = replace(models.forward, per_column_ms=0.05)
+    return Simulator(replace(models, forward=dear, backward=dear))
+
+
+def test_seeing_less_costs_more():
+    assert _gap(WithModels(BeamSearch(), NoCommunication()), _dear_columns()) > 1.02
+    crowded = Simulator(replace(linear_models(), compute=_Crowded()))
+    assert _gap(WithModels(BeamSearch(), SingleTableCosts()), crowded) > 1.02
+
+
+def test_single_tables_are_the_whole_truth_of_a_linear_model():
+    simulator = Simulator(linear_models())
+    assert _gap(WithModels(BeamSearch(), SingleTableCosts()), simulator) == pytest.approx(1, abs=1e-3)
+
+
+def test_other_models_are_searched_with(tmp_path):
+    save_bundle(tmp_path / "other", random_models(seed=9), Card())
+    task, simulator = toy_task(14), Simulator(linear_models())
+    found = WithModels(BeamSearch(), OtherModels(str(tmp_path / "other"))).search(task, simulator)
+    assert found == BeamSearch().search(task, Simulator(random_models(seed=9)))
+    with pytest.raises(UserError, match="nowhere"):
+        WithModels(BeamSearch(), OtherModels("nowhere")).search(task, simulator)
+
+
+def test_no_caps_at_all():
+    """Placement by compute cost alone."""
+    uncapped = BeamSearch(grid=GridSettings(points=0))
+    assert uncapped.search(toy_task(14), Simulator(linear_models())).fits
+    assert _gap(uncapped, _dear_columns()) > 1.01

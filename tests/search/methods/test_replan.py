@@ -1,0 +1,110 @@
+"""Re-planning: little is moved, nothing gets worse, mistakes are said."""
+
+from dataclasses import replace
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.errors import UserError
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.methods.replan import Replan, moved_bytes
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+
+FEW = Improvement(shakes=5)
+
+
+class _FromRandom(Searcher):
+    """Re-plans a random plan."""
+
+    def search(self, task, simulator):
+        return Replan(Random().search(task, simulator), improvement=FEW).search(task, simulator)
+
+
+class TestReplan(SearcherConformance):
+    def make(self):
+        return _FromRandom()
+
+
+def _started(seed=0, **settings):
+    task, simulator = toy_task(14, seed=seed), Simulator(random_models(seed=seed))
+    start = Random(seed).search(task, simulator)
+    plan = Replan(start, improvement=FEW, **settings).search(task, simulator)
+    costs = [cost.total_ms for cost in simulator.costs(task, [start, plan])]
+    return start, plan, costs
+
+
+def test_the_more_may_move_the_lower_the_cost():
+    total = toy_task(14).size_bytes
+    outcomes = [_started(max_moved_bytes=limit) for limit in (0, total // 20, total // 5, None)]
+    assert outcomes[0][0] == outcomes[0][1]
+    assert [
+        moved_bytes(start, plan) <= limit
+        for (start, plan, _), limit in zip(outcomes, (0, total // 20, total // 5), strict=False)
+    ]
+    after = [costs[1] for _, _, costs in outcomes]
+    assert after[0] > after[1] > after[3]
+    assert after[2] >= after[3] * 0.99
+
+
+def test_moved_bytes_counts_what_is_new_on_a_device():
+    task = toy_task(3)
+    dims = [table.dim for table in task.tables]
+    start = ns.Plan(task, tuple(ns.Shard(i, 0, dim) for i, dim in enumerate(dims)), (0, 1, 2))
+    plan = ns.Plan(task, start.shards, (0, 1, 3))
+    assert moved_bytes(start, plan) == task.tables[2].size_bytes
+    assert moved_bytes(start, start) == 0
+    adam = replace(task, memory=ns.MemoryUse("adam"))
+    moved = moved_bytes(start, ns.Plan(adam, plan.shards, plan.devices))
+    assert moved == 3 * task.tables[2].size_bytes
+
+
+def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
+    task, simulator = toy_task(10), Simulator(random_models())
+    Random().search(task, simulator).save(tmp_path / "plan.json")
+    busier = replace(task, tables=(replace(task.tables[0], pooling_factor=99.0), *task.tables[1:]))
+    plan = ns.search(busier, simulator, searcher="replan", start=str(tmp_path / "plan.json"))
+    assert plan.task == busier
+
+
+def test_the_remark_names_bytes_and_cost():
+    task, simulator = toy_task(10), Simulator(random_models())
+    searcher = Replan(Random().search(task, simulator), improvement=FEW)
+    remark = searcher.remark(task, simulator, searcher.search(task, simulator))
+    assert "moves" in remark
+    assert "ms (" in remark
+
+
+def test_starts_that_do_not_fit_the_task_are_refused():
+    task, simulator = toy_task(6), Simulator(linear_models())
+    start = Random().search(task, simulator)
+    with pytest.raises(UserError, match="for 4 devices, the task has 2"):
+        Replan(start).search(toy_task(6, num_devices=2), Simulator(linear_models(2)))
+    with pytest.raises(UserError, match="for other tables"):
+        Replan(start).search(toy_task(6, seed=1), simulator)
+    with pytest.raises(UserError, match="for other tables"):
+        Replan(start).search(toy_task(7), simulator)
+    tight = Task(task.tables, Topology(4, max(start.device_bytes) - 1), task.batch_size)
+    with pytest.raises(UserError, match="breaks the task's limits: device"):
+        Replan(start).search(tight, simulator)
+    device = (start.devices[0] + 1) % 4
+    rule = Constraints((TableRule(task.tables[start.shards[0].table].name, devices=(device,)),))
+    with pytest.raises(UserError, match="must not lie on device"):
+        Replan(start).search(replace(task, constraints=rule), simulator)
+
+
+def test_impossible_settings_are_refused():
+    task = toy_task(6)
+    start = Random().search(task, Simulator(linear_models()))
+    with pytest.raises(UserError, match="max_moved_bytes=-1"):
+        Replan(start, -1)
+    with pytest.raises(UserError, match="max_moved_bytes='much' must be a size"):
+        Replan(start, "much")
+    free, limited = (Replan(start, limit, FEW).search(task, Simulator(linear_models())) for limit in (None, "1000 PiB"))
+    assert free == limited
+    with pytest.raises(UserError, match="papers' form"):
+        Replan(start).search(task, Simulator(replace(linear_models(), compute=OpaqueCompute())))

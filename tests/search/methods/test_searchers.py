@@ -1,0 +1,229 @@
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models import CostModels
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.registry import build, choices
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy, Random
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import (
+    OpaqueCompute,
+    SearcherConformance,
+    linear_models,
+    random_ensemble,
+    random_models,
+    random_set_comm,
+    toy_task,
+)
+from neuroshard.units import to_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+
+from oracle import oracle_search
+
+ONCE = (1.0, *(0.0,) * 16)
+FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}
+INSTALLED = {"models": {"model": "cpu"}}
+FEWER_SHAKES = {"improvement": {"shakes": 20}}
+SETTINGS = {
+    "neuroshard": FEWER_SHAKES,
+    "torchrec": FEWER_SETTINGS,
+    "torchrec_simulated": FEWER_SETTINGS,
+    "with_other_models": INSTALLED,
+    "without_augmentation": INSTALLED,
+}
+
+
+@cache
+def _searcher(name):
+    return build("searcher", name, **SETTINGS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", [name for name in choices("searcher") if name != "replan"])
+class TestEverySearcher(SearcherConformance):
+    @pytest.fixture(autouse=True)
+    def _name(self, name):
+        self.name = name
+
+    def make(self):
+        return _searcher(self.name)
+
+
+def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):
+    tables = tuple(Table(f"t{i}", rows, dim, 2.0, ONCE) for i, dim in enumerate(dims))
+    return Task(tables, Topology(num_devices, memory_bytes), 256)
+
+
+def test_greedy_balances_its_score():
+    plan = Greedy("dim").search(_task([64, 32, 32, 16, 16]), Simulator(linear_models(2)))
+    assert plan.device_dims == (80, 80)
+
+
+@pytest.mark.parametrize(
+    ("score", "first"),
+    [("size", "rows"), ("dim", "dim"), ("lookup", "pooling_factor"), ("size_lookup", "both")],
+)
+def test_every_score_puts_its_heaviest_table_alone(score, first):
+    base = Table("base", 100, 16, 2.0, ONCE)
+    heavy = {
+        "rows": replace(base, name="heavy", rows=100_000),
+        "dim": replace(base, name="heavy", dim=128, rows=4),
+        "pooling_factor": replace(base, name="heavy", pooling_factor=90.0),
+        "both": replace(base, name="heavy", pooling_factor=20.0, rows=10_000),
+    }[first]
+    tables = (*(replace(base, name=f"light{i}") for i in range(4)), heavy)
+    plan = Greedy(score).search(Task(tables, Topology(2, 1 << 30), 256), Simulator(linear_models(2)))
+    alone = [names for tables in plan.device_tables if (names := [table.name for table in tables]) == ["heavy"]]
+    assert alone == [["heavy"]]
+
+
+def test_splits_never_cost_more_than_none():
+    for seed in range(6):
+        task = toy_task(10, seed=seed)
+        simulator = Simulator(random_models(seed=seed))
+        whole = BeamSearch(max_splits=0).search(task, simulator)
+        split = BeamSearch().search(task, simulator)
+        assert simulator.cost(task, split).total_ms <= simulator.cost(task, whole).total_ms + 1e-4
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+def test_local_search_never_costs_more_than_the_published_one(num_devices):
+    gains = []
+    for seed in range(6):
+        task = toy_task(12, num_devices, seed=seed)
+        simulator = Simulator(random_models(num_devices, seed))
+        published = simulator.cost(task, BeamSearch().search(task, simulator)).total_ms
+        ours = simulator.cost(task, NeuroShard(improvement=Improvement(shakes=30)).search(task, simulator)).total_ms
+        assert ours <= published * (1 + 1e-5)
+        gains.append(1 - ours / published)
+    assert max(gains) > 0.001
+
+
+def test_caution_prefers_plans_that_are_more_certain():
+    margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
+    comm = random_set_comm()
+    simulator = Simulator(CostModels(random_ensemble(), comm, comm, None, None, margins))
+    bold, careful = (NeuroShard(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
+    gains = []
+    for seed in range(6):
+        task = toy_task(15, seed=seed)
+        costs = [simulator.cost(task, searcher.search(task, simulator)) for searcher in (bold, careful)]
+        assert costs[0].total_ms <= costs[1].total_ms * (1 + 1e-6)
+        upper = [cost.total_ms + 3 * cost.margin_ms for cost in costs]
+        gains.append(1 - upper[1] / upper[0])
+    assert min(gains) > -1e-6
+    assert max(gains) > 1e-3
+    with pytest.raises(UserError, match="know their margins"):
+        careful.search(toy_task(6), Simulator(linear_models()))
+
+
+def test_models_of_any_form_are_searched():
+    opaque = replace(linear_models(), compute=OpaqueCompute())
+    task, simulator = toy_task(5), Simulator(opaque)
+    greedy, published, ours = (
+        simulator.cost(task, searcher.search(task, simulator)).total_ms
+        for searcher in (Greedy("lookup"), BeamSearch(), NeuroShard(improvement=Improvement(shakes=10)))
+    )
+    _, expected = oracle_search(task, simulator)
+    assert published == pytest.approx(expected, rel=1e-4)
+    assert ours <= published <= greedy
+
+
+def test_neuroshard_splits_a_table_that_dominates():
+    task = _task([128, 4])
+    simulator = Simulator(linear_models(2))
+    plan = BeamSearch().search(task, simulator)
+    assert sorted(shard.dim for shard in plan.shards if shard.table == 0) in ([64, 64], [60, 68])
+    whole = BeamSearch(max_splits=0).search(task, simulator)
+    assert simulator.cost(task, plan).total_ms < simulator.cost(task, whole).total_ms
+
+
+def test_a_tight_packing_is_found():
+    dims = [128, 128, 128, 64, 64, 4]
+    total = sum(dims) * 1000 * 4
+    task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
+    with pytest.raises(InfeasibleError, match="the emptiest device that may hold it has"):
+        Greedy("size").search(task, Simulator(linear_models(3)))
+    assert BeamSearch(max_splits=1).search(task, Simulator(linear_models(3))).fits
+
+
+def test_the_smallest_cap_named_by_an_error_works():
+    tables = tuple(Table(f"t{i}", 1000 + 317 * i, 16, 1.0, ONCE) for i in range(5))
+    total = sum(table.size_bytes for table in tables)
+    simulator = Simulator(linear_models(3))
+    with pytest.raises(InfeasibleError) as caught:
+        BeamSearch().search(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
+    cap = to_bytes(re.search(r"([\d.]+ [KM]iB) on each would do", str(caught.value)).group(1), "cap")
+    assert "'t4'" in str(caught.value)
+    assert BeamSearch().search(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).fits
+
+
+def test_neuroshard_splits_what_fits_no_device():
+    task = _task([64, 64, 64], memory_bytes=1000 * 100 * 4)
+    with pytest.raises(
+        InfeasibleError, match=r"table 't2' needs 250 KiB, the emptiest device that may hold it has 141 KiB"
+    ):
+        Greedy("size").search(task, Simulator(linear_models(2)))
+    plan = BeamSearch().search(task, Simulator(linear_models(2)))
+    assert plan.fits
+    assert len(plan.shards) == 4
+
+
+def test_infeasible_errors_name_what_is_in_the_way():
+    simulator = Simulator(linear_models(2))
+    with pytest.raises(InfeasibleError, match=r"give each at least 750 KiB"):
+        BeamSearch().search(_task([128] * 3, memory_bytes=600_000), simulator)
+    tall, small = Table("tall", 25_000, 4, 1.0, ONCE), Table("small", 10, 4, 1.0, ONCE)
+    with pytest.raises(InfeasibleError, match=r"table 'tall' takes 391 KiB even at 4 columns"):
+        BeamSearch().search(Task((tall, small), Topology(2, 390_000), 256), simulator)
+
+
+def test_the_package_can_be_called():
+    task, simulator = toy_task(6), Simulator(linear_models())
+    assert ns.search(task, simulator) == NeuroShard().search(task, simulator)
+    assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").search(task, simulator)
+    assert ns.search(task, simulator, beam_width=1) == NeuroShard(beam_width=1).search(task, simulator)
+
+
+def test_unknown_searchers_and_settings_name_the_nearest():
+    task, simulator = toy_task(6), Simulator(linear_models())
+    with pytest.raises(UserError, match="unknown searcher 'dim_gredy'; did you mean 'dim_greedy'"):
+        ns.search(task, simulator, searcher="dim_gredy")
+    with pytest.raises(UserError, match="did you mean 'beam_width'"):
+        ns.search(task, simulator, beam_widht=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        (BeamSearch, {"beam_width": 0}),
+        (BeamSearch, {"beam_width": 1.5}),
+        (BeamSearch, {"num_candidates": 0}),
+        (BeamSearch, {"max_splits": -1}),
+        (GridSettings, {"points": -1}),
+        (GridSettings, {"max_factor": float("inf")}),
+        (NeuroShard, {"caution": float("nan")}),
+        (Random, {"seed": "one"}),
+    ],
+)
+def test_impossible_settings_are_refused(kind, setting):
+    with pytest.raises(UserError, match=next(iter(setting))):
+        kind(**setting)
+
+
+def test_models_for_another_number_of_devices_are_refused():
+    with pytest.raises(UserError, match="made for 4 devices"):
+        BeamSearch().search(toy_task(6, num_devices=2), Simulator(linear_models(4)))

@@ -1,0 +1,253 @@
+"""Explanations against numbers worked out by hand."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from neuroshard.errors import UserError
+from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.models.cost_models import CostModels
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.prediction import Prediction
+from neuroshard.searching import search
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.report.explained import sections
+from neuroshard.stages.search.report.explanation import explain
+from neuroshard.stages.search.report.terminal import show_sections
+from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_of
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import OpaqueCompute, linear_models, random_models, toy_task
+
+ONCE = (1.0, *(0.0,) * 16)
+PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002
+
+
+def _task(dims, memory_bytes=1 << 30, num_devices=2):
+    tables = tuple(Table(f"t{i}", 100, dim, 1.0, ONCE) for i, dim in enumerate(dims))
+    return Task(tables, Topology(num_devices, memory_bytes), 256)
+
+
+SIMULATOR = Simulator(linear_models(2))
+SIMULATOR_128 = Simulator(linear_models(128))
+
+
+def test_the_slowest_device_and_its_tables():
+    found = explain(assemble(_task([64, 32, 8]), [(0, 64, 1), (1, 32, 1), (2, 8, 0)]), SIMULATOR)
+    assert found.bottleneck == 1
+    assert [(share.table, share.device) for share in found.shards] == [("t0", 1), ("t1", 1), ("t2", 0)]
+    assert found.shards[0].saved_ms == pytest.approx(PER_TABLE + PER_COLUMN * 64, rel=1e-5)
+    assert found.shards[0].alone_ms == pytest.approx(found.shards[0].saved_ms, rel=1e-5)
+    compute = [PER_TABLE + PER_COLUMN * 8, 2 * PER_TABLE + PER_COLUMN * 96]
+    assert (found.slowest, found.widest) == (1, 1)
+    assert found.compute_excess_ms == pytest.approx((compute[1] - compute[0]) / 2, rel=1e-5)
+    assert found.exchange_excess_ms == pytest.approx(2 * PER_SENT * (96 - 52), rel=1e-4)
+    assert found.balanced_ms == pytest.approx(sum(compute) / 2 + 2 * PER_SENT * 52, rel=1e-5)
+
+
+def test_the_bottleneck_may_be_the_exchange():
+    """The first device computes a little longer, the second has nearly all columns, which cost much more."""
+    tables = (Table("long", 100, 4, 40.0, ONCE), Table("wide", 100, 128, 1.0, ONCE))
+    task = Task(tables, Topology(2, 1 << 30), 256)
+    models = linear_models(2)
+    dear = replace(models.forward, per_column_ms=0.05)
+    simulator = Simulator(replace(models, forward=dear, backward=dear))
+    found = explain(assemble(task, [(0, 4, 0), (1, 128, 1)]), simulator)
+    assert (found.slowest, found.widest, found.bottleneck) == (0, 1, 1)
+
+
+def test_what_a_split_bought():
+    split = assemble(_task([64, 8]), [(0, 32, 0), (0, 32, 1), (1, 8, 0)])
+    (worth,) = explain(split, SIMULATOR).splits
+    assert (worth.table, worth.dims) == ("t0", (32, 32))
+    assert worth.whole_ms == pytest.approx(PER_TABLE + PER_COLUMN * 64 + 2 * PER_SENT * 64, rel=1e-5)  # on device 1
+    tight = assemble(_task([64, 8], memory_bytes=100 * 48 * 4), [(0, 32, 0), (0, 32, 1), (1, 8, 0)])
+    (worth,) = explain(tight, SIMULATOR).splits
+    assert worth.whole_ms is None
+    assert "fits on none" in _shown(explain(tight, SIMULATOR))
+
+
+def test_the_next_best_move_is_made():
+    bad = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)])
+    move = explain(bad, SIMULATOR).next_move
+    assert move.total_ms == pytest.approx(PER_TABLE + PER_COLUMN * 32 + 2 * PER_SENT * 32, rel=1e-4)
+    (step,) = move.moves
+    assert (step.before, step.after) == (((0, 32),), ((1, 32),))
+    good = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)])
+    assert explain(good, SIMULATOR).next_move == "no single move, split or swap of shards makes the plan cheaper"
+
+
+def test_plans_that_break_their_task_are_explained_too():
+    found = explain(assemble(_task([32, 32], memory_bytes=1000), [(0, 32, 0), (1, 32, 0)]), SIMULATOR)
+    assert found.next_move == "not looked for: the plan breaks its task"
+    assert "the plan breaks its task: device 0 needs" in found.warnings[0]
+    assert all(isinstance(answer, str) for answer in found.heuristics.values())
+
+
+def test_models_of_any_form_explain():
+    opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
+    found = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)]), opaque)
+    assert "models of this kind" in found.next_move
+    assert len(found.shards) == 2
+
+
+def test_explaining_many_splits_builds_no_more_plans_than_explaining_one(monkeypatch):
+    def built(num_split):
+        task = _task([64] * 12, num_devices=4)
+        places = [(i, 32, d) for i in range(num_split) for d in (i % 4, (i + 1) % 4)]
+        plan = assemble(task, [*places, *((i, 64, i % 4) for i in range(num_split, 12))])
+        made = []
+        monkeypatch.setattr(Plan, "_by_table", lambda self: made.append(self) or by_table(self))
+        found = explain(plan, Simulator(linear_models(4)))
+        assert len(found.splits) == num_split
+        return len(made)
+
+    by_table = Plan._by_table
+    assert built(12) <= built(1)
+
+
+def _shown(found, width=80):
+    console = Console(width=width, record=True, file=StringIO())
+    show_sections(console, sections(found))
+    return console.export_text()
+
+
+def test_a_terminal_shows_a_few_of_many_devices():
+    task = _task([4 * (1 + i % 16) for i in range(256)], num_devices=128)
+    text = _shown(explain(assemble(task, [(i, t.dim, i // 2) for i, t in enumerate(task.tables)]), SIMULATOR_128))
+    devices = text[text.index("Devices") : text.index("What slows")]
+    assert len(devices.splitlines()) < 20
+    assert "of 128 rows" in devices
+    assert len(text.splitlines()) < 80
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_bottleneck_is_among_the_devices_shown():
+    """The device with the most columns is neither among those that compute longest nor among the shortest."""
+    tables = tuple(Table(f"t{i}", 100, 4, 10.0 + i, ONCE) for i in range(32))
+    task = Task((*tables, Table("wide", 100, 128, 0.5, ONCE)), Topology(33, 1 << 30), 256)
+    models = linear_models(33)
+    dear = replace(models.forward, per_column_ms=0.05)
+    plan = assemble(task, [*((i, 4, i) for i in range(32)), (32, 128, 32)])
+    found = explain(plan, Simulator(replace(models, forward=dear, backward=dear)))
+    assert found.bottleneck == found.widest == 32
+    (devices,) = (section for section in sections(found) if section.title == "Devices")
+    assert 32 in devices.grids[0].short
+    assert len(devices.grids[0].rows) == 33
+    assert len(devices.grids[0].short) == 10
+
+
+@pytest.fixture
+def files(tmp_path):
+    save_bundle(tmp_path / "models", random_models(2), Card())
+    task = _task([32, 16, 8])
+    for name, places in (("one", [(0, 32, 0), (1, 16, 1), (2, 8, 1)]), ("two", [(0, 32, 1), (1, 16, 0), (2, 8, 0)])):
+        assemble(task, places).save(tmp_path / f"{name}.json")
+    assemble(_task([4, 4]), [(0, 4, 0), (1, 4, 1)]).save(tmp_path / "other.json")
+    return tmp_path
+
+
+def test_one_plan_as_a_page(files):
+    result = Explain(str(files / "one.json"), str(files / "models"), str(files / "page.html")).run()
+    text = (files / "page.html").read_text()
+    assert "data:image/png;base64," in text
+    assert '<td class="words">t2</td><td>1</td><td>8</td>' in text
+    for title in ("Summary", "Devices", "What slows device", "Best single step", "Heuristics compared", "All shards"):
+        assert f"<h2>{title}" in text
+    assert len(result.found) == 1
+
+
+def test_two_plans_compared(files, capsys):
+    paths = [str(files / "one.json"), str(files / "two.json")]
+    Explain(paths, str(files / "models"), None).run().show(Console(width=100))
+    shown = capsys.readouterr().out
+    assert "From the first plan to the second" in shown
+    assert "3 of 3" in shown
+    rows = [line.split()[0] for line in shown[shown.index("From the first") :].splitlines() if line.startswith("t")]
+    assert rows[-3:] == ["t0", "t1", "t2"]  # the most bytes first
+
+
+def test_a_page_shows_every_move_a_terminal_the_first(files, capsys):
+    task = _task([8] * 30)
+    for name, device in (("here", 0), ("there", 1)):
+        assemble(task, [(i, 8, device) for i in range(30)]).save(files / f"{name}.json")
+    paths = [str(files / "here.json"), str(files / "there.json")]
+    Explain(paths, str(files / "models"), str(files / "page.html")).run().show(Console(width=100))
+    page = (files / "page.html").read_text()
+    moved = page[page.index("From the first plan") : page.index("<h2>First plan: summary")]
+    assert moved.count("8 on 1") == 30
+    assert "10 of 30 rows" in capsys.readouterr().out
+
+
+def test_names_are_shown_as_they_are(files, capsys):
+    """Markup of a terminal, of HTML and of formulas is text."""
+    name = "[bold]x[/nope] <b>$\\frac{$ & _y^"
+    tables = (Table(name, 100, 32, 1.0, ONCE), Table("other", 100, 32, 1.0, ONCE))
+    task = Task(tables, Topology(2, 1 << 30), 256)
+    path = files / "[red]$a_$<i>.json"
+    assemble(task, [(0, 32, 0), (1, 32, 0)]).save(path)
+    Explain(str(path), str(files / "models"), str(files / "page.html")).run().show(Console(width=400))
+    shown, page = capsys.readouterr().out, (files / "page.html").read_text()
+    assert name in shown
+    assert path.name in shown
+    assert "[bold]x[/nope] &lt;b&gt;$\\frac{$ &amp; _y^" in page
+    assert "<b>$" not in page
+    assert "<i>.json" not in page
+
+
+@pytest.mark.parametrize("name", ["one.json", "page.txt", "page", "notes.html.json"])
+def test_a_page_is_written_to_html_files_only(files, name):
+    (files / "page.txt").write_text("kept")
+    before = {path: path.read_bytes() for path in files.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"must end in \.html"):
+        Explain(str(files / "one.json"), "no such model", str(files / name)).run()
+    assert {path: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
+
+
+def test_a_page_never_replaces_a_plan_or_a_directory(files):
+    plan = files / "plan.html"
+    plan.write_bytes((files / "one.json").read_bytes())
+    (files / "other.html").symlink_to(plan)
+    for out in (plan, files / "other.html", files / "models" / ".." / "plan.html"):
+        with pytest.raises(UserError, match="is a plan that is to be explained"):
+            Explain(str(plan), "no such model", str(out)).run()
+    assert plan.read_bytes() == (files / "one.json").read_bytes()
+    (files / "folder.html").mkdir()
+    with pytest.raises(UserError, match="is not a file"):
+        Explain(str(plan), "no such model", str(files / "folder.html")).run()
+
+
+def test_mistakes_are_named(files):
+    with pytest.raises(UserError, match="plans of different tables"):
+        Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
+    with pytest.raises(UserError, match="3 were given"):
+        Explain([str(files / "one.json")] * 3, str(files / "models"), None).run()
+    with pytest.raises(UserError, match="no plan at"):
+        Explain("nowhere.json", str(files / "models"), None).run()
+
+
+def _found_with(models):
+    plan = assemble(toy_task(3), [(i, table.dim, i) for i, table in enumerate(toy_task(3).tables)])
+    return plan if models == "unknown" else replace(plan, prediction=Prediction(models, 1.0))
+
+
+def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
+    plans = [_found_with("roofline:h100"), _found_with("cpu")]
+    assert models_of(plans[:1], None) == ChosenModels("roofline:h100")
+    assert models_of(plans[:1], "cpu") == ChosenModels("cpu")
+    assert "found with cpu" in str(models_of(plans, None))
+    assert "doesn't say" in str(models_of([_found_with("unknown")], None))
+    for gone in (str(tmp_path / "gone"), None):
+        with pytest.raises(UserError, match="give model=NAME"):
+            models_of([_found_with(gone)], None)
+
+
+def test_costs_explained_are_those_that_were_promised(tmp_path):
+    task = toy_task(5, num_devices=2)
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    plan = search(task, simulator, searcher="dim_greedy")
+    plan.save(tmp_path / "plan.json")
+    result = Explain(str(tmp_path / "plan.json"), None, None).run()
+    assert result.found[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)

@@ -1,0 +1,199 @@
+"""Plans on real hardware, in small; and what is counted when they can't run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from neuroshard.cost import Cost
+from neuroshard.errors import UserError
+from neuroshard.files import exclusive
+from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
+from neuroshard.models import Card, save_bundle
+from neuroshard.plans.plan import assemble
+from neuroshard.plans.prediction import Prediction
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
+from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import random_models, toy_task
+from neuroshard.timing import TimingProtocol
+
+TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
+CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    save_bundle(tmp_path / "models", random_models(2), Card())
+    return tmp_path / "models"
+
+
+def _tasks():
+    easy = [toy_task(5, num_devices=2, seed=seed) for seed in range(2)]
+    impossible = Task(easy[0].tables, Topology(2, easy[0].size_bytes // 3), 256)
+    return (*easy, impossible)
+
+
+def _search(bundle, method, out):
+    return Search(str(bundle), _tasks(), Greedy(method), method, str(out)).run()
+
+
+def _text(result):
+    console = Console(record=True, width=140)
+    result.show(console)
+    return console.export_text()
+
+
+def test_search_runs_come_back_exactly(bundle, tmp_path):
+    result = _search(bundle, "dim", tmp_path / "dim")
+    loaded = SearchRun.load(tmp_path / "dim")
+    assert [r.task for r in loaded.records] == [0, 1, 2]
+    assert repr(loaded.records[:2]) == repr(result.saved.records[:2])  # NaN isn't equal to itself
+    assert loaded.records[2].plan is None
+    assert np.isnan(loaded.records[2].predicted_ms)
+    assert "give each at least" in loaded.records[2].error
+    assert list(loaded.plans()) == [0, 1]
+    assert "solved 2 of 3 tasks" in _text(result)
+
+
+def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
+    for method in ("dim", "size"):
+        _search(bundle, method, tmp_path / method)
+    result = Evaluate([str(tmp_path / "dim"), str(tmp_path / "size")], None, CPU, None, 0, str(tmp_path / "out")).run()
+    assert [entry.error is None for entry in result.entries] == [True, True, False] * 2
+    for entry in result.entries:
+        if entry.measured is not None:
+            assert entry.measured.compute.shape == (2,)
+            assert entry.measured_ms > max(entry.measured.compute)
+            assert entry.predicted_ms >= 0
+    text = _text(result)
+    assert text.count("2/3") == 2
+    frame = pd.read_parquet(tmp_path / "out" / "results.parquet")
+    assert frame.measured_ms.notna().sum() == 4
+    assert len(pd.read_parquet(tmp_path / "out" / "devices.parquet")) == 8
+    assert (tmp_path / "out" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_plan_shows_its_devices(bundle, tmp_path):
+    task = toy_task(3, num_devices=2)
+    assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "lopsided.json")
+    result = Evaluate(str(tmp_path / "lopsided.json"), str(bundle), CPU, None, 0, str(tmp_path / "out")).run()
+    cost = result.entries[0].measured
+    assert cost.compute[1] == 0  # an empty device
+    assert cost.forward[1] >= cost.compute[0] * 0.8  # waits for the full one
+    assert "lopsided" in _text(result)
+    assert np.isfinite(result.entries[0].predicted_ms)
+
+
+def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
+    task = toy_task(4, num_devices=2)
+    tight = Task(task.tables, Topology(2, task.size_bytes // 2 + 1), 256)
+    assemble(tight, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "heavy.json")
+    whole = assemble(task, [(i, table.dim, i % 2) for i, table in enumerate(task.tables)])
+    whole.save(tmp_path / "fine.json")
+    plans = [str(tmp_path / "heavy.json"), str(tmp_path / "fine.json")]
+    result = Evaluate(plans, None, CPU, None, 0, str(tmp_path / "out")).run()
+    assert "doesn't fit" in result.entries[0].error
+    assert result.entries[1].measured is not None
+    assert "0/1" in _text(result)
+    with pytest.raises(UserError, match="nothing to run"):
+        Evaluate(plans[0], None, CPU, None, 0, str(tmp_path / "other")).run()
+    assert not (tmp_path / "other").exists()
+
+
+def _entry(method, task, measured):
+    cost = None if measured is None else Cost(np.array([measured]), np.zeros(1), np.zeros(1))
+    return Evaluated(method, task, None, None, 1.0, 0.1, None if cost else "no plan", cost)
+
+
+def test_methods_are_compared_on_tasks_that_all_solved():
+    entries = [_entry("a", 0, 10.0), _entry("a", 1, 99.0), _entry("b", 0, 20.0), _entry("b", 1, None)]
+    console = Console(record=True, width=120)
+    console.print(comparison(entries))
+    text = console.export_text()
+    assert "10.00" in text
+    assert "99" not in text
+    assert "1/2" in text
+    assert "1 task(s)" in text
+
+
+def test_plan_loading_is_checked(tmp_path):
+    with pytest.raises(UserError, match="no plan at"):
+        Evaluate(str(tmp_path / "none.json"), None, CPU, None, 0, None).run()
+    with pytest.raises(UserError, match="search run"):
+        Evaluate(str(tmp_path), None, CPU, None, 0, None).run()
+
+
+def _fixed():
+    """What measuring gives in tests that are about something else."""
+    return lambda plans, *_rest: [Cost(np.full(2, 4.0), np.ones(2), np.ones(2)) for _ in plans]
+
+
+@pytest.fixture
+def lopsided(tmp_path):
+    task = toy_task(3, num_devices=2)
+    path = tmp_path / "lopsided.json"
+    plan = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
+    replace(plan, prediction=Prediction("cpu", 5.5, 0.25)).save(path)
+    return path
+
+
+def test_a_plans_own_prediction_is_shown(lopsided, tmp_path, monkeypatch):
+    monkeypatch.setattr("neuroshard.stages.search.runs.evaluate.measure_plans", _fixed())
+    result = Evaluate(str(lopsided), None, CPU, None, 0, str(tmp_path / "out")).run()
+    assert (result.entries[0].predicted_ms, result.entries[0].margin_ms) == (5.5, 0.25)
+
+
+def test_a_directory_is_one_evaluations(lopsided, tmp_path, monkeypatch):
+    monkeypatch.setattr("neuroshard.stages.search.runs.evaluate.measure_plans", _fixed())
+    evaluate = Evaluate(str(lopsided), None, CPU, None, 0, str(tmp_path / "out"))
+    with exclusive(tmp_path / "out"), pytest.raises(UserError, match="another run is at work"):
+        evaluate.run()
+    evaluate.run()
+    kept = (tmp_path / "out" / "results.parquet").read_bytes()
+    with pytest.raises(UserError, match="holds a run already"):
+        evaluate.run()
+    assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
+
+
+def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path, monkeypatch):
+    def broken(*_arguments):
+        raise RuntimeError("no picture")
+
+    monkeypatch.setattr("neuroshard.stages.search.runs.evaluate.measure_plans", _fixed())
+    monkeypatch.setattr("neuroshard.stages.search.runs.evaluate.plan_png", broken)
+    with pytest.raises(RuntimeError):
+        Evaluate(str(lopsided), None, CPU, None, 0, str(tmp_path / "out")).run()
+    assert pd.read_parquet(tmp_path / "out" / "results.parquet").measured_ms[0] == 6.0
+    assert (tmp_path / "out" / "run.json").exists()
+
+
+def _trusted(predicted, measured, margin):
+    cost = Cost(np.array([measured]), np.zeros(1), np.zeros(1))
+    return Evaluated("m", 0, None, None, predicted, 0.0, None, cost, margin)
+
+
+def test_coverage_is_said_as_what_it_is():
+    inside = [_trusted(10.0, 10.5, 1.0)] * 9 + [_trusted(10.0, 12.0, 1.0)]
+    assert list(trust_lines(inside)) == [
+        "9 of 10 measured costs lie inside their predicted 90% intervals, where 9 should"
+    ]
+    first, second = trust_lines([_trusted(10.0, 20.0, 1.0)] * 4)
+    assert first.startswith("0 of 4")
+    assert "2.00 times the predicted ones" in second
+    assert "experiment=pretrain_adapt" in second
+    assert list(trust_lines([_trusted(10.0, 20.0, float("nan"))])) == []
+
+
+def test_runs_of_one_method_are_told_apart(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("neuroshard.stages.search.runs.evaluate.measure_plans", _fixed())
+    for out in ("one", "other"):
+        _search(bundle, "dim", tmp_path / out)
+    evaluate = Evaluate([str(tmp_path / "one"), str(tmp_path / "other")], None, CPU, None, 0, str(tmp_path / "out"))
+    methods = {entry.method for entry in evaluate.run().entries}
+    assert methods == {f"dim ({tmp_path / out})" for out in ("one", "other")}

@@ -1,0 +1,322 @@
+"""Reports: what is gathered, what is compared, and a page that needs nothing but itself."""
+
+import json
+import re
+import shutil
+import subprocess
+from base64 import b64decode
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from neuroshard.errors import UserError
+from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.stages.search.methods.heuristics import Greedy, Random
+from neuroshard.stages.search.report.gather import gather
+from neuroshard.stages.search.report.statistics import comparisons, in_sweep, interval, sensitivities
+from neuroshard.stages.search.runs.report import Report
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.testing import PATIENCE_S, random_models, toy_task
+
+CHROMIUM = shutil.which("chromium")
+
+
+def _frame(costs, group="g"):
+    """{method: cost by task; None is unsolved}."""
+    return pd.DataFrame(
+        [
+            {"group": group, "method": method, "task": task, "ms": cost, "seconds": 0.5, "solved": cost is not None}
+            for method, values in costs.items()
+            for task, cost in enumerate(values)
+        ]
+    )
+
+
+def test_methods_are_compared_on_what_all_solved():
+    found = comparisons(_frame({"a": [1.0, 2.0, 3.0, 90.0], "b": [2.0, 4.0, 6.0, None]}), "group", "ms").set_index(
+        "method"
+    )
+    assert list(found["solved"]) == [4, 3]
+    assert list(found["common"]) == [3, 3]
+    assert found.loc["a", "mean_ms"] == 2.0  # without the 90
+    assert found.loc["b", "saved"] == 0.5
+    assert found.loc["b", "saved_ci"] == pytest.approx(0)
+    assert np.isnan(found.loc["a", "p"])
+
+
+def test_intervals_and_p_values_are_the_textbooks():
+    assert interval(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.302653 * 1 / np.sqrt(3), rel=1e-5)
+    assert np.isnan(interval(np.array([1.0])))
+    found = comparisons(_frame({"a": list(range(1, 11)), "b": [v + 0.5 + v / 10 for v in range(1, 11)]}), "group", "ms")
+    assert found.set_index("method").loc["b", "p"] == pytest.approx(2 / 2**10)  # all ten the same way
+
+
+def test_groups_stay_apart():
+    both = pd.concat([_frame({"a": [1.0]}, "one"), _frame({"a": [3.0], "b": [2.0]}, "other")])
+    found = comparisons(both, "group", "ms")
+    assert [(row.group, row.method, row.mean_ms) for row in found.itertuples()] == [
+        ("one", "a", 1.0), ("other", "b", 2.0), ("other", "a", 3.0),
+    ]  # fmt: skip
+
+
+def test_nothing_solved_by_all_is_no_comparison():
+    found = comparisons(_frame({"a": [1.0, None], "b": [None, 1.0]}), "group", "ms")
+    assert found["common"].tolist() == [0, 0]
+    assert found["mean_ms"].isna().all()
+
+
+def _swept(costs, values):
+    frame = _frame(costs).rename(columns={"group": "tasks", "ms": "predicted_ms"})
+    return frame.assign(setting=frame["method"].map(lambda m: "width" if m in values else None),
+                        value=frame["method"].map(values).astype(float))  # fmt: skip
+
+
+def test_settings_are_curves():
+    frame = _swept({"b": [2.0, 20.0], "a": [4.0, 40.0], "other": [1.0, 1.0]}, {"a": 1, "b": 10})
+    assert in_sweep(frame).tolist() == [True] * 4 + [False] * 2
+    found = sensitivities(frame)
+    assert found["value"].tolist() == [1.0, 10.0]
+    assert found["relative"].tolist() == pytest.approx([1 / 3, -1 / 3])
+    assert found["relative_ci"].tolist() == pytest.approx([0, 0])
+
+
+def test_one_value_is_no_sweep():
+    frame = _swept({"a": [4.0], "other": [1.0]}, {"a": 1})
+    assert not in_sweep(frame).any()
+    assert sensitivities(frame).empty
+
+
+def test_a_value_that_solves_nothing_is_counted():
+    found = sensitivities(_swept({"a": [4.0, 5.0], "b": [None, None]}, {"a": 1, "b": 2}))
+    assert found["solved"].tolist() == [2, 0]
+    assert found["mean_ms"].isna().all()
+
+
+@pytest.fixture
+def runs(tmp_path):
+    save_bundle(tmp_path / "models", random_models(), Card())
+    tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
+    searchers = {"dim_greedy": Greedy("dim"), "random": Random(), "seed=1": Random(seed=1), "seed=2": Random(seed=2)}
+    for name, searcher in searchers.items():
+        Search(str(tmp_path / "models"), tasks, searcher, name, str(tmp_path / "runs" / name)).run()
+    measured = tmp_path / "runs" / "measured"
+    measured.mkdir()
+    rows = [
+        {"method": m, "task": t, "predicted_ms": 1.0 + t, "margin_ms": 0.2, "measured_ms": 1.1 + t, "seconds": 0.1}
+        for m in ("random", "dim_greedy")
+        for t in range(4)
+    ]
+    pd.DataFrame(rows).to_parquet(measured / "results.parquet")
+    (measured / "run.json").write_text('{"hardware": {}}')
+    return tmp_path / "runs"
+
+
+class _Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.images, self.links, self.heads, self._in_head = [], [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag == "img":
+            self.images.append(given["src"])
+        self.links += [given[name] for name in ("href", "src") if name in given]
+        self._in_head = tag == "h2"
+
+    def handle_data(self, data):
+        if self._in_head:
+            self.heads.append(data)
+            self._in_head = False
+
+
+def test_the_page_holds_everything_and_needs_nothing(runs, tmp_path):
+    result = Report(str(runs), str(tmp_path / "out")).run()
+    page = _Page((tmp_path / "out" / "report.html").read_text())
+    assert result.num_sections == len(page.heads) == 5
+    assert [head.split(":")[0] for head in page.heads] == [
+        "Overview",
+        "Predicted",
+        "Sensitivity",
+        "Measured",
+        "Predicted against measured",
+    ]
+    assert len(page.images) == 4
+    for image in page.images:
+        assert b64decode(image.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+    predicted = pd.read_csv(tmp_path / "out" / "tables" / "predicted.csv")
+    assert set(predicted["method"]) == {"dim_greedy", "random"}
+    assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 4
+
+
+_FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+_PROBE = """<iframe style="border:0"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.width = WIDTH;
+frame.srcdoc = PAGE;
+frame.onload = () => {
+  const page = frame.contentDocument;
+  const root = page.documentElement;
+  document.title = [root.scrollWidth - root.clientWidth, ...[...page.images].map(i => i.naturalWidth)].join(" ");
+};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_browser_shows_the_figures_and_nothing_is_too_wide(runs, tmp_path, width):
+    (runs / "random").rename(runs / ("random" * 30))
+    Report(str(runs), str(tmp_path / "out")).run()
+    page = json.dumps((tmp_path / "out" / "report.html").read_text()).replace("</", "<\\/")
+    probe = tmp_path / "probe.html"
+    probe.write_text(_PROBE.replace("PAGE", page).replace("WIDTH", str(width)))
+    command = [CHROMIUM, *_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
+    too_wide, *images = map(int, re.search(r"<title>([\d ]+)</title>", shown)[1].split())
+    assert too_wide == 0
+    assert len(images) == 4
+    assert all(image > 500 for image in images)
+
+
+def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
+    tasks = tuple(toy_task(6, seed=seed) for seed in range(4))
+    save_bundle(tmp_path / "others", random_models(seed=3), Card())
+    Search(str(tmp_path / "others"), tasks, Random(), "random", str(runs / "again")).run()
+    names = set(gather([runs]).searched["method"])
+    assert f"random ({tmp_path / 'others'})" in names
+    assert "dim_greedy" in names
+
+
+def _words(path):
+    """What a page says, without its scripts, styles and pictures."""
+    text = re.sub(r"(?s)<(script|style)>.*?</\1>|<[^>]*>", " ", path.read_text())
+    return " ".join(text.split())
+
+
+def test_one_run_has_no_bars_and_no_numbers_that_nobody_knows(tmp_path):
+    save_bundle(tmp_path / "models", random_models(), Card())
+    Search(str(tmp_path / "models"), (toy_task(6),), Random(), "random", str(tmp_path / "runs" / "one")).run()
+    result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
+    assert result.num_sections == 2
+    words = _words(tmp_path / "out" / "report.html")
+    assert not re.search(r"\bnan\b", words, re.IGNORECASE)
+    assert "95%" not in words
+    assert not (tmp_path / "out" / "figures").exists()
+    assert "random" in words
+
+
+def _evaluation(folder, rows):
+    folder.mkdir(parents=True)
+    names = ("method", "task", "predicted_ms", "margin_ms", "measured_ms", "seconds")
+    pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows]).to_parquet(folder / "results.parquet")
+    (folder / "run.json").write_text('{"hardware": {}}')
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", 0, 1.0, NAN, 2.0, NAN)],
+        [("a", 0, NAN, NAN, 2.0, NAN)],
+        [("a", 0, 1.0, 0.5, NAN, 0.1)],
+        [("a", 0, 1.0, NAN, 2.0, NAN), ("b", 0, 1.0, NAN, 2.0, NAN)],
+        [("a", 0, 1.0, NAN, 2.0, NAN), ("b", 1, 1.0, NAN, 2.0, NAN)],
+        [("a", 0, 0.0, 0.0, 0.0, 0.0), ("b", 0, 0.0, 0.0, 0.0, 0.0)],
+        [(m, t, 1.0, NAN, 2.0, NAN) for m in "abc" for t in range(3)],
+    ],
+)
+def test_what_is_not_known_is_not_shown(tmp_path, rows):
+    _evaluation(tmp_path / "runs" / "one", rows)
+    Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
+    words = _words(tmp_path / "out" / "report.html")
+    assert not re.search(r"\b(nan|inf|None)\b", words)
+    assert "inside their" not in words or rows[0][3] == 0
+
+
+def test_thirty_evaluations_of_a_plan_each_are_one_table(tmp_path):
+    for number in range(30):
+        _evaluation(tmp_path / "runs" / str(number), [("task-0000", 0, 1.0 + number, 1.0, 2.0 + number, NAN)])
+    result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
+    assert result.num_sections == 3
+    page = (tmp_path / "out" / "report.html").read_text()
+    places = [page.index(f">{tmp_path / 'runs' / str(number)}<") for number in range(30)]
+    assert places == sorted(places)  # 2 before 10
+
+
+def test_thirty_methods_are_one_picture(tmp_path):
+    rows = [(f"method {m}", t, 1.0 + m, 1.0, 2.0 + m + t, 0.1) for m in range(60) for t in range(3)]
+    _evaluation(tmp_path / "runs" / "one", rows)
+    Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
+    names = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())
+    assert names == ["measured-0.png", "scatter.png"]
+    words = _words(tmp_path / "out" / "report.html")
+    assert "the cheapest 40 of 60 methods" in words
+    assert "method 59" in words
+
+
+def test_a_training_without_a_plan_is_said_so(tmp_path):
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    pd.DataFrame({"round": [0, 1], "valid_ms": [float("inf"), NAN]}).to_parquet(folder / "curve.parquet")
+    (folder / "run.json").write_text('{"settings": {}}')
+    (folder / "policy.json").write_text('{"card": {"references_ms": {"random": 3.0}}}')
+    Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
+    words = _words(tmp_path / "out" / "report.html")
+    assert "No round's policy found a plan" in words.replace("&#39;", "'")
+    assert not re.search(r"\b(nan|inf)\b", words)
+
+
+def test_methods_with_markup_are_text_everywhere(tmp_path, capsys):
+    names = ["=1+1", "$x_1$", "[bold]b[/nope]", "<b>b</b>"]
+    _evaluation(tmp_path / "runs" / "$[red]", [(name, t, 1.0, 1.0, 2.0 + t, 0.1) for name in names for t in range(3)])
+    Report(str(tmp_path / "runs"), str(tmp_path / "[bold]out")).run().show(Console(width=300))
+    assert "[bold]out/report.html" in capsys.readouterr().out
+    page = (tmp_path / "[bold]out" / "report.html").read_text()
+    assert "<b>b" not in page
+    assert all(name in page for name in ("=1+1", "$x_1$", "[bold]b[/nope]", "&lt;b&gt;b"))
+    table = pd.read_csv(tmp_path / "[bold]out" / "tables" / "measured.csv")
+    assert set(table["method"]) == {"'=1+1", *names[1:]}
+
+
+def test_tables_are_there_when_drawing_fails(runs, tmp_path, monkeypatch):
+    def fail(*given):
+        raise ValueError("no picture")
+
+    monkeypatch.setattr("neuroshard.stages.search.report.reported.comparison_bars", fail)
+    with pytest.raises(ValueError, match="no picture"):
+        Report(str(runs), str(tmp_path / "out")).run()
+    names = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
+    assert names == {"predicted.csv", "measured.csv", "sensitivity.csv"}
+
+
+def test_a_report_is_never_written_into_a_run(runs, tmp_path):
+    before = sorted(runs.rglob("*"))
+    (tmp_path / "link").symlink_to(runs / "random")
+    for out in (runs / "random", runs / "measured", runs / "random" / ".." / "random", tmp_path / "link"):
+        with pytest.raises(UserError, match="holds a run that is to be reported"):
+            Report(str(runs), str(out)).run()
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(UserError, match="is not a directory"):
+        Report(str(runs), str(tmp_path / "file")).run()
+    assert sorted(runs.rglob("*")) == before
+    Report(str(runs), str(runs / "page")).run()  # among them is fine
+
+
+def test_mistakes_are_named(tmp_path, runs):
+    with pytest.raises(UserError, match="no directory"):
+        gather([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no finished run in"):
+        gather([tmp_path / "empty"])
+    (runs / "random" / "results.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"results\.parquet is corrupt"):
+        gather([runs])
