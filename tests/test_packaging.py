@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("neuroshard", "augment", "pretrain", "search", "conf")
+INSIDE = {
+    "neuroshard": "neuroshard",
+    "augment": "neuroshard/stages/augment",
+    "pretrain": "neuroshard/stages/pretrain",
+    "search": "neuroshard/stages/search",
+    "conf": "neuroshard/conf",
+}
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     """The wheel, built from the source distribution and unpacked."""
     base = tmp_path_factory.mktemp("wheel")
-    for name in FOLDERS:
+    for name in INSIDE:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, base / "source" / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -37,13 +43,12 @@ def _run(unpacked, tmp_path, *command):
 
 
 def test_every_module_and_config_is_in_it(unpacked):
-    for name in FOLDERS:
-        inside = unpacked / "neuroshard" if name == "neuroshard" else unpacked / "neuroshard" / name
+    for name, inside in INSIDE.items():
         for path in (ROOT / name).rglob("*"):
             if path.suffix in (".py", ".yaml", ".json", ".safetensors") and not any(
                 parent.is_symlink() for parent in path.parents
             ):
-                assert (inside / path.relative_to(ROOT / name)).is_file(), path
+                assert (unpacked / inside / path.relative_to(ROOT / name)).is_file(), path
 
 
 def test_only_the_package_is_at_its_top(unpacked):

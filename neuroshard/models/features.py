@@ -98,7 +98,9 @@ class FeatureSet:
     def signs(self) -> tuple[int, ...]:
         """(F,) which way a cost goes with each feature.
 
-        1: up with what has to be moved; -1: down with alignment; 0: either way with how lookups are distributed.
+        1: up with what has to be moved; -1: down with alignment; 0: either way with how lookups are distributed, and
+        so with how many different rows they are of: rows that are looked up again and again are in caches, but
+        updates of one row wait for each other.
         """
         return tuple(_sign(column) for column in self.columns)
 
@@ -116,7 +118,7 @@ class FeatureSet:
 def _sign(column: str) -> int:
     if column.startswith("multiple_of_"):
         return -1
-    return 0 if "reuse" in column else 1
+    return 0 if "reuse" in column or column == "log_unique_rows" else 1
 
 
 @dataclass(frozen=True)
