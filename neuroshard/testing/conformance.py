@@ -199,14 +199,6 @@ class PhysicalComputeConformance(SumModelConformance):
         """With lookups spread as before."""
         self._check_ordered(lambda table: replace(table, rows=4 * table.rows))
 
-    def test_more_lookups_cost_no_less(self) -> None:
-        """A larger pooling factor, or a larger batch."""
-        self._check_ordered(lambda table: replace(table, pooling_factor=1.5 * table.pooling_factor))
-        model = self.make()
-        for tables, alone, batch_size in self._pairs():
-            small, large = (model.predict([tables, alone], size) for size in (batch_size, 2 * batch_size))
-            assert (large >= small * (1 - _ROUNDING)).all()
-
     def test_wider_tables_cost_no_less(self) -> None:
         """At widths that are as well aligned: multiples of 32."""
         model = self.make()

@@ -1,5 +1,7 @@
 """The pre-trained models that come with the package keep their promise."""
 
+from dataclasses import replace
+
 import pytest
 
 from neuroshard.models import CostModels, load_bundle
@@ -40,3 +42,17 @@ def test_they_warn_outside_their_range():
     task = Task(tables, Topology(16, 8 << 30), 64)
     names = {w.split(":")[0] for w in simulator.warnings(BeamSearch(max_splits=0).search(task, simulator))}
     assert {"devices", "batch size", "dim"} <= names
+
+
+@pytest.mark.parametrize("batch_size", [256, 2048])
+def test_more_lookups_cost_no_less(batch_size):
+    """Their form doesn't demand it: it is what they learned."""
+    pool = dlrm_like(num_tables=120, batch_size=batch_size, seed=8)
+    sets = [[table.with_dim(4 * (1 + (7 * i + n) % 32)) for n, table in enumerate(pool[i::12])] for i in range(12)]
+    busier = [[replace(table, pooling_factor=1.5 * table.pooling_factor) for table in tables] for tables in sets]
+    model = CostModels.load("cpu").compute
+    costs = [
+        model.predict(some, size) for some, size in ((sets, batch_size), (busier, batch_size), (sets, 2 * batch_size))
+    ]
+    assert (costs[1] > costs[0]).all()
+    assert (costs[2] > costs[0]).all()
