@@ -11,8 +11,8 @@ from pathlib import Path
 from neuroshard.models import CommModel
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
+from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.registry import compose_config, instantiate_config
-from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
 from neuroshard.stages.pretrain.fitting import CommFitter
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of

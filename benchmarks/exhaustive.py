@@ -20,6 +20,7 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.traffic import Traffic
 
 SEARCHERS: tuple[tuple[str, Searcher], ...] = (("published search", BeamSearch()), ("neuroshard", NeuroShard()))
 _BATCH = 1 << 16
@@ -57,7 +58,7 @@ def _best(task: Task, simulator: Simulator) -> float:
         sums = sum(catalog.vectors[catalog.first[t] + held[:, t]] for t in range(len(options)))
         units = held.sum(axis=1)
         compute = head(sums) * (units > 0)
-        forward, backward = simulator.communication(units * 4.0, compute, task.batch_size)
+        forward, backward = simulator.communication(Traffic.of_columns(units * 4, task.batch_size), compute)
         lowest = min(lowest, float((compute + forward + backward).max(axis=1).min()))
     return lowest
 

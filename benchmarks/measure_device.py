@@ -34,6 +34,7 @@ from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.embedding import Arenas, build_run
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.settings import EmbeddingSettings
+from neuroshard.loads import Loads
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.noise import pass_drift, pass_repeatability
 from neuroshard.records.samples import ComputeSample, Measurement
@@ -41,7 +42,6 @@ from neuroshard.records.splits import split_tables
 from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.tables import Table, halvings
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.testing import toy_tables
@@ -270,11 +270,10 @@ def _bandwidth_share(good: list[Measurement], copy_gb_per_s: float) -> dict[str,
 
 def _least_bytes(tables: tuple[Table, ...], batch_size: int) -> float:
     """Rows read for every lookup, unique rows read and written by the update, outputs written and gradients read."""
-    columns = TableColumns.of(tables)
-    lookups = batch_size * columns.pooling_factor
-    unique = np.minimum(lookups / (columns.reuse @ MEAN_COUNTS), columns.rows)
-    row_bytes = columns.dim * columns.bytes_per_element
-    return float((lookups * (row_bytes + 8) + 2 * unique * row_bytes + 2 * 4 * batch_size * columns.dim).sum())
+    loads = Loads.of(tables, batch_size)
+    unique = np.minimum(loads.lookups / (loads.reuse @ MEAN_COUNTS), loads.rows)
+    row_bytes = loads.dim * loads.bytes_per_element
+    return float((loads.lookups * (row_bytes + 8) + 2 * unique * row_bytes + 2 * 4 * loads.outputs * loads.dim).sum())
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from neuroshard.arrays import FloatArray
+from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.traffic import Traffic
 
 _CASES = 2000
 _ROUNDING = 1e-5  # single precision
@@ -87,8 +89,8 @@ def _compute(models: CostModels, case: Case) -> tuple[FloatArray, FloatArray]:
     for batch_size in _BATCH_SIZES:
         pool = dlrm_like(num_tables=200, batch_size=batch_size, seed=7)
         pairs = [case(_tables(pool, rng), rng) for _ in range(_CASES // len(_BATCH_SIZES))]
-        less.append(models.compute.predict([pair[0] for pair in pairs], batch_size))
-        more.append(models.compute.predict([pair[1] for pair in pairs], batch_size))
+        less.append(models.compute.predict(LoadSets.of([pair[0] for pair in pairs], batch_size)))
+        more.append(models.compute.predict(LoadSets.of([pair[1] for pair in pairs], batch_size)))
     return np.concatenate(less), np.concatenate(more)
 
 
@@ -122,7 +124,9 @@ def _nudged(models: CostModels, rng: np.random.Generator) -> tuple[FloatArray, F
     for dims, compute, batch_size in _steps(rng):
         later = 0 * compute
         later[:, 0] = _NUDGE_MS
-        one, other = (models.forward.predict(dims, starts, batch_size) for starts in (0 * compute, later))
+        one, other = (
+            models.forward.predict(Traffic.of_columns(dims, batch_size), starts) for starts in (0 * compute, later)
+        )
         less.append(np.maximum(one, other).max(axis=1))
         more.append(np.minimum(one, other).min(axis=1) + np.ptp(one, axis=1))
     return np.concatenate(less), np.concatenate(more)
@@ -135,7 +139,10 @@ def _wider(direction: str) -> Callable[[CostModels, np.random.Generator], tuple[
             wider = dims.copy()
             wider[np.arange(len(dims)), dims.argmax(axis=1)] += 64
             starts = compute if direction == "forward" else 0 * compute
-            one, other = (getattr(models, direction).predict(d, starts, batch_size) + starts for d in (dims, wider))
+            one, other = (
+                getattr(models, direction).predict(Traffic.of_columns(d, batch_size), starts) + starts
+                for d in (dims, wider)
+            )
             less.append(one.max(axis=1))
             more.append(other.max(axis=1))
         return np.concatenate(less), np.concatenate(more)
@@ -167,7 +174,7 @@ def _steps(rng: np.random.Generator) -> list[tuple[FloatArray, FloatArray, int]]
 
 
 def _step_ms(models: CostModels, dims: FloatArray, compute: FloatArray, batch_size: int) -> FloatArray:
-    forward, backward = Simulator(models).communication(dims, compute, batch_size)
+    forward, backward = Simulator(models).communication(Traffic.of_columns(dims, batch_size), compute)
     step: FloatArray = (backward + compute + forward).max(axis=1)
     return step
 

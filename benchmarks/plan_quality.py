@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from neuroshard.loads import Loads
 from neuroshard.models import CostModels
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.searcher import Searcher
@@ -19,10 +20,10 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.traffic import Traffic
 
 SEARCHERS: tuple[Searcher, ...] = (
     BeamSearch(),
@@ -60,9 +61,9 @@ def _lower_bound(task: Task, simulator: Simulator) -> float:
     """Splitting only adds work, and neither compute nor an exchange can be faster than perfectly balanced."""
     compute, num_devices = simulator.models.compute, task.topology.num_devices
     assert isinstance(compute, RooflineCompute)
-    work = float(compute.embed(TableColumns.of(task.tables), task.batch_size).sum())
+    work = float(compute.embed(Loads.of(task.tables, task.batch_size)).sum())
     dims = np.full((1, num_devices), sum(table.dim for table in task.tables) / num_devices)
-    forward, backward = simulator.communication(dims, np.zeros_like(dims), task.batch_size)
+    forward, backward = simulator.communication(Traffic.of_columns(dims, task.batch_size), np.zeros_like(dims))
     return compute.launch_ms + work / num_devices + float(forward[0, 0] + backward[0, 0])
 
 

@@ -8,11 +8,13 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
+from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Margins
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.prediction import Prediction
 from neuroshard.tasks.task import Task
+from neuroshard.traffic import Traffic
 
 
 class Simulator:
@@ -35,14 +37,14 @@ class Simulator:
         for plan in plans:
             if plan.task is not task and plan.task != task:
                 raise UserError("the plan was made for another task")
-        sets = [tables for plan in plans for tables in plan.device_tables]
+        sets = LoadSets.of([tables for plan in plans for tables in plan.device_tables], task.batch_size)
         shape = (len(plans), task.topology.num_devices)
-        compute = self.models.compute.predict(sets, task.batch_size).reshape(shape)
+        compute = self.models.compute.predict(sets).reshape(shape)
         dims = np.array([plan.device_dims for plan in plans], dtype=np.float64).reshape(shape)
-        forward, backward = self.communication(dims, compute, task.batch_size)
+        forward, backward = self.communication(Traffic.of_columns(dims, task.batch_size), compute)
         if self.models.margins is None:
             return [Cost(*parts) for parts in zip(compute, forward, backward, strict=True)]
-        spread = self.models.compute.spread_ms(sets, task.batch_size).reshape(shape)
+        spread = self.models.compute.spread_ms(sets).reshape(shape)
         margin = _margin(self.models.margins, compute, spread, forward, backward)
         return [Cost(*parts) for parts in zip(compute, forward, backward, margin, strict=True)]
 
@@ -59,13 +61,14 @@ class Simulator:
         outside = () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
         return plan.task.warnings + outside
 
-    def communication(self, dims: FloatArray, compute_ms: FloatArray, batch_size: int) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward communication, (B, D) ms each, of devices with dims and compute costs (B, D).
+    def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward communication, (B, D) ms each, of devices with such traffic and compute costs (B, D).
 
-        Forward communication starts on each device when its compute ends; backward starts everywhere at once.
+        Backward communication starts everywhere at once; forward communication on each device when its backward
+        communication and then its compute have ended.
         """
-        forward = self.models.forward.predict(dims, compute_ms, batch_size)
-        backward = self.models.backward.predict(dims, np.zeros_like(dims), batch_size)
+        backward = self.models.backward.predict(traffic, np.zeros_like(compute_ms))
+        forward = self.models.forward.predict(traffic, backward + compute_ms)
         return forward, backward
 
 
@@ -80,13 +83,11 @@ def _margin(
 ) -> FloatArray:
     """(B, D) of each device's sum, errors taken as independent.
 
-    Waiting makes a device's compute and wait together as long as the slowest device's compute, so that one's error
-    counts for all.
+    Waiting makes every device's backward communication, compute and wait together as long as those of the device that
+    is last to start forward communication, so that one's errors count for all.
     """
-    slowest = compute.argmax(axis=1)[:, None]
-    of_compute = np.take_along_axis(margins.compute(compute, spread), slowest, axis=1)
+    last = (backward + compute).argmax(axis=1)[:, None]
     none = np.zeros_like(compute)
-    margin: FloatArray = np.sqrt(
-        of_compute**2 + margins.forward(forward, none) ** 2 + margins.backward(backward, none) ** 2
-    )
+    before = margins.compute(compute, spread) ** 2 + margins.backward(backward, none) ** 2
+    margin: FloatArray = np.sqrt(np.take_along_axis(before, last, axis=1) + margins.forward(forward, none) ** 2)
     return margin

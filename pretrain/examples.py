@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
+from neuroshard.models.interface import waits
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import comm_inputs
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
-from neuroshard.tables.columns import TableColumns
+from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
 from neuroshard.timing import typical_ms
-
-FORWARD, BACKWARD = 0, 1  # directions of an exchange, as measurements store them
+from neuroshard.traffic import Traffic
 
 
 class Examples(Protocol):
@@ -80,8 +80,8 @@ class ComputeTable:
         tables = [table for m in measurements for table in m.sample.tables]
         counts = np.array([len(m.sample.tables) for m in measurements])
         costs = np.array([typical_ms(m.repeats.times_ms) for m in measurements if m.repeats is not None])
-        batch_size = np.repeat([m.sample.batch_size for m in measurements], counts).astype(np.float64)
-        return cls(features(TableColumns.of(tables), batch_size), counts, costs)
+        batch_size = np.repeat([m.sample.batch_size for m in measurements], counts)
+        return cls(features(Loads.of(tables, batch_size)), counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
         """Normalised, as tensors."""
@@ -107,10 +107,12 @@ class CommTable:
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
         """FORWARD runs after the start delays, BACKWARD with no delays."""
         dims = np.array([m.sample.dims for m in measurements], dtype=np.float64)
+        sizes = np.array([m.sample.batch_size for m in measurements])
         starts = np.array([m.sample.start_ms for m in measurements])
         starts = starts if direction == FORWARD else np.zeros_like(starts)
         cost = np.array([typical_ms(m.repeats.times_ms)[direction] for m in measurements if m.repeats is not None])
-        order, features, wait = comm_inputs(dims, starts)
+        wait = waits(starts)
+        order, features = comm_inputs(Traffic.of_columns(dims, sizes), wait)
         return cls(features, np.take_along_axis(cost - wait, order, axis=1), dims, starts, cost)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> FlatExamples:

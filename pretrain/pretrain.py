@@ -17,8 +17,8 @@ from neuroshard.models.card import DataSummary, ModelName, ModelTest, ModelTests
 from neuroshard.models.trust import Ranges
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
-from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.result import PretrainResult, margins_of, tested

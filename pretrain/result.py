@@ -11,15 +11,16 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.arrays import FloatArray
+from neuroshard.loads import LoadSets
 from neuroshard.models import CommModel, ComputeModel, CostModels
 from neuroshard.models.card import ModelName, ModelTest
 from neuroshard.models.trust import LEVEL, Margin, Margins
 from neuroshard.records.noise import pass_repeatability
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
-from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.timing import typical_ms
+from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,9 @@ def predict_compute(model: ComputeModel, measurements: list[Measurement[ComputeS
     """Of compute samples, in groups of one batch size."""
     parts = []
     for group, batch_size in _grouped(measurements, lambda sample: sample.batch_size):
-        sets = [m.sample.tables for m in group]
+        sets = LoadSets.of([m.sample.tables for m in group], batch_size)
         measured = np.array([_typical(m) for m in group])
-        parts.append((model.predict(sets, batch_size), model.spread_ms(sets, batch_size), measured))
+        parts.append((model.predict(sets), model.spread_ms(sets), measured))
     return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -107,7 +108,7 @@ def predict_comm(model: CommModel, measurements: list[Measurement[CommSample]], 
         dims = np.array([m.sample.dims for m in group], dtype=np.float64)
         starts = np.array([m.sample.start_ms for m in group]) * (direction == FORWARD)
         measured = np.array([_typical(m)[direction] for m in group])
-        parts.append((model.predict(dims, starts, batch_size).ravel(), measured.ravel()))
+        parts.append((model.predict(Traffic.of_columns(dims, batch_size), starts).ravel(), measured.ravel()))
     predicted, measured = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Predicted(predicted, np.zeros(len(predicted)), measured)
 

@@ -9,16 +9,17 @@ import torch
 from torch import nn
 
 from neuroshard.arrays import FloatArray
+from neuroshard.models.interface import waits
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.set_comm import FEATURE_SIGNS, NUM_WAITS, SetComm, set_features, set_waits
-from neuroshard.records.samples import CommSample, Measurement
-from neuroshard.stages.pretrain.examples import FORWARD
+from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork
 from neuroshard.stages.pretrain.networks import checked_widths
 from neuroshard.stages.pretrain.training import fit
 from neuroshard.timing import typical_ms
+from neuroshard.traffic import Traffic
 
 _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
 
@@ -135,7 +136,7 @@ def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[Floa
     assert measurement.repeats is not None
     sample = measurement.sample
     starts = np.array([sample.start_ms])
-    wait = (starts.max() - starts) * (direction == FORWARD)
-    features = set_features(np.array([sample.dims], dtype=np.float64), np.array([sample.batch_size]))
+    wait = waits(starts) * (direction == FORWARD)
+    features = set_features(Traffic.of_columns(np.array([sample.dims], dtype=np.float64), sample.batch_size))
     transfer = typical_ms(measurement.repeats.times_ms)[direction] - wait[0]
     return features[0], set_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

@@ -5,10 +5,11 @@ from itertools import groupby
 
 import numpy as np
 
+from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
-from neuroshard.hardware import Hardware, Outcome
+from neuroshard.hardware import Hardware, Meter, Outcome
 from neuroshard.plans.plan import Plan
-from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample
 from neuroshard.timing import typical_ms
 
 Advance = Callable[[int], None]
@@ -21,18 +22,19 @@ def measure_plans(
     """The measured cost of each plan, or the error that stopped it.
 
     Neighbours in `plans` share batches of live operators, so plans that are to be compared should stand together.
-    Each device's shards are timed alone on one device, then the exchanges between all, starting when each device's
-    measured compute ends. `advance` is told of every device and exchange measured.
+    Each device's shards are timed alone on one device; then all exchanges, twice: what they take backward, and then
+    forward, each device starting when its measured backward exchange and compute have ended. `advance` is told of
+    every device and exchange measured.
     """
     compute = _measure_compute(plans, hardware, seed, warn, advance)
-    ready = [i for i, ms in enumerate(compute) if not isinstance(ms, str)]
-    results: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
+    costs: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
+    ready = {i: np.array(ms) for i, ms in enumerate(compute) if not isinstance(ms, str)}
     for _, group in groupby(sorted(ready, key=lambda i: _num_devices(plans[i])), key=lambda i: _num_devices(plans[i])):
         indices = list(group)
-        samples = [_exchange(plans[i], compute[i]) for i in indices]
-        for i, outcome in zip(indices, _measure_comm(samples, hardware, warn, advance), strict=True):
-            results[i] = _cost(compute[i], outcome)
-    return results
+        found = _measure_exchanges([plans[i] for i in indices], [ready[i] for i in indices], hardware, warn, advance)
+        for i, cost in zip(indices, found, strict=True):
+            costs[i] = cost
+    return costs
 
 
 def _num_devices(plan: Plan) -> int:
@@ -68,27 +70,41 @@ def _note(results: list[list[float] | str], plan: int, device: int, outcome: Out
         costs[device] = float(typical_ms(outcome.repeats.times_ms))
 
 
-def _exchange(plan: Plan, compute: list[float] | str) -> CommSample:
-    assert not isinstance(compute, str)
-    starts = tuple(ms - min(compute) for ms in compute)
-    return CommSample(plan.device_dims, starts, plan.task.batch_size)
+def _measure_exchanges(
+    plans: Sequence[Plan],
+    compute: Sequence[FloatArray],
+    hardware: Hardware,
+    warn: Callable[[str], None],
+    advance: Advance,
+) -> list[Cost | str]:
+    """Costs of plans for equally many devices, with compute (D,) ms each."""
+    with hardware.comm_meter(_num_devices(plans[0]), warn) as meter:
+        together = [_exchange(plan, np.zeros(len(ms))) for plan, ms in zip(plans, compute, strict=True)]
+        backward = _measure_comm(together, meter, hardware.comm_timing.live, advance)
+        ends = [ms + back[BACKWARD] for ms, (back, _) in zip(compute, backward, strict=True)]
+        delayed = [_exchange(plan, starts) for plan, starts in zip(plans, ends, strict=True)]
+        forward = _measure_comm(delayed, meter, hardware.comm_timing.live, advance)
+    return [
+        f"exchange: {failed}" if (failed := error or other) else Cost(ms, there[FORWARD], back[BACKWARD])
+        for ms, (back, error), (there, other) in zip(compute, backward, forward, strict=True)
+    ]
+
+
+def _exchange(plan: Plan, starts: FloatArray) -> CommSample:
+    return CommSample(plan.device_dims, tuple((starts - starts.min()).tolist()), plan.task.batch_size)
 
 
 def _measure_comm(
-    samples: list[CommSample], hardware: Hardware, warn: Callable[[str], None], advance: Advance
-) -> list[Outcome]:
+    samples: list[CommSample], meter: Meter[CommSample], live: int, advance: Advance
+) -> list[tuple[FloatArray, str | None]]:
+    """Typical (2, D) ms of each exchange, and the error that stopped it."""
     outcomes: list[Outcome] = []
-    live = hardware.comm_timing.live
-    with hardware.comm_meter(len(samples[0].dims), warn) as meter:
-        for start in range(0, len(samples), live):
-            batch = samples[start : start + live]
-            outcomes += meter.measure(batch, list(range(start, start + len(batch))))
-            advance(len(batch))
-    return outcomes
-
-
-def _cost(compute: list[float] | str, outcome: Outcome) -> Cost | str:
-    if outcome.repeats is None or isinstance(compute, str):
-        return f"exchange: {outcome.error}"
-    forward, backward = typical_ms(outcome.repeats.times_ms)
-    return Cost(np.array(compute), forward, backward)
+    for start in range(0, len(samples), live):
+        batch = samples[start : start + live]
+        outcomes += meter.measure(batch, list(range(start, start + len(batch))))
+        advance(len(batch))
+    nothing = np.zeros((2, len(samples[0].dims)))
+    return [
+        (nothing if outcome.repeats is None else typical_ms(outcome.repeats.times_ms), outcome.error)
+        for outcome in outcomes
+    ]

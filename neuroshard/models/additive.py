@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neuroshard.arrays import Float32Array
+from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
 from neuroshard.models.settings import Offset, Scale
 from neuroshard.schema import parse
-from neuroshard.tables.columns import TableColumns
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
 _LARGEST_WEIGHT = 1e9
@@ -51,9 +51,9 @@ class AdditiveCompute(SumModel):
     offset: float
     scale_ms: float
 
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+    def embed(self, loads: Loads) -> Float32Array:
         """(n, 1 + K): own cost, amounts; those that add up to a limit only are negative."""
-        given = self.network(self.normaliser(self.features(tables, batch_size)))
+        given = self.network(self.normaliser(self.features(loads)))
         amounts: Float32Array = np.exp(np.minimum(given, _MAX_EXPONENT))
         amounts[:, 1:] *= np.where(self.weight < 0, np.float32(-1), np.float32(1))
         return amounts

@@ -1,6 +1,5 @@
 """Several compute models as one: their mean, and how far they disagree."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -9,12 +8,11 @@ import numpy as np
 from msgspec import Meta
 
 from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Tensors
 from neuroshard.schema import parse
-from neuroshard.tables import Table
-from neuroshard.tables.columns import TableColumns
 
 _MOST_MEMBERS = 1000
 
@@ -37,9 +35,9 @@ class ComputeEnsemble(SumModel):
 
     members: tuple[AdditiveCompute, ...]
 
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+    def embed(self, loads: Loads) -> Float32Array:
         """(n, H) with H the sum of the members'."""
-        return np.concatenate([member.embed(tables, batch_size) for member in self.members], axis=1)
+        return np.concatenate([member.embed(loads) for member in self.members], axis=1)
 
     @cached_property
     def head(self) -> ReluHead:
@@ -53,9 +51,9 @@ class ComputeEnsemble(SumModel):
             1.0,
         )
 
-    def spread_ms(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+    def spread_ms(self, sets: LoadSets) -> FloatArray:
         """(B,) standard deviation of the members' costs, ms."""
-        spread: FloatArray = np.std([member.predict(sets, batch_size) for member in self.members], axis=0)
+        spread: FloatArray = np.std([member.predict(sets) for member in self.members], axis=0)
         return spread
 
     def settings(self) -> dict[str, Any]:

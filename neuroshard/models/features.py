@@ -1,4 +1,4 @@
-"""What a compute model sees of a table."""
+"""What a compute model sees of a load."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.tables.columns import TableColumns
+from neuroshard.loads import Loads
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
 
@@ -16,39 +16,39 @@ _BYTES_PER_MIB = 1 << 20
 _LANES = (8, 16, 32)
 
 
-def _paper(tables: TableColumns, _batch_size: FloatArray) -> FloatArray:
-    plain = np.stack([tables.dim, tables.rows, tables.pooling_factor, tables.size_bytes / _BYTES_PER_MIB], axis=1)
-    return np.concatenate([plain, tables.reuse], axis=1)
+def _paper(loads: Loads) -> FloatArray:
+    plain = np.stack([loads.dim, loads.rows, loads.pooling_factor, loads.size_bytes / _BYTES_PER_MIB], axis=1)
+    return np.concatenate([plain, loads.reuse], axis=1)
 
 
-def _paper_batch(tables: TableColumns, batch_size: FloatArray) -> FloatArray:
-    return np.concatenate([_paper(tables, batch_size), batch_size[:, None]], axis=1)
+def _paper_batch(loads: Loads) -> FloatArray:
+    return np.concatenate([_paper(loads), loads.samples[:, None]], axis=1)
 
 
-def _log(tables: TableColumns, _batch_size: FloatArray) -> FloatArray:
-    plain = np.log2(np.stack([tables.dim, tables.rows, tables.pooling_factor, tables.size_bytes], axis=1))
-    return np.concatenate([plain, plain[:, :1] + plain[:, 2:3], tables.reuse], axis=1)
+def _log(loads: Loads) -> FloatArray:
+    plain = np.log2(np.stack([loads.dim, loads.rows, loads.pooling_factor, loads.size_bytes], axis=1))
+    return np.concatenate([plain, plain[:, :1] + plain[:, 2:3], loads.reuse], axis=1)
 
 
-def _physical(tables: TableColumns, batch_size: FloatArray) -> FloatArray:
-    lookups = np.maximum(batch_size * tables.pooling_factor, 1)
-    unique = np.clip(lookups / (tables.reuse @ MEAN_COUNTS), 1, np.minimum(tables.rows, lookups))
-    row_bytes = tables.dim * tables.bytes_per_element
+def _physical(loads: Loads) -> FloatArray:
+    lookups = np.maximum(loads.lookups, 1)
+    unique = np.clip(lookups / (loads.reuse @ MEAN_COUNTS), 1, np.minimum(loads.rows, lookups))
+    row_bytes = loads.dim * loads.bytes_per_element
     quantities = np.stack(
         [
-            tables.dim, tables.rows, tables.pooling_factor, batch_size, lookups, unique, row_bytes,
-            lookups * row_bytes, unique * row_bytes, tables.size_bytes, batch_size * tables.dim,
+            loads.dim, loads.rows, loads.pooling_factor, loads.samples, lookups, unique, row_bytes,
+            lookups * row_bytes, unique * row_bytes, loads.size_bytes, loads.outputs * loads.dim,
         ],
         axis=1,
     )  # fmt: skip
-    aligned = np.stack([tables.dim % lanes == 0 for lanes in _LANES], axis=1)
+    aligned = np.stack([loads.dim % lanes == 0 for lanes in _LANES], axis=1)
     return np.concatenate([np.log2(quantities), aligned], axis=1)
 
 
-def _physical_reuse(tables: TableColumns, batch_size: FloatArray) -> FloatArray:
-    lookups = tables.reuse * MEAN_COUNTS  # in each bin, for a unique row
+def _physical_reuse(loads: Loads) -> FloatArray:
+    lookups = loads.reuse * MEAN_COUNTS  # in each bin, for a unique row
     of_a_lookup = (lookups @ MEAN_COUNTS) / lookups.sum(axis=1)
-    return np.concatenate([_physical(tables, batch_size), np.log2(of_a_lookup)[:, None]], axis=1)
+    return np.concatenate([_physical(loads), np.log2(of_a_lookup)[:, None]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,9 @@ class FeatureSet:
         """Whether features depend on the batch size, so that one model can serve several."""
         return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
 
-    def __call__(self, tables: TableColumns, batch_size: FloatArray | int) -> FloatArray:
-        """(n, F) features of n tables at a global batch size, one for all or (n,)."""
-        sizes = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), (len(tables),))
-        return _FEATURES[self.name].compute(tables, sizes)
+    def __call__(self, loads: Loads) -> FloatArray:
+        """(n, F) features of n loads."""
+        return _FEATURES[self.name].compute(loads)
 
 
 def _sign(column: str) -> int:
@@ -124,7 +123,7 @@ def _sign(column: str) -> int:
 @dataclass(frozen=True)
 class _Features:
     columns: tuple[str, ...]
-    compute: Callable[[TableColumns, FloatArray], FloatArray]
+    compute: Callable[[Loads], FloatArray]
 
 
 _PHYSICAL = (

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from neuroshard.arrays import FloatArray
 from neuroshard.models.interface import CommModel
+from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,6 @@ class FreeComm(CommModel):
     def num_devices(self) -> None:
         """Any."""
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        """(B, D) ms of waiting."""
-        waiting: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
-        return waiting
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """(B, D) zeros."""
+        return np.zeros_like(wait_ms)

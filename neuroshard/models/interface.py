@@ -1,24 +1,23 @@
 """What the simulator and the searchers ask of cost models. Costs are ms; batches are numpy arrays."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.tables import Table
-from neuroshard.tables.columns import TableColumns
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.traffic import Traffic
 
 
 class ComputeModel(ABC):
-    """Compute cost of sets of tables. The empty set costs nothing."""
+    """Compute cost of what devices hold. An empty device costs nothing."""
 
     @abstractmethod
-    def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
-        """(B,) ms of each of the B sets of tables."""
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """(B,) ms of each of the B sets of loads."""
 
-    def spread_ms(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+    def spread_ms(self, sets: LoadSets) -> FloatArray:
         """(B,) what the members of an ensemble disagree by, ms; 0 for a model that has none."""
         return np.zeros(len(sets))
 
@@ -51,9 +50,9 @@ class ReluHead:
 
 
 class SumModel(ComputeModel):
-    """A compute model of the papers' form: each table becomes a vector, a set their sum, and the sum a cost.
+    """A compute model of the papers' form: each load becomes a vector, a set their sum, and the sum a cost.
 
-    The search is fast for these: adding a table to a device is one addition, a cost is one small dot product.
+    The search is fast for these: adding a load to a device is one addition, a cost is one small dot product.
     """
 
     @property
@@ -62,30 +61,37 @@ class SumModel(ComputeModel):
         """From sums to costs."""
 
     @abstractmethod
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
-        """(n, H) a vector for each of n tables; a set's vector is the sum of its tables'."""
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, H) a vector for each of n loads; a set's vector is the sum of its loads'."""
 
-    def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
-        """(B,) ms of each of the B sets of tables."""
-        lengths = np.array([len(tables) for tables in sets], dtype=np.int64)
-        cost = np.zeros(len(sets))
-        flat = [table for tables in sets for table in tables]
-        if flat:
-            filled = lengths > 0
-            starts = np.concatenate([[0], lengths[filled].cumsum()[:-1]])
-            vectors = self.embed(TableColumns.of(flat), batch_size)
-            cost[filled] = self.head(np.add.reduceat(vectors, starts, axis=0))
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """(B,) ms of each of the B sets of loads."""
+        cost, filled = np.zeros(len(sets)), sets.counts > 0
+        if filled.any():
+            starts = np.concatenate([[0], sets.counts[filled].cumsum()[:-1]])
+            cost[filled] = self.head(np.add.reduceat(self.embed(sets.loads), starts, axis=0))
         return cost
 
 
 class CommModel(ABC):
-    """Cost of one direction of the all-to-all, per device, waiting included."""
+    """Cost of one direction of the exchanges, per device: the wait for the last device to start, and a transfer."""
 
     @property
     @abstractmethod
     def num_devices(self) -> int | None:
         """D, the number of devices it was fitted for; None if it serves any."""
 
+    def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, from the devices' traffic and their start delays (B, D); each device's own start is its 0."""
+        wait_ms = waits(start_ms)
+        return wait_ms + self.transfer_ms(traffic, wait_ms)
+
     @abstractmethod
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        """(B, D) ms, from the columns (B, D) and start delays (B, D) of the devices, at a global batch size."""
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """(B, D) ms that are left when the last device has started, from the traffic and each one's wait (B, D)."""
+
+
+def waits(start_ms: FloatArray) -> FloatArray:
+    """(B, D) ms from each device's start, (B, D), until the last one's."""
+    wait_ms: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
+    return wait_ms

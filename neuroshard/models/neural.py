@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded
 from neuroshard.models.network_comm import NetworkComm, NetworkSettings
 from neuroshard.models.settings import Scale
 from neuroshard.schema import parse
-from neuroshard.tables.columns import TableColumns
+from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class NeuralCompute(SumModel):
         check_bounded(normaliser, table, head)
         return cls(features, normaliser, table, head, plain.scale_ms)
 
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+    def embed(self, loads: Loads) -> Float32Array:
         """(n, H) with H the width of the head's first layer."""
-        embedded = self.table_network(self.normaliser(self.features(tables, batch_size)))
+        embedded = self.table_network(self.normaliser(self.features(loads)))
         return embedded @ self.head_network.weights[0]
 
     @property
@@ -103,22 +104,22 @@ class NeuralComm(NetworkComm):
         """D of the exchanges that it was fitted to."""
         return self.network.widths[-1]
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        """(B, D) ms, not below the wait."""
-        order, features, wait_ms = comm_inputs(dims, start_ms)
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, not below 0."""
+        order, features = comm_inputs(traffic, wait_ms)
         transfer = np.maximum(self.network(self.normaliser(features)), 0).astype(np.float64) * self.scale_ms
         cost = np.empty_like(transfer)
         np.put_along_axis(cost, order, transfer, axis=1)
-        return cost + wait_ms
+        return cost
 
 
-def comm_inputs(dims: FloatArray, start_ms: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
-    """How a comm network sees exchanges with dims (B, D) and starts (B, D).
+def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
+    """How a comm network sees exchanges of devices that wait (B, D) for the last one.
 
-    Returns the order (B, D) in which devices are sorted, features (B, 2 D) of the sorted devices (columns, then
-    starts after the earliest), and the wait (B, D) of the unsorted devices for the last one to start, in ms.
+    Returns the order (B, D) in which devices are sorted, and features (B, 2 D) of the sorted devices: columns, then
+    starts after the earliest, ms.
     """
-    order = np.lexsort((dims, start_ms), axis=1)
-    starts = np.take_along_axis(start_ms, order, axis=1)
-    features = np.concatenate([np.take_along_axis(dims, order, axis=1), starts - starts[:, :1]], axis=1)
-    return order, features, start_ms.max(axis=1, keepdims=True) - start_ms
+    order = np.lexsort((traffic.columns, -wait_ms), axis=1)
+    waits = np.take_along_axis(wait_ms, order, axis=1)
+    features = np.concatenate([np.take_along_axis(traffic.columns, order, axis=1), waits[:, :1] - waits], axis=1)
+    return order, features

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.loads import Loads
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.interface import CommModel, ReluHead, SumModel
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.reuse import MEAN_COUNTS
+from neuroshard.traffic import Traffic
 
 _INDEX_BYTES = 8
 _OUTPUT_BYTES = 4  # pooled embeddings and their gradients are fp32
@@ -35,14 +36,13 @@ class RooflineCompute(SumModel):
         """The sum of the times, plus the launch."""
         return ReluHead.of_cost(self.launch_ms)
 
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
-        """(n, 1) ms of each table's bytes."""
-        lookups = batch_size * tables.pooling_factor
-        unique = np.minimum(lookups / (tables.reuse @ MEAN_COUNTS), tables.rows)
-        row_bytes = tables.dim * tables.bytes_per_element
-        gradient_bytes = tables.dim * _OUTPUT_BYTES
-        moved = lookups * (2 * _INDEX_BYTES + row_bytes + gradient_bytes)
-        moved = moved + 2 * unique * row_bytes + batch_size * gradient_bytes
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, 1) ms of each load's bytes."""
+        unique = np.minimum(loads.lookups / (loads.reuse @ MEAN_COUNTS), loads.rows)
+        row_bytes = loads.dim * loads.bytes_per_element
+        gradient_bytes = loads.dim * _OUTPUT_BYTES
+        moved = loads.lookups * (2 * _INDEX_BYTES + row_bytes + gradient_bytes)
+        moved = moved + 2 * unique * row_bytes + loads.outputs * gradient_bytes
         cost_ms: Float32Array = (moved / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(np.float32)
         return cost_ms
 
@@ -65,16 +65,15 @@ class RooflineComm(CommModel):
         """Any number."""
         return
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        """(B, D) ms."""
-        devices = dims.shape[1]
-        busiest = np.maximum(dims, dims.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
-        sent = busiest * batch_size * _OUTPUT_BYTES / devices  # to each device
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, the same for all devices."""
+        devices, given = traffic.num_devices, traffic.size_bytes.sum(axis=-1)
+        busiest = np.maximum(given, given.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
+        sent = busiest / devices  # to each device
         local = min(devices, self.devices_per_host)
         inside = sent * (local - 1) / (self.link_gb_per_s * _BYTES_PER_MS)
         outside = sent * (devices - local) / (self.network_gb_per_s * _BYTES_PER_MS)
-        wait = start_ms.max(axis=1, keepdims=True) - start_ms
-        cost: FloatArray = wait + np.maximum(inside, outside) + self.latency_ms
+        cost: FloatArray = np.broadcast_to(np.maximum(inside, outside) + self.latency_ms, wait_ms.shape)
         return cost
 
 

@@ -9,8 +9,8 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
 from neuroshard.models.network_comm import NetworkComm, NetworkSettings
 from neuroshard.schema import parse
+from neuroshard.traffic import Collective, Traffic
 
-_ELEMENT_BYTES = 4
 _MAX_EXPONENT = 20.0
 _ROUNDING = 1e-5
 NUM_WAITS = 5
@@ -49,18 +49,16 @@ class SetComm(NetworkComm):
         """Any number."""
         return
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        """(B, D) ms, above the wait; nothing where there is one device."""
-        wait_ms = start_ms.max(axis=1, keepdims=True) - start_ms
-        if dims.shape[1] == 1:
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, above 0; nothing where there is one device."""
+        if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
-        features = set_features(dims, np.full(len(dims), batch_size)).reshape(-1, NUM_FEATURES)
+        features = set_features(traffic).reshape(-1, NUM_FEATURES)
         given = self.network(self.normaliser(features)).astype(np.float64)
         parts = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
         done = set_waits(wait_ms).reshape(-1, NUM_WAITS) @ self.lead.astype(np.float64).T
-        transfer = parts[:, 0] + np.maximum(parts[:, 1:] - done, 0) @ self.share.astype(np.float64)
-        cost: FloatArray = wait_ms + transfer.reshape(dims.shape)
-        return cost
+        transfer: FloatArray = parts[:, 0] + np.maximum(parts[:, 1:] - done, 0) @ self.share.astype(np.float64)
+        return transfer.reshape(wait_ms.shape)
 
     def tensors(self) -> Tensors:
         """The network's, shares and leads."""
@@ -82,23 +80,23 @@ class SetComm(NetworkComm):
         return cls(normaliser, network, scale_ms, share, lead)
 
 
-def set_features(dims: FloatArray, batch_size: FloatArray) -> FloatArray:
-    """(B, D, F) what the network sees of every device, from columns (B, D) and batch sizes (B,).
+def set_features(traffic: Traffic) -> FloatArray:
+    """(B, D, F) what the network sees of every device.
 
-    All but the number of devices are logarithms of amounts that grow with every device's columns.
+    All but the number of devices are logarithms of amounts that grow with every device's traffic.
     """
-    devices = dims.shape[1]
-    local = batch_size[:, None] / devices * _ELEMENT_BYTES
-    everything = dims.sum(axis=1, keepdims=True)
-    sent, received = local * dims * (devices - 1), local * (everything - dims)
+    devices = traffic.num_devices
+    to_each = traffic.size_bytes[..., Collective.ALL_TO_ALL] / devices
+    everything = to_each.sum(axis=1, keepdims=True)
+    sent, received = to_each * (devices - 1), everything - to_each
     amounts: tuple[FloatArray, ...] = (
-        sent, received, local * dims, local * everything / devices,
+        sent, received, to_each, everything / devices,
         sent.max(axis=1, keepdims=True), received.max(axis=1, keepdims=True), sent.sum(axis=1, keepdims=True),
     )  # fmt: skip
-    features = np.empty((*dims.shape, NUM_FEATURES))
+    features = np.empty((*to_each.shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
         features[..., f] = np.log2(1 + amount)
-    features[..., -2] = np.log2(batch_size)[:, None]
+    features[..., -2] = np.log2(traffic.batch_size)[:, None]
     features[..., -1] = np.log2(devices)
     return features
 

@@ -13,7 +13,6 @@ from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import NonNegative
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.task import Task
 
 _SLACK = 0.05
@@ -89,12 +88,12 @@ class Ranges:
     @classmethod
     def of(cls, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
         """Of the samples that models are fitted to."""
-        tables = TableColumns.of([table for sample in compute for table in sample.tables])
+        tables = [table for sample in compute for table in sample.tables]
         return cls(
-            Range.of("rows", tables.rows),
-            Range.of("dim", tables.dim),
-            Range.of("pooling factor", tables.pooling_factor),
-            Range.of("bytes per element", tables.bytes_per_element),
+            Range.of("rows", [table.rows for table in tables]),
+            Range.of("dim", [table.dim for table in tables]),
+            Range.of("pooling factor", [table.pooling_factor for table in tables]),
+            Range.of("bytes per element", [table.bytes_per_element for table in tables]),
             Range.of("batch size", [sample.batch_size for sample in compute]),
             Range.of("tables on a device", [len(sample.tables) for sample in compute]),
             Range.of("devices", [len(sample.dims) for sample in comm]),
@@ -109,12 +108,11 @@ class Ranges:
 
     def warnings(self, task: Task) -> tuple[str, ...]:
         """What of the task lies outside, one line for each quantity."""
-        tables = TableColumns.of(task.tables)
         found = (
-            self.rows.warning(tables.rows),
-            self.dim.warning(tables.dim),
-            self.pooling_factor.warning(tables.pooling_factor),
-            self.bytes_per_element.warning(tables.bytes_per_element),
+            self.rows.warning([table.rows for table in task.tables]),
+            self.dim.warning([table.dim for table in task.tables]),
+            self.pooling_factor.warning([table.pooling_factor for table in task.tables]),
+            self.bytes_per_element.warning([table.bytes_per_element for table in task.tables]),
             self.batch_size.warning([task.batch_size]),
             self.devices.warning([task.topology.num_devices]),
         )

@@ -10,11 +10,11 @@ import numpy as np
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
+from neuroshard.loads import Loads
 from neuroshard.matching import own_places
 from neuroshard.plans.prediction import Prediction
 from neuroshard.schema import DIM_MULTIPLE, Count, Device, Dim, Offset, of_format, parse
 from neuroshard.tables import Table
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
@@ -87,8 +87,8 @@ class Plan:
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """(D,) bytes of the shards on each device, with what the task counts besides weights."""
-        shards = TableColumns.of([table for tables in self.device_tables for table in tables])
-        size = self.task.memory.shard_bytes(shards, self.task.batch_size)
+        loads = Loads.of([table for tables in self.device_tables for table in tables], self.task.batch_size)
+        size = self.task.memory.device_bytes(loads)
         device = np.repeat(np.arange(len(self.device_tables)), [len(tables) for tables in self.device_tables])
         total = np.zeros(len(self.device_tables), dtype=np.int64)
         np.add.at(total, device, size)

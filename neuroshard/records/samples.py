@@ -7,6 +7,8 @@ from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError
 from neuroshard.tables import Table
 
+FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
+
 
 @dataclass(frozen=True)
 class ComputeSample:

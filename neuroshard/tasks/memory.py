@@ -9,7 +9,7 @@ from msgspec import Meta
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.tables.columns import TableColumns
+from neuroshard.loads import Loads
 from neuroshard.units import MAX_BYTES
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
@@ -38,31 +38,31 @@ class MemoryUse:
         if self.optimizer not in _STATE_FLOATS:
             raise unknown_name("optimizer", self.optimizer, _STATE_FLOATS)
 
-    def state_bytes(self, shards: TableColumns) -> IntArray:
-        """(n,) bytes of the weights and optimizer state of n shards: what moves when a shard moves."""
+    def state_bytes(self, loads: Loads) -> IntArray:
+        """(n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
         per_element, per_row = _STATE_FLOATS[self.optimizer]
-        element_bytes = _whole(shards.bytes_per_element) + per_element * _FLOAT_BYTES
-        row_bytes = _whole(shards.dim) * element_bytes + per_row * _FLOAT_BYTES
-        state: IntArray = _whole(shards.rows) * row_bytes  # below 2^60 for every table there may be
+        element_bytes = _whole(loads.bytes_per_element) + per_element * _FLOAT_BYTES
+        row_bytes = _whole(loads.dim) * element_bytes + per_row * _FLOAT_BYTES
+        state: IntArray = _whole(loads.rows) * row_bytes  # below 2^60 for every table there may be
         return state
 
-    def shard_bytes(self, shards: TableColumns, batch_size: int) -> IntArray:
-        """(n,) bytes of n shards with their part of the buffers, at a global batch size.
+    def device_bytes(self, loads: Loads) -> IntArray:
+        """(n,) bytes of device memory that n loads take with their part of the buffers.
 
-        A batch's buffers are a shard's indices and offsets, and its pooled embeddings and their gradients for all
-        samples.
+        A batch's buffers are a load's indices and offsets, and its pooled embeddings and their gradients.
 
         Raises:
-            UserError: a shard takes more than 2^60 bytes.
+            UserError: a load takes more than 2^60 bytes.
         """
-        outputs = 2 * _FLOAT_BYTES * batch_size * _whole(shards.dim)
-        offsets = _INDEX_BYTES * batch_size
-        buffers = _index_bytes(shards.pooling_factor, batch_size) + offsets + outputs  # (n,) of a batch, below 2^54
-        size = self.state_bytes(shards) + _times(buffers, self.batches_in_flight)
+        outputs = 2 * _FLOAT_BYTES * _whole(loads.outputs) * _whole(loads.dim)
+        offsets = _INDEX_BYTES * _whole(loads.samples)
+        buffers = _index_bytes(loads.lookups) + offsets + outputs  # (n,) of a batch, below 2^54
+        size = self.state_bytes(loads) + _times(buffers, self.batches_in_flight)
         if (size > MAX_BYTES).any():
             raise UserError(
                 f"memory: a table takes more than 2^60 bytes with its optimizer state ({self.optimizer}) and the "
-                f"buffers of {self.batches_in_flight} batches of {batch_size} samples; count fewer batches in flight"
+                f"buffers of {self.batches_in_flight} batches of {int(loads.samples.max())} samples; "
+                "count fewer batches in flight"
             )
         return size
 
@@ -85,10 +85,7 @@ def _times(size: IntArray, count: int) -> IntArray:
     return product
 
 
-def _index_bytes(pooling_factor: FloatArray, batch_size: int) -> IntArray:
-    """(n,) bytes of a batch's lookups, rounded up. Tables have few different pooling factors, shards many."""
-    different, place = np.unique(pooling_factor, return_inverse=True)
-    ratios = (float(value).as_integer_ratio() for value in different)
-    size = [-(-_INDEX_BYTES * batch_size * numerator // denominator) for numerator, denominator in ratios]
-    index_bytes: IntArray = np.array(size, dtype=np.int64)[place]
+def _index_bytes(lookups: FloatArray) -> IntArray:
+    """(n,) bytes of a batch's lookups, rounded up; multiplying by a power of two is exact."""
+    index_bytes: IntArray = np.ceil(_INDEX_BYTES * lookups).astype(np.int64)
     return index_bytes

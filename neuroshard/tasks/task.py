@@ -6,9 +6,9 @@ from typing import Any
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
+from neuroshard.loads import Loads
 from neuroshard.schema import MAX_TABLES, BatchSize, Devices, parse
 from neuroshard.tables import Table, check_unique_names
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.units import MAX_BYTES, Size, readable_bytes, to_bytes
@@ -102,7 +102,7 @@ class Task:
     @property
     def total_bytes(self) -> int:
         """Bytes of all tables, unsplit, with what the task counts besides weights."""
-        sizes = self.memory.shard_bytes(TableColumns.of(self.tables), self.batch_size)
+        sizes = self.memory.device_bytes(Loads.of(self.tables, self.batch_size))
         return sum(sizes.tolist())
 
     @cached_property

@@ -13,13 +13,14 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CommModel, ComputeModel, SumModel
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import constrained_task, linear_models, random_models, toy_tables, toy_task
+from neuroshard.traffic import Traffic
 
 if TYPE_CHECKING:
     from neuroshard.searcher import Searcher
@@ -108,7 +109,7 @@ class ComputeModelConformance:
     def test_costs_are_finite_and_not_negative(self) -> None:
         """For single tables and sets."""
         tables = self._tables()
-        cost = self.make().predict([*([table] for table in tables), tables], 256)
+        cost = self.make().predict(LoadSets.of([*([table] for table in tables), tables], 256))
         assert cost.shape == (len(tables) + 1,)
         assert np.isfinite(cost).all()
         assert (cost >= 0).all()
@@ -116,15 +117,15 @@ class ComputeModelConformance:
     def test_order_of_tables_does_not_matter(self) -> None:
         """A set is a set."""
         tables = self._tables()
-        forward, backward = self.make().predict([tables, tables[::-1]], 256)
+        forward, backward = self.make().predict(LoadSets.of([tables, tables[::-1]], 256))
         assert np.isclose(forward, backward, rtol=1e-4)
 
     def test_empty_set_costs_nothing(self) -> None:
         """An empty device, also between full ones."""
         tables = self._tables()
-        cost = self.make().predict([tables[:2], (), tables[2:]], 256)
+        cost = self.make().predict(LoadSets.of([tables[:2], (), tables[2:]], 256))
         assert cost[1] == 0
-        assert np.allclose(cost[[0, 2]], self.make().predict([tables[:2], tables[2:]], 256))
+        assert np.allclose(cost[[0, 2]], self.make().predict(LoadSets.of([tables[:2], tables[2:]], 256)))
 
 
 class SumModelConformance(ComputeModelConformance):
@@ -137,8 +138,13 @@ class SumModelConformance(ComputeModelConformance):
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
         """What the search builds on."""
         model, tables = self.make(), self._tables()
-        vectors = model.embed(TableColumns.of(tables), 256)
-        assert np.allclose(model.head(vectors.sum(axis=0)), model.predict([tables], 256)[0], rtol=1e-4)
+        vectors = model.embed(Loads.of(tables, 256))
+        assert np.allclose(model.head(vectors.sum(axis=0)), model.predict(LoadSets.of([tables], 256))[0], rtol=1e-4)
+
+
+def _exchange_ms(model: CommModel, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
+    """(B, D) of devices with so many columns and start delays, (B, D)."""
+    return model.predict(Traffic.of_columns(dims, batch_size), start_ms)
 
 
 class CommModelConformance:
@@ -155,7 +161,7 @@ class CommModelConformance:
     def test_costs_cover_the_wait(self) -> None:
         """No device is done before the last one has started."""
         dims, starts = self._exchanges()
-        cost = self.make().predict(dims, starts, 256)
+        cost = _exchange_ms(self.make(), dims, starts, 256)
         assert cost.shape == dims.shape
         assert np.isfinite(cost).all()
         assert (cost >= starts.max(axis=1, keepdims=True) - starts - 1e-9).all()
@@ -166,14 +172,18 @@ class CommModelConformance:
         order = np.array([2, 0, 3, 1])
         model = self.make()
         assert np.allclose(
-            model.predict(dims[:, order], starts[:, order], 256), model.predict(dims, starts, 256)[:, order]
+            _exchange_ms(model, dims[:, order], starts[:, order], 256),
+            _exchange_ms(model, dims, starts, 256)[:, order],
         )
 
     def test_only_differences_of_starts_count(self) -> None:
         """Everybody later by the same time costs the same."""
         dims, starts = self._exchanges()
         model = self.make()
-        assert np.allclose(model.predict(dims, starts + 7, 256), model.predict(dims, starts, 256))
+        assert np.allclose(
+            _exchange_ms(model, dims, starts + 7, 256),
+            _exchange_ms(model, dims, starts, 256),
+        )
 
 
 class PhysicalComputeConformance(SumModelConformance):
@@ -191,8 +201,8 @@ class PhysicalComputeConformance(SumModelConformance):
         for tables, alone, batch_size in self._pairs():
             changed = [[change(table) for table in some] for some in (tables, alone)]
             one_changed = [change(alone[0]), *(table for table in tables if table is not alone[0])]
-            before = model.predict([tables, alone, tables], batch_size)
-            after = model.predict([*changed, one_changed], batch_size)
+            before = model.predict(LoadSets.of([tables, alone, tables], batch_size))
+            after = model.predict(LoadSets.of([*changed, one_changed], batch_size))
             assert (after >= before * (1 - _ROUNDING)).all(), (before, after)
 
     def test_more_rows_cost_no_less(self) -> None:
@@ -204,14 +214,14 @@ class PhysicalComputeConformance(SumModelConformance):
         model = self.make()
         for tables, _, batch_size in self._pairs():
             widths = [[table.with_dim(width) for table in tables] for width in (32, 64, 96, 128)]
-            cost = model.predict(widths, batch_size)
+            cost = model.predict(LoadSets.of(widths, batch_size))
             assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
 
     def test_a_table_more_costs_no_less(self) -> None:
         """On any device."""
         model = self.make()
         for tables, _, batch_size in self._pairs():
-            growing = model.predict([tables[: n + 1] for n in range(len(tables))], batch_size)
+            growing = model.predict(LoadSets.of([tables[: n + 1] for n in range(len(tables))], batch_size))
             assert (np.diff(growing) >= -_ROUNDING * growing[:-1]).all()
 
 
@@ -231,7 +241,7 @@ class PhysicalCommConformance(CommModelConformance):
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             delay = rng.uniform(0, 2, size=(len(dims), 1)) * np.eye(4)[rng.integers(4, size=len(dims))]
-            before, after = (model.predict(dims, s, batch_size) + s for s in (starts, starts + delay))
+            before, after = (_exchange_ms(model, dims, s, batch_size) + s for s in (starts, starts + delay))
             assert (after >= before - _ROUNDING * before).all()
             assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
 
@@ -242,7 +252,7 @@ class PhysicalCommConformance(CommModelConformance):
             nudge = 1e-12 * rng.uniform(size=starts.shape)
             together = np.zeros_like(starts)
             for some in (together, starts):
-                one, other = (model.predict(dims, s, batch_size) for s in (some, some + nudge))
+                one, other = (_exchange_ms(model, dims, s, batch_size) for s in (some, some + nudge))
                 assert np.allclose(one, other, rtol=1e-9, atol=1e-9)
 
     def test_more_columns_take_no_less(self) -> None:
@@ -250,12 +260,12 @@ class PhysicalCommConformance(CommModelConformance):
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             wider = dims + 64 * np.eye(4)[rng.integers(4, size=len(dims))]
-            before, after = (model.predict(d, starts, batch_size) for d in (dims, wider))
+            before, after = (_exchange_ms(model, d, starts, batch_size) for d in (dims, wider))
             assert (after >= before * (1 - _ROUNDING)).all()
 
     def test_a_larger_batch_takes_no_less(self) -> None:
         """Of the same columns."""
         model = self.make()
         for dims, starts, batch_size, _ in self._cases():
-            small, large = (model.predict(dims, starts, size) for size in (batch_size, 2 * batch_size))
+            small, large = (_exchange_ms(model, dims, starts, size) for size in (batch_size, 2 * batch_size))
             assert (large >= small * (1 - _ROUNDING)).all()

@@ -1,12 +1,12 @@
 """Tables, tasks and cost models that need no data."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
@@ -16,11 +16,11 @@ from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.traffic import Traffic
 
 _BATCH_SIZE = 256
 
@@ -62,7 +62,7 @@ def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
             rules.append(TableRule(wide.name, min_shards=2))
     constraints = Constraints(tuple(rules), tuple(pinned), (together,), (apart,) if wide.name not in apart else ())
     use = MemoryUse(("sgd", "rowwise_adagrad", "adam")[seed % 3], batches_in_flight=seed % 2)
-    total = int(use.shard_bytes(TableColumns.of(tables), _BATCH_SIZE).sum())
+    total = int(use.device_bytes(Loads.of(tables, _BATCH_SIZE)).sum())
     memory = tuple(int(total * share) for share in rng.uniform(0.7, 1.5, size=num_devices))
     return Task(tables, Topology(num_devices, memory, total // 100), _BATCH_SIZE, use, constraints)
 
@@ -74,9 +74,9 @@ class LinearCompute(SumModel):
     per_table_ms: float = 0.05
     per_column_ms: float = 0.01
 
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
-        """(n, 1) the table's cost."""
-        cost = self.per_table_ms + self.per_column_ms * tables.dim * tables.pooling_factor
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, 1) the load's cost."""
+        cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
 
     @property
@@ -89,15 +89,11 @@ class LinearCompute(SumModel):
 class OpaqueCompute(ComputeModel):
     """Not of the sum form: the root of the sum of squares of the linear costs, on top of the largest."""
 
-    def predict(self, sets: Sequence[Sequence[Table]], batch_size: int) -> FloatArray:
+    def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms."""
-        return np.array([self._cost(tables, batch_size) for tables in sets])
-
-    def _cost(self, tables: Sequence[Table], batch_size: int) -> float:
-        if not tables:
-            return 0.0
-        alone = LinearCompute().embed(TableColumns.of(tables), batch_size)
-        return float(alone.max() + np.sqrt((alone**2).sum()))
+        alone = LinearCompute().embed(sets.loads)[:, 0]
+        parts = np.split(alone, sets.counts.cumsum()[:-1])
+        return np.array([float(part.max() + np.sqrt((part**2).sum())) if len(part) else 0.0 for part in parts])
 
 
 @dataclass(frozen=True)
@@ -112,11 +108,10 @@ class LinearComm(CommModel):
         """As given."""
         return self.devices
 
-    def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms."""
-        wait = start_ms.max(axis=1, keepdims=True) - start_ms
-        cost: FloatArray = wait + self.per_column_ms * dims.max(axis=1, keepdims=True)
-        return cost
+        widest = traffic.columns.max(axis=1, keepdims=True)
+        return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 
 
 def linear_models(num_devices: int = 4) -> CostModels:

@@ -25,12 +25,13 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from neuroshard.arrays import Float32Array
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.task import Task
+from neuroshard.traffic import Traffic
 
 
 def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:
@@ -45,6 +46,10 @@ def _shards(task: Task, options: Sequence[ShardingOption]) -> list[tuple[Table, 
     """Every shard of the options, with its table as wide as the shard."""
     table = {table.name: table for table in task.tables}
     return [(table[option.name].with_dim(shard.size[1]), shard) for option in options for shard in option.shards]
+
+
+def _loads(task: Task, shards: Sequence[tuple[Table, Shard]]) -> Loads:
+    return Loads.of([table for table, _ in shards], task.batch_size)
 
 
 class SimulatorPerfModel(PerfModel):
@@ -75,7 +80,7 @@ class SimulatorShardEstimator(ShardEstimator):
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `perf` of all shards."""
         shards = _shards(self._task, sharding_options)
-        compute = self._simulator.models.compute.predict([[table] for table, _ in shards], self._task.batch_size)
+        compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, shards)))
         forward, backward = self._ms_per_column()
         for (_, shard), ms in zip(shards, compute.tolist(), strict=True):
             columns = shard.size[1]
@@ -86,7 +91,7 @@ class SimulatorShardEstimator(ShardEstimator):
     def _ms_per_column(self) -> tuple[float, float]:
         devices = self._task.topology.num_devices
         dims = np.full((1, devices), sum(table.dim for table in self._task.tables) / devices)
-        parts = self._simulator.communication(dims, np.zeros_like(dims), self._task.batch_size)
+        parts = self._simulator.communication(Traffic.of_columns(dims, self._task.batch_size), np.zeros_like(dims))
         forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
         return forward, backward
 
@@ -101,8 +106,7 @@ class TaskStorageEstimator(ShardEstimator):
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `storage` of all shards."""
         shards = _shards(self._task, sharding_options)
-        columns = TableColumns.of([table for table, _ in shards])
-        size_bytes = self._task.memory.shard_bytes(columns, self._task.batch_size)
+        size_bytes = self._task.memory.device_bytes(_loads(self._task, shards))
         for (_, shard), size in zip(shards, size_bytes.tolist(), strict=True):
             shard.storage = Storage(hbm=size, ddr=0)
 
@@ -122,11 +126,11 @@ class TorchRecCompute(SumModel):
         """The sum itself."""
         return ReluHead.of_cost()
 
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
+    def embed(self, loads: Loads) -> Float32Array:
         """(n, 1) ms."""
-        local = max(batch_size // self.topology.world_size, 1)
-        rows = zip(tables.rows, tables.dim, tables.pooling_factor, tables.bytes_per_element, strict=True)
-        options = [self._option(int(r), int(d), float(p), int(b), local) for r, d, p, b in rows]
+        local = np.maximum(loads.samples // self.topology.world_size, 1)
+        rows = zip(loads.rows, loads.dim, loads.pooling_factor, loads.bytes_per_element, local, strict=True)
+        options = [self._option(int(r), int(d), float(p), int(b), int(own)) for r, d, p, b, own in rows]
         if options:
             self._estimator.estimate(options, self._sharder_data)
         return np.array([[option.total_perf] for option in options], dtype=np.float32).reshape(-1, 1)

@@ -25,6 +25,7 @@ from neuroshard.stages.search.kernels.steps import (
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.traffic import Traffic
 
 _COSTED_STEPS = 128  # of all steps, so many that look best are costed with the communication models
 _LEAST_GAIN = 1e-6  # relative
@@ -195,7 +196,7 @@ class LocalSearch:
 
     def _total_ms(self, compute_ms: FloatArray, units: IntArray) -> FloatArray:
         dims, batch_size = (units * DIM_MULTIPLE).astype(np.float64), self._catalog.items.task.batch_size
-        forward, backward = self._simulator.communication(dims, compute_ms, batch_size)
+        forward, backward = self._simulator.communication(Traffic.of_columns(dims, batch_size), compute_ms)
         return compute_ms + forward + backward
 
     def _ms_per_unit(self) -> float:

@@ -7,11 +7,11 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array
 from neuroshard.errors import UserError
+from neuroshard.loads import Loads
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.task import Task
 
 
@@ -103,7 +103,7 @@ class OneByOne(SumModel):
         """The sum itself."""
         return ReluHead.of_cost()
 
-    def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
-        """(n, 1) the cost of each table alone."""
-        alone = self.fused.head(self.fused.embed(tables, batch_size))
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, 1) the cost of each load alone."""
+        alone = self.fused.head(self.fused.embed(loads))
         return alone[:, None].astype(np.float32)

@@ -6,6 +6,7 @@ from pathlib import Path
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.files import digest_of
+from neuroshard.loads import Loads
 from neuroshard.models import SumModel
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import shown
@@ -16,7 +17,6 @@ from neuroshard.stages.search.local.search import LocalSearch, Moves, moved
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.task import Task
 from neuroshard.units import ByteSize, readable_bytes
 
@@ -112,4 +112,4 @@ def moved_bytes(start: Plan, plan: Plan) -> int:
 
 def total_state_bytes(task: Task) -> int:
     """Bytes of all weights and their optimizer state, unsplit."""
-    return int(task.memory.state_bytes(TableColumns.of(task.tables)).sum())
+    return int(task.memory.state_bytes(Loads.of(task.tables, task.batch_size)).sum())

@@ -14,6 +14,7 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.placement.placer import Placements, make_placer
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import Layout
+from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ class GridSearch:
         fresh = placements.alive & ~placements.repeated
         compute = placements.compute_ms[fresh]
         dims = (placements.units[fresh] * DIM_MULTIPLE).astype(np.float64)
-        forward, backward = self._simulator.communication(dims, compute, self.catalog.items.task.batch_size)
+        forward, backward = self._simulator.communication(
+            Traffic.of_columns(dims, self.catalog.items.task.batch_size), compute
+        )
         total = np.full(placements.alive.shape, np.inf)
         total[fresh] = comparable((compute + forward + backward).max(axis=1))
         return total

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.stages.search.kernels.greedy import place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
@@ -149,7 +150,7 @@ class _PlainPlacer:
             [table for item in np.flatnonzero(content).tolist() for table in items.tables(item, int(content[item]))]
             for content in contents
         ]
-        return self._model.predict(sets, self._batch_size)
+        return self._model.predict(LoadSets.of(sets, self._batch_size))
 
 
 def _with(content: IntArray, item: int, width: int) -> IntArray:

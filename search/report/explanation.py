@@ -7,6 +7,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.errors import InfeasibleError
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import SumModel
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
@@ -16,6 +17,7 @@ from neuroshard.stages.search.report.moves import Move, moves
 from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
     tables = [plan.task.tables[shard.table] for shard, _ in places]
     parts = [table.with_dim(shard.dim) for table, (shard, _) in zip(tables, places, strict=True)]
     model = simulator.models.compute
-    alone = model.predict([[part] for part in parts], plan.task.batch_size)
+    alone = model.predict(LoadSets.alone(Loads.of(parts, plan.task.batch_size)))
     without = changed_compute_ms(plan, [Change(shard.table, device, 0) for shard, device in places], model)
     saved = cost.compute[list(plan.devices)] - without
     found = [
@@ -157,5 +159,5 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
     """The plan's cost with evenly spread columns, and compute costs (D,)."""
     dims = np.full((1, len(compute)), np.mean(plan.device_dims))
-    forward, backward = simulator.communication(dims, compute[None], plan.task.batch_size)
+    forward, backward = simulator.communication(Traffic.of_columns(dims, plan.task.batch_size), compute[None])
     return float((compute + forward + backward).max())

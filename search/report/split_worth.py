@@ -8,10 +8,11 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.cost import Cost
+from neuroshard.loads import Loads
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
-from neuroshard.tables.columns import TableColumns
+from neuroshard.traffic import Traffic
 
 _MOST_NUMBERS = 1 << 21  # devices x variants of a plan that are costed in one call: some tens of MB
 
@@ -75,7 +76,7 @@ class _Variants:
     def of(cls, plan: Plan, groups: Sequence[Sequence[Change]], simulator: Simulator) -> "_Variants":
         task, shards = plan.task, [shard for group in groups for shard in group]
         table, device, dim = np.array(shards, dtype=np.int64).reshape(len(shards), 3).T
-        columns = TableColumns.of(task.tables).take(table)
+        loads = Loads.of(task.tables, task.batch_size).take(table)
         gone = [shard._replace(dim=0) for shard in shards]
         whole = [shard._replace(dim=task.tables[shard.table].dim) for shard in shards]
         without_ms, whole_ms = np.split(changed_compute_ms(plan, [*gone, *whole], simulator.models.compute), 2)
@@ -84,9 +85,9 @@ class _Variants:
             tuple(own for group, own in zip(groups, numbers[:-1], strict=True) for _ in group),
             device,
             dim,
-            columns.dim.astype(np.int64),
-            task.memory.shard_bytes(columns.with_dim(dim.astype(np.float64)), task.batch_size),
-            task.memory.shard_bytes(columns, task.batch_size),
+            loads.dim.astype(np.int64),
+            task.memory.device_bytes(loads.columns(dim)),
+            task.memory.device_bytes(loads),
             without_ms,
             whole_ms,
         )
@@ -109,6 +110,6 @@ class _Variants:
             compute[row, there] = self.whole_ms[variant]
             dims[row, there] += self.whole_dim[variant]
             size[row, there] += self.whole_bytes[variant]
-        forward, backward = simulator.communication(dims.astype(np.float64), compute, plan.task.batch_size)
+        forward, backward = simulator.communication(Traffic.of_columns(dims, plan.task.batch_size), compute)
         fits = (size <= np.array(plan.task.shard_memory)).all(axis=1)
         return np.where(fits, (compute + forward + backward).max(axis=1), np.inf)

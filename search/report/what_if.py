@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.plans.plan import Plan
-from neuroshard.tables.columns import TableColumns
 
 
 class Change(NamedTuple):
@@ -30,20 +30,20 @@ def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> Floa
     tables, held = plan.task.tables, dims_by_device(plan)
     after = [{**held[change.device], change.table: change.dim} for change in changes]
     sets = [[tables[table].with_dim(dim) for table, dim in dims.items() if dim] for dims in after]
-    return model.predict(sets, plan.task.batch_size)
+    return model.predict(LoadSets.of(sets, plan.task.batch_size))
 
 
 def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:
     """A device's vector less the shard's that it holds plus the one's that it would hold, in 64 bits."""
-    columns, held = TableColumns.of(plan.task.tables), dims_by_device(plan)
+    loads, held = Loads.of(plan.task.tables, plan.task.batch_size), dims_by_device(plan)
     devices = np.array([change.device for change in changes])
 
     def embedded(places: Sequence[Change]) -> FloatArray:
         """(n, H), zeros for shards without columns."""
         dims = np.array([place.dim for place in places], dtype=np.float64)
         filled = np.flatnonzero(dims)
-        chosen = columns.take(np.array([place.table for place in places])[filled]).with_dim(dims[filled])
-        vectors: Float32Array = model.embed(chosen, plan.task.batch_size)
+        chosen = loads.take(np.array([place.table for place in places])[filled]).columns(dims[filled])
+        vectors: Float32Array = model.embed(chosen)
         found = np.zeros((len(places), vectors.shape[1]))
         found[filled] = vectors
         return found

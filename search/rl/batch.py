@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from neuroshard.errors import UserError
+from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.stages.search.space.feasibility import check_total, check_whole, device_memory
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.task import Task
 
 FEATURES = FeatureSet("physical")
@@ -109,7 +109,7 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     features = np.zeros((len(items), most, len(FEATURES.columns)), dtype=np.float32)
     present = np.zeros((len(items), most), dtype=np.float32)
     for index, tables in enumerate(every):
-        features[index, : len(tables)] = FEATURES(TableColumns.of(tables), task.batch_size)
+        features[index, : len(tables)] = FEATURES(Loads.of(tables, task.batch_size))
         present[index, : len(tables)] = 1
     rivals = np.zeros((len(items), len(items)), dtype=np.bool_)
     for index in range(len(items)):

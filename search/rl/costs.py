@@ -6,12 +6,13 @@ import numpy as np
 import torch
 
 from neuroshard.errors import UserError
+from neuroshard.loads import Loads
 from neuroshard.models import SumModel
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.reduction import Reduction
 from neuroshard.stages.search.space.items import Items
-from neuroshard.tables.columns import TableColumns
+from neuroshard.traffic import Traffic
 
 NUM_PARTS = 3  # compute, forward and backward communication
 
@@ -76,8 +77,8 @@ class SimulatorCosts(PlacementCosts):
     def _of_task(self, items: Items) -> torch.Tensor:
         tables = [items.tables(number, item.width) for number, item in enumerate(items.items)]
         starts = np.concatenate([[0], np.cumsum([len(some) for some in tables])[:-1]])
-        flat = TableColumns.of([table for some in tables for table in some])
-        return torch.from_numpy(np.add.reduceat(self._model.embed(flat, items.task.batch_size), starts, axis=0))
+        flat = Loads.of([table for some in tables for table in some], items.task.batch_size)
+        return torch.from_numpy(np.add.reduceat(self._model.embed(flat), starts, axis=0))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, D, 3) as the simulator has them."""
@@ -85,7 +86,7 @@ class SimulatorCosts(PlacementCosts):
         columns, batch_size = dims.numpy().astype(np.float64), batch.items[0].task.batch_size
         if len({some.task.batch_size for some in batch.items}) > 1:
             raise UserError("tasks of one batch must have one batch size")
-        forward, backward = self._simulator.communication(columns, compute, batch_size)
+        forward, backward = self._simulator.communication(Traffic.of_columns(columns, batch_size), compute)
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:

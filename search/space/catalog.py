@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.feasibility import check_total
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.sizes import Sizes, entry_tables
+from neuroshard.stages.search.space.sizes import Sizes, entry_loads
 from neuroshard.tasks.task import Task
 
 
@@ -50,14 +51,14 @@ class Catalog(Sizes):
 def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array, FloatArray]:
     """(N, H) vectors, with H = 0 for models that have none, and (N,) ms."""
     items, first = sizes.items, sizes.first
-    entry, shards = entry_tables(items, first)
+    entry, shards = entry_loads(items, first)
     cost_ms, filled = np.zeros(len(sizes.size_bytes)), np.unique(entry)
     if not isinstance(model, SumModel):
         item = np.searchsorted(first, filled, side="right") - 1
         sets = [items.tables(i, w) for i, w in zip(item.tolist(), (filled - first[item]).tolist(), strict=True)]
-        cost_ms[filled] = model.predict(sets, items.task.batch_size)
+        cost_ms[filled] = model.predict(LoadSets.of(sets, items.task.batch_size))
         return np.zeros((len(cost_ms), 0), dtype=np.float32), cost_ms
-    embedded = model.embed(shards, items.task.batch_size)
+    embedded = model.embed(shards)
     vectors = np.zeros((len(cost_ms), embedded.shape[1]), dtype=np.float32)
     np.add.at(vectors, entry, embedded)
     cost_ms[filled] = model.head(vectors[filled])

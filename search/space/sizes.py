@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.arrays import IntArray
+from neuroshard.loads import Loads
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.items import Items
-from neuroshard.tables.columns import TableColumns
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,9 @@ class Sizes:
         """All shards of the items."""
         full_width = np.array([item.width for item in items.items], dtype=np.int64)
         first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
-        entry, shards = entry_tables(items, first)
+        entry, shards = entry_loads(items, first)
         size_bytes, state_bytes = np.zeros((2, int(full_width.sum()) + len(items)), dtype=np.int64)
-        np.add.at(size_bytes, entry, items.task.memory.shard_bytes(shards, items.task.batch_size))
+        np.add.at(size_bytes, entry, items.task.memory.device_bytes(shards))
         np.add.at(state_bytes, entry, items.task.memory.state_bytes(shards))
         return cls(items, first, full_width, size_bytes, state_bytes)
 
@@ -54,8 +54,8 @@ class Sizes:
         return whole
 
 
-def entry_tables(items: Items, first: IntArray) -> tuple[IntArray, TableColumns]:
-    """(n,) the entry that each of n tables belongs to, and those tables at their width there, over all entries."""
+def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:
+    """(n,) the entry that each of n loads belongs to, and those loads, over all entries."""
     entries, tables, widths = [], [], []
     for item, start in zip(items.items, first.tolist(), strict=True):
         if len(item.parts) > 1:
@@ -68,5 +68,5 @@ def entry_tables(items: Items, first: IntArray) -> tuple[IntArray, TableColumns]
             tables.append(np.full(item.width, item.parts[0][0]))
             widths.append(width)
     dims = np.concatenate(widths).astype(np.float64) * DIM_MULTIPLE
-    columns = TableColumns.of(items.task.tables).take(np.concatenate(tables)).with_dim(dims)
-    return np.concatenate(entries), columns
+    loads = Loads.of(items.task.tables, items.task.batch_size).take(np.concatenate(tables)).columns(dims)
+    return np.concatenate(entries), loads

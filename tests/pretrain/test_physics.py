@@ -4,9 +4,8 @@ from functools import cache
 
 import numpy as np
 
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.stages.pretrain.additive import Additive, Ensemble
-from neuroshard.stages.pretrain.examples import BACKWARD, FORWARD
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings

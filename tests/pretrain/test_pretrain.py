@@ -11,6 +11,7 @@ import torch
 from neuroshard import files
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
@@ -26,6 +27,7 @@ from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 from neuroshard.testing import LinearComm, LinearCompute, toy_tables
+from neuroshard.traffic import Traffic
 
 TABLES = toy_tables(200)
 SPLIT = split_tables(TABLES, 0)
@@ -44,7 +46,7 @@ def _compute(count, seed=0):
         tables = tuple(
             group[j] for j in rng.choice(len(group), size=rng.integers(1, min(5, len(group)) + 1), replace=False)
         )
-        cost = LinearCompute().predict([tables], 256)[0]
+        cost = LinearCompute().predict(LoadSets.of([tables], 256))[0]
         repeats = Repeats(np.full(3, cost), np.zeros(3))
         made.append(Measurement(ComputeSample(tables, 256), i, NAMES[i % 5], 0, repeats))
     return made
@@ -56,7 +58,12 @@ def _comm(count, seed=0):
     made = []
     for i in range(count):
         dims, starts = rng.integers(10, 300, size=(1, 3)) * 4, rng.uniform(0, 10, size=(1, 3))
-        times = np.stack([model.predict(dims, starts, 256)[0], model.predict(dims, 0 * starts, 256)[0]])
+        times = np.stack(
+            [
+                model.predict(Traffic.of_columns(dims, 256), starts)[0],
+                model.predict(Traffic.of_columns(dims, 256), 0 * starts)[0],
+            ]
+        )
         sample = CommSample(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
         made.append(Measurement(sample, i, NAMES[i % 5], 0, Repeats(np.stack([times] * 3), np.zeros(3))))
     return made
@@ -101,7 +108,7 @@ def test_a_run_learns_and_saves_what_it_learned(data, kinds):
         assert result.metrics[name].test.kendall_tau > 0.85
         assert getattr(card.metrics, name) == result.metrics[name]
     test = [m for m in _compute(400) if m.split == "test"]
-    predicted = models.compute.predict([m.sample.tables for m in test], 256)
+    predicted = models.compute.predict(LoadSets.of([m.sample.tables for m in test], 256))
     measured = np.array([m.repeats.times_ms[0] for m in test])
     assert accuracy_of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
     assert card.data.compute_samples == {"train": 240, "valid": 80, "test": 80}
@@ -119,9 +126,17 @@ def test_fitting_further_starts_where_the_bundle_is(data):
     }
     _pretrain(data, "further", init=str(data / "bundle"), max_samples=30, **unmoved).run()
     (before, _), (after, card) = (load_bundle(data / out) for out in ("bundle", "further"))
-    assert np.allclose(after.compute.predict([TABLES[:4]], 256), before.compute.predict([TABLES[:4]], 256), rtol=1e-4)
+    assert np.allclose(
+        after.compute.predict(LoadSets.of([TABLES[:4]], 256)),
+        before.compute.predict(LoadSets.of([TABLES[:4]], 256)),
+        rtol=1e-4,
+    )
     dims, starts = np.array([[40.0, 80.0, 20.0]]), np.zeros((1, 3))
-    assert np.allclose(after.forward.predict(dims, starts, 256), before.forward.predict(dims, starts, 256), rtol=1e-4)
+    assert np.allclose(
+        after.forward.predict(Traffic.of_columns(dims, 256), starts),
+        before.forward.predict(Traffic.of_columns(dims, 256), starts),
+        rtol=1e-4,
+    )
     assert card.data.compute_samples["train"] == 30
     assert after.ranges == before.ranges  # of few samples now, but fitted to all before
     with pytest.raises(UserError, match="init is a model of the kind 'ensemble'"):
@@ -207,7 +222,8 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     (kept,) = spare.iterdir()
     dims = np.array([[40.0, 80.0, 20.0]])
     costs = [
-        models.forward.predict(dims, dims, 256) for models in (old, *map(CostModels.load, (data / "bundle", kept)))
+        models.forward.predict(Traffic.of_columns(dims, 256), dims)
+        for models in (old, *map(CostModels.load, (data / "bundle", kept)))
     ]
     assert (costs[0] == costs[1]).all()
     assert (costs[0] != costs[2]).any()

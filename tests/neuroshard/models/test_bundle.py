@@ -9,6 +9,7 @@ import safetensors.numpy
 
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.loads import LoadSets
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
 from neuroshard.models.bundle import check_place
@@ -16,6 +17,7 @@ from neuroshard.models.card import Accuracy, ModelTest, ModelTests
 from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import random_ensemble, random_models, random_set_comm, toy_tables
+from neuroshard.traffic import Traffic
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
 CARD = Card(
@@ -38,11 +40,12 @@ def test_saving_and_loading_is_exact(bundle):
     saved, (loaded, card) = random_models(), load_bundle(bundle)
     assert card == CARD
     sets = [toy_tables(n, seed=n) for n in range(1, 6)]
-    assert (loaded.compute.predict(sets, 256) == saved.compute.predict(sets, 256)).all()
+    assert (loaded.compute.predict(LoadSets.of(sets, 256)) == saved.compute.predict(LoadSets.of(sets, 256))).all()
     dims, starts = np.arange(8.0).reshape(2, 4) * 4, np.arange(8.0).reshape(2, 4)
     for name in ("forward", "backward"):
         assert (
-            getattr(loaded, name).predict(dims, starts, 256) == getattr(saved, name).predict(dims, starts, 256)
+            getattr(loaded, name).predict(Traffic.of_columns(dims, 256), starts)
+            == getattr(saved, name).predict(Traffic.of_columns(dims, 256), starts)
         ).all()
     assert (loaded.batch_size, loaded.num_devices) == (256, 4)
 
@@ -108,12 +111,14 @@ def test_whenever_writing_stops_the_old_bundle_stands(bundle, monkeypatch, after
     dims, sets = np.array([[4.0, 8.0, 12.0, 16.0]]), [toy_tables(3)]
     after_all = CostModels.load(bundle)
     for name in ("forward", "backward"):
-        old, new = (getattr(models, name).predict(dims, 0 * dims, 256) for models in (before, after_all))
+        old, new = (
+            getattr(models, name).predict(Traffic.of_columns(dims, 256), 0 * dims) for models in (before, after_all)
+        )
         assert (old == new).all()
-    assert (before.compute.predict(sets, 256) == after_all.compute.predict(sets, 256)).all()
+    assert (before.compute.predict(LoadSets.of(sets, 256)) == after_all.compute.predict(LoadSets.of(sets, 256))).all()
     save_bundle(bundle, random_models(seed=1), CARD)
     assert len(list(bundle.iterdir())) == 2  # what was left behind is gone
-    assert (CostModels.load(bundle).forward.predict(dims, 0 * dims, 256) != old).any()
+    assert (CostModels.load(bundle).forward.predict(Traffic.of_columns(dims, 256), 0 * dims) != old).any()
 
 
 def test_other_files_in_the_directory_are_left_alone(bundle):
@@ -145,8 +150,8 @@ def test_a_bundle_replaced_while_it_is_read_is_read_again(bundle, monkeypatch):
 
     monkeypatch.setattr("neuroshard.models.bundle.read_json", read_then_replace)
     dims = np.array([[4.0, 8.0, 12.0, 16.0]])
-    expected = random_models(seed=1).forward.predict(dims, dims, 256)
-    assert (CostModels.load(bundle).forward.predict(dims, dims, 256) == expected).all()
+    expected = random_models(seed=1).forward.predict(Traffic.of_columns(dims, 256), dims)
+    assert (CostModels.load(bundle).forward.predict(Traffic.of_columns(dims, 256), dims) == expected).all()
 
 
 def _change(bundle, change):
@@ -270,9 +275,12 @@ def test_ensembles_ranges_and_margins_are_stored_exactly(tmp_path):
     loaded = CostModels.load(tmp_path / "bundle")
     assert (loaded.ranges, loaded.margins, loaded.batch_size) == (saved.ranges, saved.margins, None)
     sets = [toy_tables(n, seed=n) for n in range(1, 6)]
-    assert (loaded.compute.predict(sets, 99) == saved.compute.predict(sets, 99)).all()
+    assert (loaded.compute.predict(LoadSets.of(sets, 99)) == saved.compute.predict(LoadSets.of(sets, 99))).all()
     dims, starts = np.arange(10.0).reshape(2, 5) * 4, np.arange(10.0).reshape(2, 5)
-    assert (loaded.forward.predict(dims, starts, 99) == saved.forward.predict(dims, starts, 99)).all()
+    assert (
+        loaded.forward.predict(Traffic.of_columns(dims, 99), starts)
+        == saved.forward.predict(Traffic.of_columns(dims, 99), starts)
+    ).all()
 
 
 def test_a_full_disk_leaves_the_old_bundle(bundle, monkeypatch):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.shipped import shipped_names, shipped_path
 from neuroshard.simulator import Simulator
@@ -51,8 +52,6 @@ def test_more_lookups_cost_no_less(batch_size):
     sets = [[table.with_dim(4 * (1 + (7 * i + n) % 32)) for n, table in enumerate(pool[i::12])] for i in range(12)]
     busier = [[replace(table, pooling_factor=1.5 * table.pooling_factor) for table in tables] for tables in sets]
     model = CostModels.load("cpu").compute
-    costs = [
-        model.predict(some, size) for some, size in ((sets, batch_size), (busier, batch_size), (sets, 2 * batch_size))
-    ]
-    assert (costs[1] > costs[0]).all()
-    assert (costs[2] > costs[0]).all()
+    cost = model.predict(LoadSets.of(sets, batch_size))
+    assert (model.predict(LoadSets.of(busier, batch_size)) > cost).all()
+    assert (model.predict(LoadSets.of(sets, 2 * batch_size)) > cost).all()

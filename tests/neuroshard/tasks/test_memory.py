@@ -6,10 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
+from neuroshard.loads import Loads
 from neuroshard.plans.plan import Plan, Shard, assemble
 from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.tables import Table
-from neuroshard.tables.columns import TableColumns
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.units import MAX_BYTES, readable_bytes
@@ -22,21 +22,21 @@ TABLE = Table("t", 1000, 8, 2.5, ONCE)
     ("optimizer", "state"), [("sgd", 32_000), ("rowwise_adagrad", 32_000 + 4_000), ("adam", 3 * 32_000)]
 )
 def test_optimizer_state_is_counted(optimizer, state):
-    shards = TableColumns.of([TABLE])
+    shards = Loads.of([TABLE], 64)
     assert MemoryUse(optimizer).state_bytes(shards).tolist() == [state]
-    assert MemoryUse(optimizer).shard_bytes(shards, 64).tolist() == [state]
+    assert MemoryUse(optimizer).device_bytes(shards).tolist() == [state]
 
 
 def test_state_is_fp32_where_weights_are_fp16():
-    half = TableColumns.of([Table("t", 1000, 8, 2.5, ONCE, bytes_per_element=2)])
+    half = Loads.of([Table("t", 1000, 8, 2.5, ONCE, bytes_per_element=2)], 64)
     assert MemoryUse("adam").state_bytes(half).tolist() == [1000 * 8 * (2 + 8)]
 
 
 def test_buffers_are_counted_for_every_batch_in_flight():
-    shards = TableColumns.of([TABLE])
+    shards = Loads.of([TABLE], 64)
     one = 8 * 64 * 3.5 + 2 * 4 * 64 * 8  # indices and offsets; pooled embeddings and their gradients
-    assert MemoryUse("sgd", 1).shard_bytes(shards, 64).tolist() == [32_000 + one]
-    assert MemoryUse("sgd", 3).shard_bytes(shards, 64).tolist() == [32_000 + 3 * one]
+    assert MemoryUse("sgd", 1).device_bytes(shards).tolist() == [32_000 + one]
+    assert MemoryUse("sgd", 3).device_bytes(shards).tolist() == [32_000 + 3 * one]
     assert MemoryUse("sgd", 3).received_bytes(8, 64, 4) == 3 * 2 * 4 * 16 * 8
     assert MemoryUse("sgd", 0).received_bytes(8, 64, 4) == 0
 
@@ -84,7 +84,7 @@ _STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 def _exact_bytes(table, use, batch_size):
     per_element, per_row = _STATE_FLOATS[use.optimizer]
     state = table.rows * (table.dim * (table.bytes_per_element + 4 * per_element) + 4 * per_row)
-    lookups = ceil(8 * batch_size * Fraction(table.pooling_factor))
+    lookups = ceil(8 * Fraction(batch_size * table.pooling_factor))  # a batch's lookups are a mean, in 64 bits
     return state + use.batches_in_flight * (lookups + 8 * batch_size * (1 + table.dim))
 
 
@@ -109,14 +109,14 @@ LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE)
 @settings(max_examples=500, deadline=None)
 def test_bytes_are_exact_or_refused(table, use, batch_size):
     """As whole numbers of any size, over everything that a table, a batch and their use may be."""
-    expected, shards = _exact_bytes(table, use, batch_size), TableColumns.of([table])
+    expected, shards = _exact_bytes(table, use, batch_size), Loads.of([table], batch_size)
     if expected > MAX_BYTES:
         with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
-            use.shard_bytes(shards, batch_size)
+            use.device_bytes(shards)
         with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
             Task((table,), Topology(1, 1 << 60), batch_size, use)
     else:
-        assert use.shard_bytes(shards, batch_size).tolist() == [expected]
+        assert use.device_bytes(shards).tolist() == [expected]
         task = Task((table,), Topology(1, 1 << 60), batch_size, use)
         assert Plan(task, (Shard(0, 0, table.dim),), (0,)).device_bytes == (expected,)
 

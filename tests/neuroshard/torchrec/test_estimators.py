@@ -5,6 +5,7 @@ import pytest
 from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
 
 import neuroshard as ns
+from neuroshard.loads import LoadSets
 from neuroshard.plans.plan import assemble
 from neuroshard.simulator import Simulator
 from neuroshard.testing import SumModelConformance, linear_models, toy_task
@@ -76,7 +77,7 @@ def test_storage_is_what_the_task_counts(planned):
 
 def test_torchrecs_estimates_grow_with_what_is_read():
     few, many = ns.Table("t", 1000, 64, 1.0, (1.0, *(0.0,) * 16)), ns.Table("t", 1000, 64, 9.0, (1.0, *(0.0,) * 16))
-    cost = TorchRecCompute(TOPOLOGY).predict([[few], [many], [few.with_dim(128)]], 4096)
+    cost = TorchRecCompute(TOPOLOGY).predict(LoadSets.of([[few], [many], [few.with_dim(128)]], 4096))
     assert cost[0] < cost[1]
     assert cost[0] < cost[2]
 

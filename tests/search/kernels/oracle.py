@@ -1,5 +1,6 @@
 """NeuroShard's published search, plain and slow: what the lockstep one must agree with."""
 
+from neuroshard.loads import LoadSets
 from neuroshard.plans.plan import assemble
 
 
@@ -41,7 +42,9 @@ def _split(layout, shard):
 
 
 def _alone(task, simulator, shard):
-    return simulator.models.compute.predict([[task.tables[shard[0]].with_dim(shard[1])]], task.batch_size)[0]
+    return simulator.models.compute.predict(LoadSets.of([[task.tables[shard[0]].with_dim(shard[1])]], task.batch_size))[
+        0
+    ]
 
 
 def _candidates(task, simulator, layout, count):
@@ -75,7 +78,7 @@ def _greedy(task, simulator, layout, cap):
             tables = _tables_on(task, [*placed, (index, dim, device)], device)
             size, dims = sum(t.size_bytes for t in tables), sum(t.dim for t in tables)
             if dims <= cap + 1e-9 and size <= task.topology.memory_bytes:
-                options.append((simulator.models.compute.predict([tables], task.batch_size)[0], device))
+                options.append((simulator.models.compute.predict(LoadSets.of([tables], task.batch_size))[0], device))
         if not options:
             return None
         placed.append((index, dim, min(options)[1]))

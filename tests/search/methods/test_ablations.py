@@ -40,8 +40,8 @@ class TestOneByOne(SumModelConformance):
 class _Crowded(LinearCompute):
     """Every table on a device beyond the second costs more."""
 
-    def embed(self, tables, batch_size):
-        return np.concatenate([super().embed(tables, batch_size), np.ones((len(tables), 1), np.float32)], axis=1)
+    def embed(self, loads):
+        return np.concatenate([super().embed(loads), np.ones((len(loads), 1), np.float32)], axis=1)
 
     @property
     def head(self):

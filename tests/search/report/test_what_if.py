@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard.loads import LoadSets
 from neuroshard.plans.plan import assemble
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.report.split_worth import split_worths
@@ -42,7 +43,7 @@ def test_changed_devices_cost_what_they_would(models):
          if d == device and s.table != table] + ([task.tables[table].with_dim(dim)] if dim else [])
         for table, device, dim in changes
     ]  # fmt: skip
-    np.testing.assert_allclose(found, models.compute.predict(sets, task.batch_size), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, models.compute.predict(LoadSets.of(sets, task.batch_size)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_device_left_without_tables_costs_nothing():

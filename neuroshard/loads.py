@@ -1,0 +1,96 @@
+"""What placements ask of a device's kernels: what compute models are asked with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.tables import Table
+from neuroshard.tables.table import NUM_REUSE_BINS
+
+
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """n loads, as arrays; only this file knows what a table, or a part of one, asks of the device that holds it.
+
+    Attributes:
+        rows: (n,) that lie on the device.
+        dim: (n,) columns that lie there.
+        lookups: (n,) of a batch, over all samples.
+        samples: (n,) whose lookups they are: the global batch size.
+        outputs: (n,) pooled embeddings that come of a batch.
+        bytes_per_element: (n,) of the weights.
+        reuse: (n, 17) histogram, as in `Table`.
+    """
+
+    rows: FloatArray
+    dim: FloatArray
+    lookups: FloatArray
+    samples: FloatArray
+    outputs: FloatArray
+    bytes_per_element: FloatArray
+    reuse: FloatArray
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
+        """Of whole tables, in order, at a global batch size: one for all, or (n,)."""
+        plain = np.array([(t.rows, t.dim, t.pooling_factor, t.bytes_per_element) for t in tables], dtype=np.float64)
+        reuse = np.array([t.reuse for t in tables], dtype=np.float64).reshape(len(tables), NUM_REUSE_BINS)
+        rows, dim, pooling_factor, bytes_per_element = plain.reshape(len(tables), 4).T
+        samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
+        return cls(rows, dim, samples * pooling_factor, samples, samples, bytes_per_element, reuse)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def size_bytes(self) -> FloatArray:
+        """(n,) bytes of the weights."""
+        return self.rows * self.dim * self.bytes_per_element
+
+    @property
+    def pooling_factor(self) -> FloatArray:
+        """(n,) mean lookups of a sample."""
+        return self.lookups / self.samples
+
+    def take(self, indices: IntArray) -> "Loads":
+        """The loads at `indices` (m,)."""
+        return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
+
+    def columns(self, dim: FloatArray | IntArray) -> "Loads":
+        """Of column shards `dim` (n,) wide: a shard needs all lookups of its table."""
+        return replace(self, dim=np.asarray(dim, dtype=np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class LoadSets:
+    """B sets of loads, each what one device holds, one after the other.
+
+    Attributes:
+        loads: (n,) of all sets.
+        counts: (B,) loads in each; 0 for an empty device.
+    """
+
+    loads: Loads
+    counts: IntArray
+
+    @classmethod
+    def of(cls, sets: Sequence[Sequence[Table]], batch_size: int) -> "LoadSets":
+        """Of sets of whole tables."""
+        counts = np.array([len(tables) for tables in sets], dtype=np.int64)
+        return cls(Loads.of([table for tables in sets for table in tables], batch_size), counts)
+
+    @classmethod
+    def alone(cls, loads: Loads) -> "LoadSets":
+        """Every load on a device of its own."""
+        return cls(loads, np.ones(len(loads), dtype=np.int64))
+
+    @classmethod
+    def grouped(cls, loads: Loads, places: IntArray, num_sets: int) -> "LoadSets":
+        """Loads (n,) in sets by `places` (n,), the number of each one's set; order within a set is kept."""
+        order = np.argsort(places, kind="stable")
+        return cls(loads.take(order), np.bincount(places, minlength=num_sets))
+
+    def __len__(self) -> int:
+        return len(self.counts)
