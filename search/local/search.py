@@ -42,6 +42,7 @@ class State:
         size_bytes, units: (D,).
         score: (D,) the head's weighted sum; 0 for an empty device.
         compute_ms, total_ms: (D,) predicted.
+        ready_ms: (D,) when each may start forward communication; all wait for the last.
         moved_bytes: that have to be moved to get there.
     """
 
@@ -52,6 +53,7 @@ class State:
     score: FloatArray
     compute_ms: FloatArray
     total_ms: FloatArray
+    ready_ms: FloatArray
     moved_bytes: int
 
     @property
@@ -129,12 +131,14 @@ class LocalSearch:
             size[device] = self._catalog.size_bytes[entries].sum()
             units[device] = held[items, device].sum()
         score, compute_ms = self._compute(sums, units)
-        total_ms = self._total_ms(compute_ms[None], units[None])[0]
-        return State(held, sums, size, units, score, compute_ms, total_ms, moved_bytes)
+        forward, backward = self._communication(compute_ms[None], units[None])
+        ready_ms = compute_ms + backward[0]
+        return State(held, sums, size, units, score, compute_ms, ready_ms + forward[0], ready_ms, moved_bytes)
 
     def best_step(self, state: State) -> State | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
-        sources = {int(np.argmax(values)) for values in (state.compute_ms, state.total_ms, state.units)}
+        loads = (state.compute_ms, state.ready_ms, state.total_ms, state.units)
+        sources = {int(np.argmax(values)) for values in loads}
         found = [self._steps_from(state, source) for source in sorted(sources)]
         steps = np.concatenate([steps for steps, _ in found])
         estimate = np.concatenate([estimate for _, estimate in found])
@@ -176,7 +180,8 @@ class LocalSearch:
             sums, after = self._after(state, steps, device, sign)
             units[row, device] = after
             compute_ms[row, device] = self._compute(sums, after)[1]
-        total: FloatArray = self._total_ms(compute_ms, units).max(axis=1)
+        forward, backward = self._communication(compute_ms, units)
+        total: FloatArray = (compute_ms + backward + forward).max(axis=1)
         return total
 
     def _after(self, state: State, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, IntArray]:
@@ -194,10 +199,10 @@ class LocalSearch:
         score = (np.maximum(sums, 0) @ self._head.weight).astype(np.float64)
         return score * (units > 0), self._head.finish(score) * (units > 0)
 
-    def _total_ms(self, compute_ms: FloatArray, units: IntArray) -> FloatArray:
-        dims, batch_size = (units * DIM_MULTIPLE).astype(np.float64), self._catalog.items.task.batch_size
-        forward, backward = self._simulator.communication(Traffic.of_columns(dims, batch_size), compute_ms)
-        return compute_ms + forward + backward
+    def _communication(self, compute_ms: FloatArray, units: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
+        traffic = Traffic.of_columns(units * DIM_MULTIPLE, self._catalog.items.task.batch_size)
+        return self._simulator.communication(traffic, compute_ms)
 
     def _ms_per_unit(self) -> float:
         """Roughly how much communication one more unit on the widest device costs; not below 0."""
@@ -205,7 +210,8 @@ class LocalSearch:
         mean = max(int(self._catalog.full_width.sum()) // devices, 4)
         uneven = np.full((2, devices), mean)
         uneven[1, 0] += mean // 4
-        costs = self._total_ms(np.zeros(uneven.shape), uneven).max(axis=1)
+        forward, backward = self._communication(np.zeros(uneven.shape), uneven)
+        costs = (forward + backward).max(axis=1)
         return max(0.0, float(costs[1] - costs[0]) / (mean // 4))
 
 
