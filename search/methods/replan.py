@@ -95,7 +95,7 @@ class Replan(Searcher):
                 f"the starting plan is for other tables ({len(theirs)}, the task has {len(ours)}); they "
                 f"differ in names, rows, dims or order, first at {other!r}"
             )
-        plan = Plan(task, start.shards, start.devices)
+        plan = Plan(task, start.placements)
         if plan.violations:
             raise UserError(f"the starting plan breaks the task's limits: {plan.violations[0]}")
         return plan
@@ -107,7 +107,7 @@ def moved_bytes(start: Plan, plan: Plan) -> int:
     Counted per table and device: columns are free to be renumbered, so a device keeps as many as it has in both.
     """
     sizes = Sizes.of(Items.of(plan.task))
-    return moved(sizes, *(sizes.items.held(Plan(plan.task, p.shards, p.devices)) for p in (start, plan)))
+    return moved(sizes, *(sizes.items.held(Plan(plan.task, p.placements)) for p in (start, plan)))
 
 
 def total_state_bytes(task: Task) -> int:

@@ -53,13 +53,12 @@ def test_the_more_may_move_the_lower_the_cost():
 
 def test_moved_bytes_counts_what_is_new_on_a_device():
     task = toy_task(3)
-    dims = [table.dim for table in task.tables]
-    start = ns.Plan(task, tuple(ns.Shard(i, 0, dim) for i, dim in enumerate(dims)), (0, 1, 2))
-    plan = ns.Plan(task, start.shards, (0, 1, 3))
+    shards = [ns.Shard(i, 0, table.dim, 0, table.rows) for i, table in enumerate(task.tables)]
+    start, plan = (ns.Plan(task, tuple(map(ns.Placement, shards, devices))) for devices in ((0, 1, 2), (0, 1, 3)))
     assert moved_bytes(start, plan) == task.tables[2].size_bytes
     assert moved_bytes(start, start) == 0
     adam = replace(task, memory=ns.MemoryUse("adam"))
-    moved = moved_bytes(start, ns.Plan(adam, plan.shards, plan.devices))
+    moved = moved_bytes(start, ns.Plan(adam, plan.placements))
     assert moved == 3 * task.tables[2].size_bytes
 
 
@@ -91,8 +90,9 @@ def test_starts_that_do_not_fit_the_task_are_refused():
     tight = Task(task.tables, Topology(4, max(start.device_bytes) - 1), task.batch_size)
     with pytest.raises(UserError, match="breaks the task's limits: device"):
         Replan(start).search(tight, simulator)
-    device = (start.devices[0] + 1) % 4
-    rule = Constraints((TableRule(task.tables[start.shards[0].table].name, devices=(device,)),))
+    first = start.placements[0]
+    device = (first.device + 1) % 4
+    rule = Constraints((TableRule(task.tables[first.shard.table].name, devices=(device,)),))
     with pytest.raises(UserError, match="must not lie on device"):
         Replan(start).search(replace(task, constraints=rule), simulator)
 
