@@ -53,7 +53,13 @@ class Shard:
 @dataclass(frozen=True, order=True)
 @checked
 class Placement:
-    """A shard on a device, in one of its tiers of memory."""
+    """A shard in its place.
+
+    Attributes:
+        shard: what is placed.
+        device: where.
+        tier: kind of memory there; "device", the device's own, is the only one.
+    """
 
     shard: Shard
     device: Device

@@ -99,8 +99,9 @@ def test_fits_compares_the_fullest_device_with_the_cap():
         "",
         "[]",
         "{}",
+        '{"format": "neuroshard-plan-1", "shards": [1], "task": {}}',
         '{"format": "neuroshard-plan-2"}',
-        '{"format": "neuroshard-plan-2", "placements": [1], "task": {}}',
+        '{"format": "neuroshard-plan-2", "placements": [1], "prediction": null, "task": {}}',
     ],
 )
 def test_malformed_files_are_one_clear_line(tmp_path, content):

@@ -5,7 +5,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec.distributed.types import ParameterSharding, ShardingPlan
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from neuroshard.errors import UserError
 from neuroshard.plans.plan import assemble
@@ -98,6 +99,11 @@ def _broken(table, **fields):
     return exported
 
 
+def _spec(*rectangles):
+    """Of (row, column, rows, columns)."""
+    return EnumerableShardingSpec([ShardMetadata([*r[:2]], [*r[2:]], "rank:0/cpu") for r in rectangles])
+
+
 @pytest.mark.parametrize(
     ("exported", "message"),
     [
@@ -106,10 +112,9 @@ def _broken(table, **fields):
         (_broken("b.c", ranks=[1]), "has 2 shards on 1 ranks"),
         (_broken("b.c", ranks=None), "has 2 shards on 0 ranks"),
         (_broken("a", ranks=[9]), "device 9"),
-        (
-            _broken("b.c", sharding_spec=to_sharding_plan(PLAN).plan[""]["a"].sharding_spec, ranks=[0]),
-            "column 8 .* covered by no shard",
-        ),
+        (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
+        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "can't be costed that cut rows"),
+        (_broken("a", sharding_spec=_spec([0, 0, 10, 6], [0, 6, 10, 2]), ranks=[0, 0]), "'a' .*dim=6 must be a mul"),
     ],
 )
 def test_what_our_plans_cannot_say_is_refused(exported, message):
