@@ -22,12 +22,11 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.models.dlrm import DLRM, DLRMTrain
 
 from neuroshard.models import CostModels
-from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task
 from neuroshard.tasks.task import Topology as PlanTopology
-from neuroshard.torchrec import NeuroShardPlanner
+from neuroshard.torchrec import NeuroShardPlanner, from_sharding_plan
 
 DIM, NUM_DENSE, BATCH_SIZE, TURN, WARM_UP = 32, 13, 1024, 10, 20
 SHARDERS = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.05})]
@@ -81,7 +80,7 @@ class _Trained:
         start = time.perf_counter()
         plan = planner.collective_plan(model, SHARDERS)
         self.planning_s = time.perf_counter() - start
-        self.cost = simulator.cost(task, Plan.from_torchrec(task, plan))
+        self.cost = simulator.cost(task, from_sharding_plan(task, plan))
         self.model = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=SHARDERS)
         self._load()
         rest = [p for name, p in self.model.named_parameters() if "embedding_bags" not in name]

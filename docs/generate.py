@@ -68,6 +68,7 @@ def _signature(thing: Any) -> str:
     except (TypeError, ValueError):
         return ""
     text = re.sub(r"\(self(, )?", "(", re.sub(r"<factory>", "...", text))
+    text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", text)  # members of enumerations
     text = re.sub(r"(?:typing\.)?Annotated\[([\w\[\], .]+?), msgspec\.Meta\([^)]*\)\]", r"\1", text)
     text = re.sub(
         r"numpy\.ndarray\[tuple\[typing\.Any, \.\.\.\], numpy\.dtype\[numpy\.(\w+?)\d*\]\]", r"\1 array", text

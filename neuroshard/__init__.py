@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from neuroshard.cost import Cost
     from neuroshard.errors import InfeasibleError, UserError
     from neuroshard.models.cost_models import CostModels
-    from neuroshard.plans.plan import Plan, Shard
+    from neuroshard.plans.plan import Plan
     from neuroshard.plans.prediction import Prediction
+    from neuroshard.plans.shard import Placement, Shard
     from neuroshard.searcher import Searcher
     from neuroshard.searching import search
     from neuroshard.simulator import Simulator
@@ -36,6 +37,7 @@ __all__ = [
     "InfeasibleError",
     "MemoryUse",
     "PinnedShard",
+    "Placement",
     "Plan",
     "Prediction",
     "Searcher",
@@ -59,8 +61,9 @@ _HOMES = {
     "errors": ("InfeasibleError", "UserError"),
     "tasks.memory": ("MemoryUse",),
     "models.cost_models": ("CostModels",),
-    "plans.plan": ("Plan", "Shard"),
+    "plans.plan": ("Plan",),
     "plans.prediction": ("Prediction",),
+    "plans.shard": ("Placement", "Shard"),
     "searcher": ("Searcher",),
     "searching": ("search",),
     "simulator": ("Simulator",),

@@ -35,6 +35,7 @@ Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
 Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column
+FirstRow = Annotated[int, Meta(ge=0, lt=MAX_ROWS)]  # of a shard
 PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32

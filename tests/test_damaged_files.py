@@ -45,9 +45,10 @@ from neuroshard.tasks.constraints import load_constraints
 from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.testing import constrained_task, random_ensemble, random_models, random_set_comm, toy_tables, toy_task
 from neuroshard.testing.damage import damaged
-from neuroshard.torchrec import load_sharding_plan, save_sharding_plan
+from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "40"))
+FIRST_PLAN = Path(__file__).parent / "neuroshard" / "plans" / "golden" / "plan-1.json"
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,9 @@ def good(tmp_path_factory):
     task = constrained_task(1)
     plan = assemble(toy_task(5), [(i, table.dim, i % 4) for i, table in enumerate(toy_task(5).tables)])
     plan.save(root / "plan.json")
+    (root / "plan-1.json").write_bytes(FIRST_PLAN.read_bytes())
     save_tasks(root / "tasks.json", [toy_task(4), task])
-    save_sharding_plan(plan.to_torchrec("ebc"), root / "sharding.json")
+    save_sharding_plan(to_sharding_plan(plan, "ebc"), root / "sharding.json")
     frame = pd.DataFrame({"name": ["a", "b"], "rows": [10, 20], "dim": [4, 8], "pooling_factor": [1.0, 2.5]})
     frame.to_csv(root / "tables.csv", index=False)
     frame.to_parquet(root / "tables.parquet")
@@ -168,6 +170,7 @@ def _used(plan):
 
 READERS = {
     "plan": ("plan.json", lambda root: _used(Plan.load(root / "plan.json"))),
+    "plan of format 1": ("plan-1.json", lambda root: _used(Plan.load(root / "plan-1.json"))),
     "plan to start from": ("plan.json", _replan),
     "tasks": ("tasks.json", lambda root: from_file(str(root / "tasks.json"))),
     "TorchRec's plan": ("sharding.json", lambda root: load_sharding_plan(root / "sharding.json")),

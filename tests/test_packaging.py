@@ -1,5 +1,6 @@
 """The wheel works outside the checkout, configs included."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -76,4 +77,5 @@ def test_a_first_search_works_with_the_models_inside(unpacked, tmp_path):
     command = [sys.executable, "-m", "neuroshard", "search", "tables=criteo", "topology.memory_bytes=34359738368"]
     out = _run(unpacked, tmp_path, *command, "out=found")
     assert "solved 1 of 1 tasks" in out
-    assert (tmp_path / "found" / "plans" / "task-0000.json").is_file()
+    plan = json.loads((tmp_path / "found" / "plans" / "task-0000.json").read_text())
+    assert (plan["format"], plan["prediction"]["models"]) == ("neuroshard-plan-2", "cpu")

@@ -1,1 +1,1 @@
-"""Plans: what they hold, what they break, how they are shown."""
+"""Plans: what they hold, what they break, how they are written and shown."""

@@ -1,34 +1,42 @@
 """A plan in a few lines: what lies on each device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from neuroshard.plans.plan import Plan
+from neuroshard.plans.prediction import Prediction
+from neuroshard.plans.shard import Placement, Shard
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
 
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """A line for the plan and one for each of the first devices."""
-    tables, devices = len(plan.task.tables), plan.task.topology.num_devices
-    predicted = "" if plan.prediction is None else f": {plan.prediction}"
-    yield f"{tables} tables in {len(plan.shards)} shards on {devices} devices, batch {plan.task.batch_size}{predicted}"
+def plan_lines(
+    task: Task, placements: Sequence[Placement], device_bytes: Sequence[int], prediction: Prediction | None
+) -> Iterator[str]:
+    """A line for the plan and one for each of the first devices, which hold `device_bytes` (D,)."""
+    devices = task.topology.num_devices
+    what = f"{len(task.tables)} tables in {len(placements)} shards on {devices} devices, batch {task.batch_size}"
+    yield what if prediction is None else f"{what}: {prediction}"
     for device in range(min(devices, _SHOWN_DEVICES)):
-        yield device_line(plan, device)
+        here = [placement.shard for placement in placements if placement.device == device]
+        yield f"device {device}: {_contents(task, here, device_bytes[device])}"
     if devices > _SHOWN_DEVICES:
         yield f"... and {devices - _SHOWN_DEVICES} more devices"
 
 
-def device_line(plan: Plan, device: int) -> str:
-    """What lies on one device: the first columns are those of the largest shards."""
-    here = [(s, plan.task.tables[s.table]) for s, d in zip(plan.shards, plan.devices, strict=True) if d == device]
-    here.sort(key=lambda pair: -pair[0].dim * pair[1].rows * pair[1].bytes_per_element)
-    names = [
-        table.name if shard.dim == table.dim else f"{table.name}[{shard.offset}:{shard.offset + shard.dim}]"
-        for shard, table in here
-    ]
+def _contents(task: Task, shards: Sequence[Shard], size_bytes: int) -> str:
+    """What lies on one device: the first shards named are the largest ones."""
+    pairs = [(shard, task.tables[shard.table]) for shard in shards]
+    pairs.sort(key=lambda pair: -pair[0].dim * pair[0].rows * pair[1].bytes_per_element)
+    names = [_name(shard, table) for shard, table in pairs]
     more = f", ... {len(names) - _SHOWN_SHARDS} more" if len(names) > _SHOWN_SHARDS else ""
     count = f"{len(names)} shard{'' if len(names) == 1 else 's'}"
-    what = f"{count}, {plan.device_dims[device]} columns, {readable_bytes(plan.device_bytes[device])}"
-    return f"device {device}: {what}: {', '.join(names[:_SHOWN_SHARDS]) or 'nothing'}{more}"
+    columns = sum(shard.dim for shard in shards)
+    listed = ", ".join(names[:_SHOWN_SHARDS]) or "nothing"
+    return f"{count}, {columns} columns, {readable_bytes(size_bytes)}: {listed}{more}"
+
+
+def _name(shard: Shard, table: Table) -> str:
+    return table.name if shard.dim == table.dim else f"{table.name}[{shard.column}:{shard.column_end}]"

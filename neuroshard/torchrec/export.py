@@ -19,7 +19,9 @@ from torchrec.distributed.types import (
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_json
-from neuroshard.plans.plan import Plan, Shard, assemble
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plans.tiling import check_cover, check_whole_rows
 from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -54,15 +56,15 @@ def to_sharding_plan(
     local = devices if local_world_size is None else local_world_size
     if local < 1 or devices % local:
         raise UserError(f"local_world_size={local} must divide the plan's {devices} devices")
-    shards: dict[int, list[tuple[Shard, int]]] = {}
-    for shard, device in sorted(zip(plan.shards, plan.devices, strict=True)):
-        shards.setdefault(shard.table, []).append((shard, device))
+    placements: dict[int, list[Placement]] = {}
+    for placed in sorted(plan.placements):
+        placements.setdefault(placed.shard.table, []).append(placed)
     found: dict[str, EmbeddingModuleShardingPlan] = {}
     for index, table in enumerate(plan.task.tables):
         path = _module_of(table, modules)
         module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
-        places = [(shard, device, placement(compute_device, device, local)) for shard, device in shards[index]]
-        module_plan[parameter_name(table.name, path)] = _parameter(table, places)
+        places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
+        module_plan[parameter_name(table.name, path)] = _parameter(places)
     return ShardingPlan(dict(found))
 
 
@@ -79,15 +81,17 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
     return modules[table.name]
 
 
-def _parameter(table: Table, places: list[tuple[Shard, int, str]]) -> ParameterSharding:
+def _parameter(places: list[tuple[Placement, str]]) -> ParameterSharding:
     return ParameterSharding(
         sharding_type=(ShardingType.TABLE_WISE if len(places) == 1 else ShardingType.COLUMN_WISE).value,
         compute_kernel=_KERNEL,
-        ranks=[device for _, device, _ in places],
-        sharding_spec=EnumerableShardingSpec(
-            [ShardMetadata([0, shard.offset], [table.rows, shard.dim], place) for shard, _, place in places]
-        ),
+        ranks=[placed.device for placed, _ in places],
+        sharding_spec=EnumerableShardingSpec([_metadata(placed.shard, place) for placed, place in places]),
     )
+
+
+def _metadata(shard: Shard, place: str) -> ShardMetadata:
+    return ShardMetadata([shard.row, shard.column], [shard.rows, shard.dim], place)
 
 
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
@@ -105,17 +109,17 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
         for name, parameter in module_plan.items():
             for known_as in {name, f"{path}.{name}"}:
                 found.setdefault(known_as, []).append(parameter)
-    placed = []
+    placed: list[tuple[int, int, int]] = []
     for index, table in enumerate(task.tables):
         parameters = found.get(table.name, [])
         if len(parameters) != 1:
             raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
-        placed += [(index, dim, device) for dim, device in _columns(table, parameters[0])]
+        placed += _columns(index, table, parameters[0])
     return assemble(task, placed)
 
 
-def _columns(table: Table, parameter: ParameterSharding) -> list[tuple[int, int]]:
-    """(dim, device) of each shard."""
+def _columns(index: int, table: Table, parameter: ParameterSharding) -> list[tuple[int, int, int]]:
+    """(index, dim, device) of each shard of the table of that index, as `assemble` takes them."""
     if parameter.sharding_type not in _BY_COLUMNS:
         raise UserError(
             f"table {table.name!r} is sharded {parameter.sharding_type}; "
@@ -125,14 +129,18 @@ def _columns(table: Table, parameter: ParameterSharding) -> list[tuple[int, int]
     shards = [] if spec is None else spec.shards
     if not ranks or len(ranks) != len(shards):
         raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
-    ends = 0
-    for shard in sorted(shards, key=lambda shard: tuple(shard.shard_offsets)):
-        if shard.shard_offsets != [0, ends] or shard.shard_sizes[0] != table.rows:
-            raise UserError(f"table {table.name!r}: shard {shard.shard_offsets} {shard.shard_sizes} leaves a gap")
-        ends += shard.shard_sizes[1]
-    if ends != table.dim:
-        raise UserError(f"table {table.name!r} has {table.dim} columns, the sharding plan covers {ends}")
-    return [(shard.shard_sizes[1], rank) for shard, rank in zip(shards, ranks, strict=True)]
+    found = [_rectangle(index, table, shard) for shard in shards]
+    check_cover(table, found)
+    check_whole_rows(table, found)
+    return [(index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)]
+
+
+def _rectangle(index: int, table: Table, shard: ShardMetadata) -> Shard:
+    (row, column), (rows, dim) = shard.shard_offsets, shard.shard_sizes
+    try:
+        return Shard(index, column, dim, row, rows)
+    except UserError as error:
+        raise UserError(f"table {table.name!r} in the sharding plan: {error}") from None
 
 
 def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:

@@ -91,7 +91,7 @@ class Replan(Searcher):
                 f"the starting plan is for other tables ({len(theirs)}, the task has {len(ours)}); they "
                 f"differ in names, rows, dims or order, first at {other!r}"
             )
-        plan = Plan(task, start.shards, start.devices)
+        plan = Plan(task, start.placements)
         if plan.violations:
             raise UserError(f"the starting plan breaks the task's limits: {plan.violations[0]}")
         return plan

@@ -118,6 +118,8 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     """What each setting finds; settings that find nothing are left out."""
     from torchrec.distributed.planner.types import PlannerError
 
+    from neuroshard.torchrec import from_sharding_plan
+
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
@@ -130,8 +132,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
             sharding_plan = planner.plan(module, sharders)
         except (PlannerError, RuntimeError):  # of which the latter: nothing can be split that far
             continue
-        plan = Plan.from_torchrec(renamed, sharding_plan)
-        yield Plan(task, plan.shards, plan.devices)
+        yield Plan(task, from_sharding_plan(renamed, sharding_plan).placements)
 
 
 def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str) -> Any:

@@ -71,7 +71,7 @@ def _summary(found: Explanation) -> Section:
         ("if spread evenly", f"{found.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {_side(above)} that"),
         ("bottleneck", _why(found)),
         ("best single step", _gain(found)),
-        ("tables", f"{len(plan.task.tables):,} in {len(plan.shards):,} shards"),
+        ("tables", f"{len(plan.task.tables):,} in {len(plan.placements):,} shards"),
         ("devices", f"{plan.task.topology.num_devices:,}, batch {plan.task.batch_size:,}"),
         ("fullest device", _fullest(found)),
     )

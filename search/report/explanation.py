@@ -120,16 +120,16 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
 
 
 def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:
-    places = list(zip(plan.shards, plan.devices, strict=True))
-    tables = [plan.task.tables[shard.table] for shard, _ in places]
-    parts = [table.with_dim(shard.dim) for table, (shard, _) in zip(tables, places, strict=True)]
+    devices = [placement.device for placement in plan.placements]
+    tables = [plan.task.tables[placement.shard.table] for placement in plan.placements]
+    parts = [table.with_dim(placement.shard.dim) for table, placement in zip(tables, plan.placements, strict=True)]
     model = simulator.models.compute
     alone = model.predict(LoadSets.alone(Loads.of(parts, plan.task.batch_size)))
-    without = changed_compute_ms(plan, [Change(shard.table, device, 0) for shard, device in places], model)
-    saved = cost.compute[list(plan.devices)] - without
+    gone = [Change(placement.shard.table, placement.device, 0) for placement in plan.placements]
+    saved = cost.compute[devices] - changed_compute_ms(plan, gone, model)
     found = [
         ShardShare(table.name, device, part.dim, table.dim, part.size_bytes, float(alone_ms), float(saved_ms))
-        for table, part, device, alone_ms, saved_ms in zip(tables, parts, plan.devices, alone, saved, strict=True)
+        for table, part, device, alone_ms, saved_ms in zip(tables, parts, devices, alone, saved, strict=True)
     ]
     return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table)))
 

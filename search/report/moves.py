@@ -38,6 +38,6 @@ def table_moves(before: Plan, after: Plan) -> tuple[TableMove, ...]:
 def _places(plan: Plan) -> list[Places]:
     """(T,) the places of every table."""
     found: list[list[tuple[int, int]]] = [[] for _ in plan.task.tables]
-    for shard, device in zip(plan.shards, plan.devices, strict=True):
-        found[shard.table].append((device, shard.dim))
+    for placement in plan.placements:
+        found[placement.shard.table].append((placement.device, placement.shard.dim))
     return [tuple(sorted(places)) for places in found]

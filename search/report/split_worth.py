@@ -47,8 +47,9 @@ def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWor
 def _split_shards(plan: Plan) -> list[list[Change]]:
     """The shards of every split table, each as what its device holds."""
     groups: dict[int, list[Change]] = defaultdict(list)
-    for shard, device in sorted(zip(plan.shards, plan.devices, strict=True)):
-        groups[shard.table].append(Change(shard.table, device, shard.dim))
+    for placement in sorted(plan.placements):
+        shard = placement.shard
+        groups[shard.table].append(Change(shard.table, placement.device, shard.dim))
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -48,10 +48,10 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
         found[filled] = vectors
         return found
 
-    shards = [Change(shard.table, device, shard.dim) for shard, device in zip(plan.shards, plan.devices, strict=True)]
+    shards = [Change(placed.shard.table, placed.device, placed.shard.dim) for placed in plan.placements]
     vectors = embedded(shards)
     sums = np.zeros((len(held), vectors.shape[1]))
-    np.add.at(sums, np.array(plan.devices), vectors)
+    np.add.at(sums, np.array([shard.device for shard in shards]), vectors)
     before = [Change(table, device, held[device].get(table, 0)) for table, device, _ in changes]
     after = sums[devices] - embedded(before) + embedded(changes)
     left = [len(held[device]) - (table in held[device]) + (dim > 0) for table, device, dim in changes]
@@ -62,6 +62,6 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
 def dims_by_device(plan: Plan) -> list[dict[int, int]]:
     """(D,) columns by table."""
     held: list[dict[int, int]] = [{} for _ in range(plan.task.topology.num_devices)]
-    for shard, device in zip(plan.shards, plan.devices, strict=True):
-        held[device][shard.table] = shard.dim
+    for placement in plan.placements:
+        held[placement.device][placement.shard.table] = placement.shard.dim
     return held

@@ -112,8 +112,8 @@ class Items:
     def held(self, plan: Plan) -> IntArray:
         """(I, D) units of each item on each device, of a plan that keeps the task's constraints."""
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
-        for shard, device in zip(plan.shards, plan.devices, strict=True):
-            units[shard.table, device] = shard.dim // DIM_MULTIPLE
+        for placement in plan.placements:
+            units[placement.shard.table, placement.device] = placement.shard.dim // DIM_MULTIPLE
         held = np.zeros(self.limits.allowed.shape, dtype=np.int64)
         for table, numbers in self._by_first_table().items():
             whole = [number for number in numbers if self.limits.max_shards[number] == 1]

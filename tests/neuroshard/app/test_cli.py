@@ -192,15 +192,15 @@ def test_malformed_plan(here, capsys):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(lambda shards: shards[1:], "its shards cover 0"), (lambda shards: [*shards, shards[0]], "twice")],
+    [(lambda shards: shards[1:], "is covered by no shard"), (lambda shards: [*shards, shards[0]], "twice")],
 )
 def test_plan_that_leaves_out_or_doubles_columns(here, capsys, change, message):
     task = toy_task(3)
     content = assemble(task, [(i, t.dim, i) for i, t in enumerate(task.tables)]).to_json()
-    shards = change(content["shards"])
-    if len(shards) > 3:
-        shards[-1] = shards[-1] | {"device": 3}
-    (here / "plan.json").write_text(json.dumps(content | {"shards": shards}))
+    placements = change(content["placements"])
+    if len(placements) > 3:
+        placements[-1] = placements[-1] | {"device": 3}
+    (here / "plan.json").write_text(json.dumps(content | {"placements": placements}))
     _refused(capsys, message, "evaluate", f"{here}/plan.json")
 
 
@@ -208,9 +208,10 @@ def test_more_splits_than_columns(here, capsys):
     task = toy_task(1)
     content = assemble(task, [(0, task.tables[0].dim, 0)]).to_json()
     dim = task.tables[0].dim
-    thin = [{"table": 0, "offset": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
-    (here / "plan.json").write_text(json.dumps(content | {"shards": thin[:4]}))
-    _refused(capsys, "shards[0].dim=2 must be a whole number of at least 4", "evaluate", f"{here}/plan.json")
+    (whole,) = content["placements"]
+    thin = [whole | {"column": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
+    (here / "plan.json").write_text(json.dumps(content | {"placements": thin[:4]}))
+    _refused(capsys, "placements[0].dim=2 must be a whole number of at least 4", "evaluate", f"{here}/plan.json")
 
 
 def test_nothing_collected_yet(here, capsys):

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
-from neuroshard.plans.plan import Plan, Shard, assemble
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import Placement, Shard
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
 
@@ -29,10 +30,10 @@ def placements(draw):
 def test_assembled_plans_cover_every_column_once(placement):
     task, pieces = placement
     plan = assemble(task, pieces)
-    covered = [
-        (shard.table, column) for shard in plan.shards for column in range(shard.offset, shard.offset + shard.dim)
-    ]
+    shards = [placement.shard for placement in plan.placements]
+    covered = [(shard.table, column) for shard in shards for column in range(shard.column, shard.column_end)]
     assert sorted(covered) == [(i, c) for i, table in enumerate(task.tables) for c in range(table.dim)]
+    assert all((shard.row, shard.rows) == (0, task.tables[shard.table].rows) for shard in shards)
     for device, dims in enumerate(plan.device_dims):
         assert dims == sum(dim for _, dim, d in pieces if d == device)
     assert sum(plan.device_bytes) == task.size_bytes
@@ -56,33 +57,33 @@ def test_shards_of_a_table_on_one_device_are_merged():
     task = toy_task(1)
     task = Task((task.tables[0].with_dim(32),), task.topology, task.batch_size)
     plan = assemble(task, [(0, 8, 2), (0, 16, 1), (0, 8, 2)])
-    assert plan.shards == (Shard(0, 0, 16), Shard(0, 16, 16))
-    assert plan.devices == (1, 2)
+    rows = task.tables[0].rows
+    assert plan.placements == (Placement(Shard(0, 0, 16, 0, rows), 1), Placement(Shard(0, 16, 16, 0, rows), 2))
 
 
-def _plan(shards, devices, dim=16):
+def _plan(placed, dim=16):
+    """Of one table: (column, dim, device) of its shards, with all rows."""
     task = toy_task(1, num_devices=3)
-    return Plan(Task((task.tables[0].with_dim(dim),), task.topology, 256), tuple(shards), tuple(devices))
+    table = task.tables[0].with_dim(dim)
+    shards = [(Shard(0, column, width, 0, table.rows), device) for column, width, device in placed]
+    return Plan(Task((table,), task.topology, 256), tuple(Placement(*pair) for pair in shards))
 
 
 @pytest.mark.parametrize(
-    ("shards", "devices", "message"),
+    ("placed", "message"),
     [
-        ([Shard(0, 0, 8)], [0], "16 columns, its shards cover 8"),
-        ([Shard(0, 0, 8), Shard(0, 12, 4)], [0, 1], "column 8 .* covered by no shard"),
-        ([Shard(0, 0, 12), Shard(0, 8, 8)], [0, 1], "column 8 .* covered twice"),
-        ([Shard(0, 0, 16)], [3], "device 3"),
-        ([Shard(0, 0, 16)], [-1], "device -1"),
-        ([Shard(1, 0, 16)], [0], "no table 1"),
-        ([Shard(0, 0, 8), Shard(0, 8, 8)], [1, 1], "two shards of one table"),
-        ([Shard(0, 0, 6), Shard(0, 6, 10)], [0, 1], "multiple of 4"),
-        ([Shard(0, 0, 16)], [0, 1], "1 shards but 2 devices"),
-        ([], [], "cover 0"),
+        ([(0, 8, 0)], "column 8 .* covered by no shard"),
+        ([(0, 8, 0), (12, 4, 1)], "column 8 .* covered by no shard"),
+        ([(0, 12, 0), (8, 8, 1)], "column 8 .* covered twice"),
+        ([(0, 20, 0)], "ends with column 19"),
+        ([(0, 16, 3)], "device 3"),
+        ([(0, 8, 1), (8, 8, 1)], "two shards of table"),
+        ([], "column 0 .* covered by no shard"),
     ],
 )
-def test_invalid_plans_are_refused(shards, devices, message):
+def test_invalid_plans_are_refused(placed, message):
     with pytest.raises(UserError, match=message):
-        _plan(shards, devices)
+        _plan(placed)
 
 
 def test_fits_compares_the_fullest_device_with_the_cap():
@@ -94,7 +95,14 @@ def test_fits_compares_the_fullest_device_with_the_cap():
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"format": "neuroshard-plan-1"}', '{"format": "neuroshard-plan-1", "shards": [1], "task": {}}'],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "neuroshard-plan-1", "shards": [1], "task": {}}',
+        '{"format": "neuroshard-plan-2"}',
+        '{"format": "neuroshard-plan-2", "placements": [1], "prediction": null, "task": {}}',
+    ],
 )
 def test_malformed_files_are_one_clear_line(tmp_path, content):
     path = tmp_path / "plan.json"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads
-from neuroshard.plans.plan import Plan, Shard, assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
@@ -43,12 +43,12 @@ def test_buffers_are_counted_for_every_batch_in_flight():
 
 def test_plans_count_what_their_task_counts():
     task = Task((TABLE,), Topology(2, 40_000, (0, 10_000)), 64, MemoryUse("rowwise_adagrad", 1))
-    plan = Plan(task, (Shard(0, 0, 4), Shard(0, 4, 4)), (0, 1))
+    plan = assemble(task, [(0, 4, 0), (0, 4, 1)])
     indices = 8 * 64 * 3.5
     assert plan.device_bytes == (16_000 + 4_000 + indices + 2 * 4 * 64 * 4,) * 2
     assert task.shard_memory == (40_000 - 2 * 4 * 32 * 8, 30_000 - 2 * 4 * 32 * 8)
     assert plan.fits
-    assert not Plan(task, (Shard(0, 0, 8),), (0,)).fits
+    assert not assemble(task, [(0, 8, 0)]).fits
 
 
 def test_impossible_uses_are_refused():
@@ -118,7 +118,7 @@ def test_bytes_are_exact_or_refused(table, use, batch_size):
     else:
         assert use.device_bytes(shards).tolist() == [expected]
         task = Task((table,), Topology(1, 1 << 60), batch_size, use)
-        assert Plan(task, (Shard(0, 0, table.dim),), (0,)).device_bytes == (expected,)
+        assert assemble(task, [(0, table.dim, 0)]).device_bytes == (expected,)
 
 
 @given(st.lists(tables, min_size=2, max_size=6), uses, st.integers(4, MAX_BATCH_SIZE), st.data())

@@ -30,9 +30,9 @@ def _options(task, plan):
     options = []
     for index, table in enumerate(task.tables):
         shards = [
-            Shard([table.rows, shard.dim], [0, shard.offset], rank=device)
-            for shard, device in zip(plan.shards, plan.devices, strict=True)
-            if shard.table == index
+            Shard([placed.shard.rows, placed.shard.dim], [placed.shard.row, placed.shard.column], rank=placed.device)
+            for placed in plan.placements
+            if placed.shard.table == index
         ]
         option = object.__new__(ShardingOption)
         option.name, option.shards = table.name, shards

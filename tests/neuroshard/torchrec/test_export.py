@@ -5,14 +5,15 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec.distributed.types import ParameterSharding, ShardingPlan
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from neuroshard.errors import UserError
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
-from neuroshard.torchrec import load_sharding_plan, save_sharding_plan
+from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 
 ONCE = (1.0, *(0.0,) * 16)
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
@@ -24,7 +25,7 @@ def _same(one, other):
 
 
 def test_whole_tables_are_table_wise_and_the_rest_column_wise():
-    exported = PLAN.to_torchrec("ebc", local_world_size=2).plan["ebc"]
+    exported = to_sharding_plan(PLAN, "ebc", local_world_size=2).plan["ebc"]
     assert (exported["a"].sharding_type, exported["a"].ranks) == ("table_wise", [3])
     assert (exported["b.c"].sharding_type, exported["b.c"].ranks) == ("column_wise", [0, 2])
     assert {parameter.compute_kernel for parameter in exported.values()} == {"fused"}
@@ -34,13 +35,13 @@ def test_whole_tables_are_table_wise_and_the_rest_column_wise():
 
 
 def test_tables_of_several_modules():
-    exported = PLAN.to_torchrec({"a": "x.y", "b.c": "b"}, "cpu")
+    exported = to_sharding_plan(PLAN, {"a": "x.y", "b.c": "b"}, "cpu")
     assert {module: list(plan) for module, plan in exported.plan.items()} == {"x.y": ["a"], "b": ["c"]}
-    assert Plan.from_torchrec(TASK, exported) == PLAN
+    assert from_sharding_plan(TASK, exported) == PLAN
     with pytest.raises(UserError, match=r"no module given for table 'b\.c'"):
-        PLAN.to_torchrec({"a": "x"})
+        to_sharding_plan(PLAN, {"a": "x"})
     with pytest.raises(UserError, match="local_world_size=3 must divide"):
-        PLAN.to_torchrec(local_world_size=3)
+        to_sharding_plan(PLAN, local_world_size=3)
 
 
 @given(st.integers(0, 30), st.data())
@@ -52,22 +53,22 @@ def test_there_and_back(seed, data):
         for _ in range(table.dim // 4)
     ]
     plan = assemble(task, placed)
-    assert Plan.from_torchrec(task, plan.to_torchrec("model.sparse")) == plan
+    assert from_sharding_plan(task, to_sharding_plan(plan, "model.sparse")) == plan
 
 
 def test_shards_on_one_device_become_one():
-    exported = PLAN.to_torchrec(compute_device="cpu")
+    exported = to_sharding_plan(PLAN, compute_device="cpu")
     exported.plan[""]["b.c"].ranks = [1, 1]
-    merged = Plan.from_torchrec(TASK, exported)
+    merged = from_sharding_plan(TASK, exported)
     assert merged == assemble(TASK, [(0, 8, 3), (1, 16, 1)])
 
 
 def test_files_hold_everything(tmp_path):
-    exported = PLAN.to_torchrec("ebc", local_world_size=2)
+    exported = to_sharding_plan(PLAN, "ebc", local_world_size=2)
     exported.plan["ebc"]["copied"] = ParameterSharding("data_parallel", "dense", [0, 1])
     save_sharding_plan(exported, tmp_path / "plan.json")
     assert _same(load_sharding_plan(tmp_path / "plan.json"), exported)
-    assert Plan.from_torchrec(TASK, load_sharding_plan(tmp_path / "plan.json")) == PLAN
+    assert from_sharding_plan(TASK, load_sharding_plan(tmp_path / "plan.json")) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_files_hold_everything(tmp_path):
 )
 def test_broken_files_are_one_line(tmp_path, break_it):
     path = tmp_path / "plan.json"
-    save_sharding_plan(PLAN.to_torchrec("ebc"), path)
+    save_sharding_plan(to_sharding_plan(PLAN, "ebc"), path)
     content = json.loads(path.read_text())
     break_it(content)
     path.write_text(json.dumps(content))
@@ -92,10 +93,15 @@ def test_broken_files_are_one_line(tmp_path, break_it):
 
 
 def _broken(table, **fields):
-    exported = PLAN.to_torchrec("ebc", "cpu")
+    exported = to_sharding_plan(PLAN, "ebc", "cpu")
     for name, value in fields.items():
         setattr(exported.plan["ebc"][table], name, value)
     return exported
+
+
+def _spec(*rectangles):
+    """Of (row, column, rows, columns)."""
+    return EnumerableShardingSpec([ShardMetadata([*r[:2]], [*r[2:]], "rank:0/cpu") for r in rectangles])
 
 
 @pytest.mark.parametrize(
@@ -106,9 +112,12 @@ def _broken(table, **fields):
         (_broken("b.c", ranks=[1]), "has 2 shards on 1 ranks"),
         (_broken("b.c", ranks=None), "has 2 shards on 0 ranks"),
         (_broken("a", ranks=[9]), "device 9"),
-        (_broken("b.c", sharding_spec=PLAN.to_torchrec().plan[""]["a"].sharding_spec, ranks=[0]), "covers 8"),
+        (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
+        (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "16 columns; .* ends with column 19"),
+        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "can't be costed that cut rows"),
+        (_broken("a", sharding_spec=_spec([0, 0, 10, 6], [0, 6, 10, 2]), ranks=[0, 0]), "'a' .*dim=6 must be a mul"),
     ],
 )
 def test_what_our_plans_cannot_say_is_refused(exported, message):
     with pytest.raises(UserError, match=message):
-        Plan.from_torchrec(TASK, exported)
+        from_sharding_plan(TASK, exported)

@@ -68,11 +68,13 @@ def _train(rank, world_size, plan):
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
+    from neuroshard.torchrec import to_sharding_plan
+
     fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
     sharded = DistributedModelParallel(
         _collection("meta"),
         device=torch.device("cpu"),
-        plan=plan.to_torchrec(compute_device="cpu"),
+        plan=to_sharding_plan(plan, compute_device="cpu"),
         sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
     )
     whole, weights = _collection(), _weights()

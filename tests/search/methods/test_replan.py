@@ -92,8 +92,9 @@ def test_starts_that_do_not_fit_the_task_are_refused():
     tight = Task(task.tables, Topology(4, max(start.device_bytes) - 1), task.batch_size)
     with pytest.raises(UserError, match="breaks the task's limits: device"):
         Replan(start).search(tight, simulator)
-    device = (start.devices[0] + 1) % 4
-    rule = Constraints((TableRule(task.tables[start.shards[0].table].name, devices=(device,)),))
+    first = start.placements[0]
+    device = (first.device + 1) % 4
+    rule = Constraints((TableRule(task.tables[first.shard.table].name, devices=(device,)),))
     with pytest.raises(UserError, match="must not lie on device"):
         Replan(start).search(replace(task, constraints=rule), simulator)
 

@@ -146,7 +146,7 @@ def test_neuroshard_splits_a_table_that_dominates():
     task = _task([128, 4])
     simulator = Simulator(linear_models(2))
     plan = BeamSearch().search(task, simulator)
-    assert sorted(shard.dim for shard in plan.shards if shard.table == 0) in ([64, 64], [60, 68])
+    assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) in ([64, 64], [60, 68])
     whole = BeamSearch(max_splits=0).search(task, simulator)
     assert simulator.cost(task, plan).total_ms < simulator.cost(task, whole).total_ms
 
@@ -179,7 +179,7 @@ def test_neuroshard_splits_what_fits_no_device():
         Greedy("size").search(task, Simulator(linear_models(2)))
     plan = BeamSearch().search(task, Simulator(linear_models(2)))
     assert plan.fits
-    assert len(plan.shards) == 4
+    assert len(plan.placements) == 4
 
 
 def test_infeasible_errors_name_what_is_in_the_way():

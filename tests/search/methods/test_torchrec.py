@@ -23,7 +23,7 @@ def test_it_splits_what_does_not_fit_whole():
         TorchRecSearch(split_factors=(1,)).search(task, simulator)
     plan = TorchRecSearch(split_factors=(1, 2)).search(task, simulator)
     assert plan.violations == ()
-    assert sorted(shard.dim for shard in plan.shards if shard.table == 0) == [32, 32]
+    assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) == [32, 32]
 
 
 def test_the_best_of_its_settings_counts():

@@ -99,12 +99,12 @@ def test_explaining_many_splits_builds_no_more_plans_than_explaining_one(monkeyp
         places = [(i, 32, d) for i in range(num_split) for d in (i % 4, (i + 1) % 4)]
         plan = assemble(task, [*places, *((i, 64, i % 4) for i in range(num_split, 12))])
         made = []
-        monkeypatch.setattr(Plan, "_by_table", lambda self: made.append(self) or by_table(self))
+        monkeypatch.setattr(Plan, "__post_init__", lambda self: made.append(self) or checked(self))
         found = explain(plan, Simulator(linear_models(4)))
         assert len(found.splits) == num_split
         return len(made)
 
-    by_table = Plan._by_table
+    checked = Plan.__post_init__
     assert built(12) <= built(1)
 
 

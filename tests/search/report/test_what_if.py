@@ -39,8 +39,8 @@ def test_changed_devices_cost_what_they_would(models):
     changes = [Change(table, device, dim) for table in range(7) for device in range(4) for dim in (0, 4)]
     found = changed_compute_ms(plan, changes, models.compute)
     sets = [
-        [task.tables[s.table].with_dim(s.dim) for s, d in zip(plan.shards, plan.devices, strict=True)
-         if d == device and s.table != table] + ([task.tables[table].with_dim(dim)] if dim else [])
+        [task.tables[p.shard.table].with_dim(p.shard.dim) for p in plan.placements
+         if p.device == device and p.shard.table != table] + ([task.tables[table].with_dim(dim)] if dim else [])
         for table, device, dim in changes
     ]  # fmt: skip
     np.testing.assert_allclose(found, models.compute.predict(LoadSets.of(sets, task.batch_size)), rtol=1e-4, atol=1e-5)

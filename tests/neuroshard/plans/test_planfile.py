@@ -1,0 +1,100 @@
+"""Plan files: what was written once is read for ever, and what is wrong is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.prediction import Prediction
+from neuroshard.plans.shard import Placement, Shard
+
+GOLDEN = Path(__file__).parent / "golden"
+FIRST, SECOND = GOLDEN / "plan-1.json", GOLDEN / "plan-2.json"
+
+
+def _content():
+    return json.loads(SECOND.read_text())
+
+
+def _without_task(content):
+    """Tasks have tests of their own, and may get fields that these files don't have."""
+    return {name: value for name, value in content.items() if name != "task"}
+
+
+def test_files_of_format_1_are_read():
+    """It was written when plans were columns with devices."""
+    assert json.loads(FIRST.read_text())["format"] == "neuroshard-plan-1"
+    plan = Plan.load(FIRST)
+    rows = [table.rows for table in plan.task.tables]
+    assert plan.placements == (
+        Placement(Shard(0, 0, 16, 0, rows[0]), 0),
+        Placement(Shard(0, 16, 8, 0, rows[0]), 2),
+        Placement(Shard(1, 0, 8, 0, rows[1]), 1),
+    )
+    assert plan.prediction == Prediction("cpu", 7.25, 0.5)
+    assert plan.violations == ()
+
+
+def test_files_of_format_2_are_read_and_written():
+    plan = Plan.load(SECOND)
+    assert plan == Plan.load(FIRST)
+    assert plan.prediction == Prediction("cpu", 7.25, 0.5)
+    assert _without_task(plan.to_json()) == _without_task(_content())
+    assert _content()["format"] == "neuroshard-plan-2"
+
+
+def test_old_files_are_written_anew(tmp_path):
+    Plan.load(FIRST).save(tmp_path / "plan.json")
+    assert _without_task(json.loads((tmp_path / "plan.json").read_text())) == _without_task(_content())
+    assert Plan.load(tmp_path / "plan.json") == Plan.load(FIRST)
+
+
+def test_the_models_are_named_in_the_file():
+    assert _content()["prediction"]["models"] == "cpu"
+
+
+def test_shards_of_format_1_have_a_table():
+    content = json.loads(FIRST.read_text())
+    content["shards"][0]["table"] = 2
+    with pytest.raises(UserError, match="mine: plan: no table 2 in a task of 2 tables"):
+        Plan.from_json(content, "mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("format"), "is not of format 'neuroshard-plan-2'"),
+        (lambda content: content.update(format="neuroshard-plan-3"), "but 'neuroshard-plan-3'"),
+        (lambda content: content.update(format=["neuroshard-plan-1"]), "but \\['neuroshard-plan-1'\\]"),
+        (lambda content: content.update(format="neuroshard-plan-1"), "unknown field 'placements'"),
+        (lambda content: content.pop("prediction"), "field 'prediction' is missing"),
+        (lambda content: content["placements"][0].pop("tier"), "field 'tier' is missing"),
+        (lambda content: content["placements"][0].pop("rows"), "field 'rows' is missing"),
+        (lambda content: content["placements"][0].update(tier="disk"), "unknown tier 'disk'; valid: device"),
+        (lambda content: content["placements"][0].update(tier=0), r"placements\[0\].tier=0 must be text"),
+        (lambda content: content["placements"][0].update(row=-1), r"placements\[0\].row=-1 must be"),
+        (lambda content: content["placements"][0].update(offset=0), "unknown field 'offset'"),
+        (lambda content: content["placements"][0].update(row=1), "ends with row"),
+        (lambda content: content["placements"][0].update(rows=1), "row 1, is covered by no shard"),
+        (lambda content: content["placements"][0].update(device=2), "two shards of table"),
+        (lambda content: content["placements"].pop(), "is covered by no shard"),
+    ],
+)
+def test_what_is_wrong_is_named(change, message):
+    content = _content()
+    change(content)
+    with pytest.raises(UserError, match=message) as caught:
+        Plan.from_json(content, "mine")
+    assert str(caught.value).startswith("mine")
+    assert "\n" not in str(caught.value)
+
+
+def test_row_blocks_are_refused_where_plans_are_read():
+    content = _content()
+    last = content["placements"].pop()
+    half = last["rows"] // 2
+    content["placements"] += [last | {"rows": half}, last | {"row": half, "rows": last["rows"] - half, "device": 3}]
+    with pytest.raises(UserError, match="plans can't be costed that cut rows"):
+        Plan.from_json(content)
