@@ -37,7 +37,7 @@ class Simulator:
         for plan in plans:
             if plan.task is not task and plan.task != task:
                 raise UserError("the plan was made for another task")
-        sets = LoadSets.of([tables for plan in plans for tables in plan.device_tables], task.batch_size)
+        sets = LoadSets.joined([plan.device_loads for plan in plans])
         shape = (len(plans), task.topology.num_devices)
         compute = self.models.compute.predict(sets).reshape(shape)
         dims = np.array([plan.device_dims for plan in plans], dtype=np.float64).reshape(shape)

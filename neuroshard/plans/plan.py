@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.files import read_json, write_json
-from neuroshard.loads import Loads
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
 from neuroshard.plans.prediction import Prediction
@@ -50,13 +50,18 @@ class Plan:
         return tuple(tuple(tables) for tables in grouped)
 
     @cached_property
+    def device_loads(self) -> LoadSets:
+        """D sets of loads: what the placements ask of each device."""
+        loads = Loads.placed(self.task.tables, self.placements, self.task.batch_size)
+        devices = np.array([placement.device for placement in self.placements], dtype=np.int64)
+        return LoadSets.grouped(loads, devices, self.task.topology.num_devices)
+
+    @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """(D,) bytes of the shards on each device, with what the task counts besides weights."""
-        loads = Loads.of([table for tables in self.device_tables for table in tables], self.task.batch_size)
-        size = self.task.memory.device_bytes(loads)
-        device = np.repeat(np.arange(len(self.device_tables)), [len(tables) for tables in self.device_tables])
-        total = np.zeros(len(self.device_tables), dtype=np.int64)
-        np.add.at(total, device, size)
+        size, counts = self.task.memory.device_bytes(self.device_loads.loads), self.device_loads.counts
+        total = np.zeros(len(counts), dtype=np.int64)
+        np.add.at(total, np.repeat(np.arange(len(counts)), counts), size)
         return tuple(total.tolist())
 
     @cached_property

@@ -22,6 +22,9 @@ class Tier(StrEnum):
         raise unknown_name("tier", str(value), cls)
 
 
+TIERS = tuple(Tier)  # in the order of whatever has one number for each
+
+
 @dataclass(frozen=True, order=True)
 @checked
 class Shard:

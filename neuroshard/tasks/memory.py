@@ -10,6 +10,7 @@ from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.loads import Loads
+from neuroshard.plans.shard import TIERS, Tier
 from neuroshard.units import MAX_BYTES
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
@@ -47,9 +48,14 @@ class MemoryUse:
         return state
 
     def device_bytes(self, loads: Loads) -> IntArray:
-        """(n,) bytes of device memory that n loads take with their part of the buffers.
+        """(n,) bytes of device memory that n loads take; see `tier_bytes`."""
+        return self.tier_bytes(loads)[:, TIERS.index(Tier.DEVICE)]
 
-        A batch's buffers are a load's indices and offsets, and its pooled embeddings and their gradients.
+    def tier_bytes(self, loads: Loads) -> IntArray:
+        """(n, M) bytes that n loads take of every tier of memory, with their part of the buffers.
+
+        A batch's buffers are a load's indices and offsets, and its pooled embeddings and their gradients; they lie in
+        device memory.
 
         Raises:
             UserError: a load takes more than 2^60 bytes.
@@ -64,7 +70,9 @@ class MemoryUse:
                 f"buffers of {self.batches_in_flight} batches of {int(loads.samples.max())} samples; "
                 "count fewer batches in flight"
             )
-        return size
+        in_tiers = np.zeros((len(loads), len(TIERS)), dtype=np.int64)
+        in_tiers[np.arange(len(loads)), loads.tier] = size
+        return in_tiers
 
     def received_bytes(self, total_dim: int, batch_size: int, num_devices: int) -> int:
         """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples."""

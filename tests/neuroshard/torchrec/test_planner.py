@@ -130,9 +130,9 @@ class _AllOnOne(Searcher):
 
 def test_any_searcher_may_be_handed_over():
     plan = _planner(searcher=_AllOnOne()).search(_TwoCollections(), SHARDERS)
-    assert set(plan.devices) == {1}
+    assert {p.device for p in plan.placements} == {1}
     by_name = _planner(searcher="dim_greedy").search(_TwoCollections(), SHARDERS)
-    assert set(by_name.devices) == {0, 1}
+    assert {p.device for p in by_name.placements} == {0, 1}
     assert _planner(max_splits=0, improvement={"shakes": 0}).search(_TwoCollections(), SHARDERS).violations == ()
     with pytest.raises(
         UserError, match="beam_width=2 goes with a searcher's name only; give it to the _AllOnOne itself"

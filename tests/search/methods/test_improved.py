@@ -45,7 +45,7 @@ class TestImprovedSearch(SearcherConformance):
 def test_local_search_sets_out_from_any_start():
     task, simulator = toy_task(8), Simulator(random_models())
     start = ImprovedSearch((_OneDevice(2),), NONE).search(task, replace_compute(simulator))
-    assert set(start.devices) == {2}
+    assert {p.device for p in start.placements} == {2}
     better = ImprovedSearch((_OneDevice(2),), FEW).search(task, simulator)
     assert simulator.cost(task, better).total_ms < simulator.cost(task, start).total_ms
 
@@ -60,12 +60,14 @@ def test_the_cheapest_start_counts_and_the_first_among_equals():
     cheap = Random(1).search(task, simulator)
     for starts in ((_OneDevice(0), ExistingPlan(cheap)), (ExistingPlan(cheap), _OneDevice(None), _OneDevice(3))):
         assert ImprovedSearch(starts).search(task, simulator) == cheap
-    assert set(ImprovedSearch((_OneDevice(3), _OneDevice(1))).search(task, simulator).devices) == {3}
+    assert {p.device for p in ImprovedSearch((_OneDevice(3), _OneDevice(1))).search(task, simulator).placements} == {3}
 
 
 def test_starts_without_a_plan_are_left_out_unless_all_are():
     task, simulator = toy_task(8), replace_compute(Simulator(linear_models()))
-    assert set(ImprovedSearch((_OneDevice(None), _OneDevice(1))).search(task, simulator).devices) == {1}
+    assert {p.device for p in ImprovedSearch((_OneDevice(None), _OneDevice(1))).search(task, simulator).placements} == {
+        1
+    }
     with pytest.raises(InfeasibleError, match="no plan to start from"):
         ImprovedSearch((_OneDevice(None),)).search(task, simulator)
 

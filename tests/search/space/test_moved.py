@@ -42,7 +42,8 @@ def test_pinned_shards_are_columns_like_any():
     pinned = Constraints(pinned=(PinnedShard(table.name, 4, (0, 1)), PinnedShard(table.name, 4, (0, 1))))
     task = replace(task, tables=(table, other), constraints=pinned)
     plan = assemble(task, [(0, 4, 0), (0, 4, 1), (1, other.dim, 0)])
-    swapped = replace(plan, shards=(plan.shards[1], plan.shards[0], plan.shards[2]), devices=plan.devices)
+    one, two, whole = plan.placements
+    swapped = replace(plan, placements=(replace(one, device=two.device), replace(two, device=one.device), whole))
     assert moved_between(plan, swapped).tolist() == [0, 0]
 
 
