@@ -12,9 +12,9 @@ class FreeComm(CommModel):
 
     @property
     def num_devices(self) -> None:
-        """Any."""
+        """None: it serves any number."""
 
     def predict(self, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-        """(B, D) ms of waiting."""
+        """(B, D) ms until the last device has started, which is all that such an exchange takes."""
         waiting: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
         return waiting

@@ -21,7 +21,7 @@ class TableColumns:
 
     @classmethod
     def of(cls, tables: Sequence[Table]) -> "TableColumns":
-        """The tables, in order."""
+        """The columns of n tables, in their order."""
         plain = np.array([(t.rows, t.dim, t.pooling_factor, t.bytes_per_element) for t in tables], dtype=np.float64)
         reuse = np.array([t.reuse for t in tables], dtype=np.float64).reshape(len(tables), NUM_REUSE_BINS)
         rows, dim, pooling_factor, bytes_per_element = plain.reshape(len(tables), 4).T

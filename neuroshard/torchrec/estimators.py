@@ -56,7 +56,7 @@ class SimulatorPerfModel(PerfModel):
         self._simulator = simulator
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """Ms."""
+        """The plan's predicted cost, ms: what TorchRec's planner makes as small as it can."""
         return self._simulator.cost(self._task, options_plan(self._task, plan)).total_ms
 
 
@@ -123,7 +123,7 @@ class TorchRecCompute(SumModel):
         return ReluHead.of_cost()
 
     def embed(self, tables: TableColumns, batch_size: int) -> Float32Array:
-        """(n, 1) ms."""
+        """(n, 1) TorchRec's estimate for each table, ms."""
         local = max(batch_size // self.topology.world_size, 1)
         rows = zip(tables.rows, tables.dim, tables.pooling_factor, tables.bytes_per_element, strict=True)
         options = [self._option(int(r), int(d), float(p), int(b), local) for r, d, p, b in rows]
