@@ -67,13 +67,13 @@ class Search:
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
-        depends = self._depends(simulator)
         if self.out is not None and (there := RunDirectory(Path(self.out))).finished:
-            there.begin(depends, self.tasks)
+            there.begin(self._depends(simulator), self.tasks)
             return self._result(Unfinished(there.path).finished(self.tasks), simulator)
         first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
         if first is not None and isinstance(first.found, InfeasibleError):
             raise first.found
+        depends = self._depends(simulator)
         directory = RunDirectory.at(self.out, "search", self.method)
         with directory.held():
             directory.begin(depends, self.tasks)
