@@ -13,7 +13,6 @@ from rich.progress import Progress
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.files import exclusive
 from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
@@ -21,6 +20,7 @@ from neuroshard.progress import printer, progress_bar
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.records.splits import TableSplit, split_tables
+from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import BatchSize, Count, Seed
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -71,11 +71,9 @@ class Collect:
         """Measure what is still missing in `out`; None in the processes that only take part in exchanges."""
         self.hardware.check()
         if is_follower():
-            from neuroshard.hardware.torchrun import follow  # imports torch: only where it is used
-
-            follow(self.hardware)
+            self.hardware.follow()
             return None
-        with exclusive(Path(self.out)):
+        with RunDirectory(Path(self.out)).held():
             return self._collect(DataDirectory(Path(self.out)))
 
     def _collect(self, directory: DataDirectory) -> Summary:

@@ -58,14 +58,14 @@ class KindSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The whole run."""
+    """What a collect run prints: where its records are, and a summary of each kind of sample."""
 
     directory: Path
     compute: KindSummary
     comm: KindSummary
 
     def show(self, console: Console) -> None:
-        """Print it."""
+        """Print a row for each kind, the commonest errors, and what the columns mean."""
         grid = Grid(title=f"Measurements in {self.directory}")
         for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90", "drift"):
             grid.add_column(column, justify="left" if column == "kind" else "right")

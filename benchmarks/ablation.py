@@ -15,9 +15,9 @@ import numpy as np
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import ComputeSample
 from neuroshard.stages.pretrain.additive import Additive
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_compute
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables import halvings
 
@@ -30,7 +30,7 @@ _FEW = 4  # tables in small samples, of which enough have no width but halvings 
 
 def main() -> None:
     directory = DataDirectory(Path(sys.argv[1]))
-    measured = Measured.of(directory.compute().read(), "compute samples", directory.path)
+    measured = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
     print("| training samples | number | MAPE | as many of all kinds: MAPE |")
     print("| --- | --- | --- | --- |")
     _row("one table each", measured, lambda sample: len(sample.tables) == 1, _any)
@@ -56,7 +56,10 @@ def _halved(sample: ComputeSample) -> bool:
 
 
 def _row(
-    name: str, measured: Measured, kept: Callable[[ComputeSample], bool], all_kinds: Callable[[ComputeSample], bool]
+    name: str,
+    measured: SplitMeasurements,
+    kept: Callable[[ComputeSample], bool],
+    all_kinds: Callable[[ComputeSample], bool],
 ) -> None:
     some = [m for m in measured.train if kept(m.sample)]
     others = [m for m in measured.train if all_kinds(m.sample)][: len(some)]
@@ -64,7 +67,7 @@ def _row(
     print(f"| {name} | {len(some)} | {without:.1%} | {beside:.1%} |", flush=True)
 
 
-def _mape(measured: Measured) -> float:
+def _mape(measured: SplitMeasurements) -> float:
     """The median over seeds."""
     errors = []
     for seed in _SEEDS:

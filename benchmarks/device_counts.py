@@ -14,16 +14,16 @@ from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.pretrain.fitting import CommFitter
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_comm
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 
 _DIRECTIONS = (FORWARD, BACKWARD)
 
 
 def main() -> None:
     directory = DataDirectory(Path(sys.argv[1]))
-    measured = Measured.of(directory.comm().read(), "exchanges", directory.path)
+    measured = SplitMeasurements.of(directory.comm().read(), "exchanges", directory.path)
     fitter: CommFitter = instantiate_config(compose_config("pretrain", []).comm_model)
     counts = sorted({len(m.sample.dims) for m in measured.everything})
     everything = _fitted(fitter, measured)
@@ -37,16 +37,16 @@ def main() -> None:
         print(f"| {count} | {' | '.join(cells)} | {noise.mean():.1%} |", flush=True)
 
 
-def _fitted(fitter: CommFitter, measured: Measured) -> list[CommModel]:
+def _fitted(fitter: CommFitter, measured: SplitMeasurements) -> list[CommModel]:
     return [fitter.fit(measured, direction, None, 0, _silent) for direction in _DIRECTIONS]
 
 
-def _kept(measured: Measured, keep: Callable[[int], bool]) -> Measured:
+def _kept(measured: SplitMeasurements, keep: Callable[[int], bool]) -> SplitMeasurements:
     parts = (measured.train, measured.valid, measured.test, measured.everything)
-    return Measured(*([m for m in part if keep(len(m.sample.dims))] for part in parts))
+    return SplitMeasurements(*([m for m in part if keep(len(m.sample.dims))] for part in parts))
 
 
-def _errors(models: list[CommModel], measured: Measured) -> str:
+def _errors(models: list[CommModel], measured: SplitMeasurements) -> str:
     """MAPE on test exchanges, forward / backward."""
     predicted = [predict_comm(model, measured.test, d) for model, d in zip(models, _DIRECTIONS, strict=True)]
     return " / ".join(f"{accuracy_of(p.predicted_ms, p.measured_ms).mape:.1%}" for p in predicted)

@@ -26,6 +26,7 @@ import numpy as np
 
 from neuroshard.models.bundle import load_bundle
 from neuroshard.records import DataDirectory
+from neuroshard.run_directory import runs_below
 from neuroshard.stages.search.results.search_results import SearchRun
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
@@ -63,8 +64,8 @@ def _read_data(out: Path) -> None:
 
 
 def _read_runs(out: Path) -> None:
-    for record in out.rglob("run.json"):
-        SearchRun.load(record.parent).plans()
+    for run in runs_below(out):
+        SearchRun.load(run.path).plans()
 
 
 def _same_samples(one: Path, other: Path) -> bool:

@@ -15,9 +15,9 @@ from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.pretrain.fitting import ComputeFitter
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_compute
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 
 _COUNTS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
 _SEEDS = (0, 1)
@@ -26,7 +26,7 @@ _PAPER = ["compute_model=paper", "compute_model.features=paper_batch", "compute_
 
 def main() -> None:
     directory = DataDirectory(Path(sys.argv[1]))
-    measured = Measured.of(directory.compute().read(), "compute samples", directory.path)
+    measured = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
     noise = pass_repeatability(measured.everything)
     unseen = f"{len(measured.test)} samples of unseen tables, {len(_SEEDS)} seeds"
     print(f"repeatability: mean {noise.mean():.1%}; error on {unseen}")
@@ -53,7 +53,7 @@ def _fitter(overrides: list[str]) -> ComputeFitter:
     return fitter
 
 
-def _cells(models: list[SumModel], measured: Measured) -> str:
+def _cells(models: list[SumModel], measured: SplitMeasurements) -> str:
     metrics = [_metrics(model, measured) for model in models]
     mape = sorted(metric.mape for metric in metrics)
     tau = sorted(metric.kendall_tau for metric in metrics)
@@ -61,12 +61,12 @@ def _cells(models: list[SumModel], measured: Measured) -> str:
     return f"{mape[middle]:.1%} ({mape[0]:.1%} to {mape[-1]:.1%}) | {tau[middle]:.3f}"
 
 
-def _row(model: object, measured: Measured) -> str:
+def _row(model: object, measured: SplitMeasurements) -> str:
     metrics = _metrics(model, measured)
     return f"MAPE {metrics.mape:.1%}, tau {metrics.kendall_tau:.3f}"
 
 
-def _metrics(model: object, measured: Measured) -> Accuracy:
+def _metrics(model: object, measured: SplitMeasurements) -> Accuracy:
     assert isinstance(model, SumModel)
     predicted = predict_compute(model, measured.test)
     return accuracy_of(predicted.predicted_ms, predicted.measured_ms)

@@ -51,8 +51,10 @@ def _api() -> str:
 
 
 def _methods(thing: type) -> list[str]:
+    """What a class offers, what it inherits from another of ours included."""
     found = []
-    for name, value in vars(thing).items():
+    ours = [kind for kind in reversed(thing.__mro__) if kind.__module__.startswith("neuroshard")]
+    for name, value in {name: value for kind in ours for name, value in vars(kind).items()}.items():
         target = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         doc = inspect.getdoc(getattr(target, "func", target))
         if name.startswith("_") or not doc or isinstance(value, (int, str, tuple)):

@@ -1,6 +1,6 @@
 """Building objects from `conf/` by name: where the parts of NeuroShard are joined."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -133,14 +133,6 @@ def _leaves(plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def needed(command: str, key: str, config: DictConfig, chosen: Mapping[str, str]) -> UserError:
-    """The error for a setting without a value, with what it is; `chosen` names the choice of each group."""
-    from neuroshard.app.settings import settings_of  # which reads conf/'s comments: only where it is used
-
-    what = next((setting.what for setting in settings_of(command, config, chosen) if setting.key == key), "")
-    return UserError(f"neuroshard {command} needs {key}=...{': ' if what else ''}{what}")
 
 
 def _user_error(error: BaseException) -> UserError:

@@ -58,8 +58,10 @@ class Simulator:
         Histograms made for another batch size, and what lies outside the range that the models were fitted to.
         """
         ranges = self.models.ranges
-        outside = () if ranges is None else ranges.warnings(plan.task) + ranges.plan_warnings(plan)
-        return plan.task.warnings + outside
+        if ranges is None:
+            return plan.task.warnings
+        counts = [len(tables) for tables in plan.device_tables]
+        return plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.device_dims)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Forward and backward communication, (B, D) ms each, of devices with such traffic and compute costs (B, D).

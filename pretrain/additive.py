@@ -15,9 +15,9 @@ from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.schema import shown
 from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start, compute_tables
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork, alternating
 from neuroshard.stages.pretrain.networks import checked_widths, segment_sums
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import fit
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
@@ -86,7 +86,7 @@ class Additive(HiddenLayers):
         checked_widths("corrections", [self.corrections])
         FeatureSet(self.features)
 
-    def fit(self, measured: Measured, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
+    def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
         """Fitted to the training samples; from `start` on, with its features, scales and widths.
 
         Raises:
@@ -129,10 +129,10 @@ class Ensemble:
 
     @property
     def epochs(self) -> int:
-        """Over all members."""
+        """At most so many are trained, over all members."""
         return self.members * self.member.epochs
 
-    def fit(self, measured: Measured, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
+    def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
         """Every member fitted; from `start`'s members on, if it is given."""
         check_start(start, ComputeEnsemble)
         starts = [None] * self.members if start is None else start.members

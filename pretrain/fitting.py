@@ -9,8 +9,8 @@ from neuroshard.models import CommModel, SumModel
 from neuroshard.models.features import FeatureSet
 from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.examples import ComputeTable
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.networks import checked_widths
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 
 OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
@@ -24,7 +24,7 @@ class ComputeFitter(Protocol):
         """At most so many are trained."""
         ...
 
-    def fit(self, measured: Measured, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
+    def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
         """A model fitted to the training samples, from `start` (a model of the same form) or from nothing (None)."""
         ...
 
@@ -37,7 +37,7 @@ class CommFitter(Protocol):
         """At most so many are trained."""
         ...
 
-    def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
+    def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
         """A model fitted to the training exchanges in one direction; `start` as for compute models."""
         ...
 
@@ -72,7 +72,7 @@ def check_start(start: Any, kind: type) -> None:
         )
 
 
-def compute_tables(measured: Measured, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
+def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
     """Training and validation samples.
 
     Raises:

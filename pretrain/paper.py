@@ -18,8 +18,8 @@ from neuroshard.stages.pretrain.fitting import (
     compute_tables,
     only_value,
 )
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.networks import CommNetwork, ComputeNetwork, checked_widths, to_mlp
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 
 
@@ -49,7 +49,7 @@ class PaperCompute:
         """At most so many are trained."""
         return self.training.epochs
 
-    def fit(self, measured: Measured, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralCompute:
+    def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralCompute:
         """Fitted from nothing.
 
         Raises:
@@ -72,7 +72,7 @@ class PaperComm(HiddenLayers):
 
     hidden: tuple[int, ...] = (128, 64, 32, 16)
 
-    def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
+    def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
         """Fitted from nothing.
 
         Raises:

@@ -9,7 +9,7 @@ from rich.progress import Progress
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.files import check_directory, exclusive
+from neuroshard.files import check_directory
 from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
@@ -18,10 +18,11 @@ from neuroshard.models.trust import Ranges
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import BACKWARD, FORWARD
+from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.result import PretrainResult, margins_of, tested
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.threads import torch_threads
 
 
@@ -50,16 +51,21 @@ class Pretrain:
     seed: Seed = 0
 
     def run(self) -> PretrainResult:
-        """Fit, test on unseen tables, save."""
+        """Fit the three models, set their margins on validation samples, test them on unseen tables, write the bundle.
+
+        Raises:
+            UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, or `init` is of
+                other forms.
+        """
         check_directory(Path(self.out))
         check_place(Path(self.out))
         start = None if self.init is None else CostModels.load(self.init)
         directory = DataDirectory(Path(self.data))
         manifest = directory.manifest()
-        compute = Measured.of(directory.compute().read(), "compute samples", directory.path)
+        compute = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
         compute = compute.combining(self.max_tables).limited(self.max_samples)
-        comm = Measured.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
-        with exclusive(Path(self.out)), torch_threads(1):
+        comm = SplitMeasurements.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
+        with RunDirectory(Path(self.out)).held(), torch_threads(1):
             fitted = self._fit(compute, comm, start)
             margins = margins_of(fitted, compute, comm)
             metrics = tested(fitted, margins, compute, comm)
@@ -67,7 +73,7 @@ class Pretrain:
             _save(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
-    def _fit(self, compute: Measured, comm: Measured, start: CostModels | None) -> CostModels:
+    def _fit(self, compute: SplitMeasurements, comm: SplitMeasurements, start: CostModels | None) -> CostModels:
         """The three models, without margins."""
         starts = [None] * 3 if start is None else [start.compute, start.forward, start.backward]
         with progress_bar() as progress:
@@ -86,7 +92,13 @@ class Pretrain:
             ranges = ranges.joined(start.ranges)
         return CostModels(compute_model, forward, backward, sizes.pop() if len(sizes) == 1 else None, ranges)
 
-    def _card(self, manifest: Manifest, compute: Measured, comm: Measured, metrics: dict[ModelName, ModelTest]) -> Card:
+    def _card(
+        self,
+        manifest: Manifest,
+        compute: SplitMeasurements,
+        comm: SplitMeasurements,
+        metrics: dict[ModelName, ModelTest],
+    ) -> Card:
         return Card(
             hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self.data}"),
             versions=manifest.versions | versions(),

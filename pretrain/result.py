@@ -17,8 +17,8 @@ from neuroshard.models.card import ModelName, ModelTest
 from neuroshard.models.trust import LEVEL, Margin, Margins
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.timing import typical_ms
 from neuroshard.traffic import Traffic
 
@@ -58,11 +58,13 @@ class Predicted:
     measured_ms: FloatArray
 
     def margin(self) -> Margin:
-        """Set on these."""
+        """The margin that holds 90% of these measurements."""
         return Margin.fitted(self.predicted_ms, self.spread_ms, self.measured_ms)
 
 
-def tested(models: CostModels, margins: Margins, compute: Measured, comm: Measured) -> dict[ModelName, ModelTest]:
+def tested(
+    models: CostModels, margins: Margins, compute: SplitMeasurements, comm: SplitMeasurements
+) -> dict[ModelName, ModelTest]:
     """Every model on its test samples, by name."""
     return {
         "compute": _tested(predict_compute(models.compute, compute.test), margins.compute, compute.everything),
@@ -82,7 +84,7 @@ def _tested(predicted: Predicted, margin: Margin, everything: list[Measurement[A
     return ModelTest(accuracy, float(noise.mean()), p50, p90, float(inside.mean()))
 
 
-def margins_of(models: CostModels, compute: Measured, comm: Measured) -> Margins:
+def margins_of(models: CostModels, compute: SplitMeasurements, comm: SplitMeasurements) -> Margins:
     """Margins of every model, set on validation samples."""
     return Margins(
         predict_compute(models.compute, compute.valid).margin(),

@@ -14,9 +14,9 @@ from neuroshard.models.mlp import Normaliser
 from neuroshard.models.set_comm import FEATURE_SIGNS, NUM_WAITS, SetComm, set_features, set_waits
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork
 from neuroshard.stages.pretrain.networks import checked_widths
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import fit
 from neuroshard.timing import typical_ms
 from neuroshard.traffic import Traffic
@@ -107,7 +107,7 @@ class SetCommunication(HiddenLayers):
         super().__post_init__()
         checked_widths("parts", [self.parts])
 
-    def fit(self, measured: Measured, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
+    def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
         """Fitted to every device of the training exchanges; from `start` on, with its scales and widths.
 
         Raises:

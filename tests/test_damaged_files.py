@@ -26,6 +26,7 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.registry import build, compose_config, instantiate_config
+from neuroshard.run_directory import RunDirectory
 from neuroshard.simulator import Simulator
 from neuroshard.sources import load_tables
 from neuroshard.stages.search.local.improvement import Improvement
@@ -142,6 +143,11 @@ def _trained(root):
     _training(root).run()
 
 
+def _train_again(root):
+    run = _training(root)
+    RunDirectory(Path(run.out)).begin(run._settings(), run.tasks)
+
+
 def _search(root):
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     return Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one"))
@@ -150,9 +156,8 @@ def _search(root):
 def _resume(root):
     """A search as if it had been killed just before its end."""
     run = _search(root)
-    under_way = Unfinished(root / "runs" / "one")
-    under_way.claim(run._settings(Simulator(CostModels.load(run.model))), run.tasks)
-    return [under_way.record(number) for number in range(2)], Path(run.out)
+    RunDirectory(Path(run.out)).begin(run._depends(Simulator(CostModels.load(run.model))), run.tasks)
+    return [Unfinished(Path(run.out)).record(number) for number in range(2)], Path(run.out)
 
 
 def _replan(root):
@@ -204,7 +209,7 @@ READERS = {
         "runs/one/plans/task-0000.json",
         lambda root: SearchRun.load(root / "runs/one").plans(),
     ),
-    "training run": ("trained/run.json", lambda root: _training(root)._claim(root / "trained")),
+    "training that goes on": ("trained/settings.json", _train_again),
     "checkpoint": ("trained/checkpoint.safetensors", _train_on),
     "runs to report": ("runs/one/tasks.json", lambda root: gather([root / "runs"])),
     "policy": ("policy/policy.json", lambda root: load_agent(str(root / "policy"))),

@@ -3,16 +3,25 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("augment", "pretrain", "search")
+ROOMS = ("space", "kernels", "placement", "local", "rl", "methods", "results", "report", "runs")
+# Circles that are known, as (importing, imported); to be empty.
+KNOWN = {("neuroshard.plans.plan", "neuroshard.plans.describe"), ("neuroshard.plans.plan", "neuroshard.torchrec")}
 
 
 def _imports(path):
     """Names of all modules that a file imports at run time, imports under TYPE_CHECKING left out."""
+    return (module for module, _ in _imported_names(path))
+
+
+def _imported_names(path):
+    """(module, name) of everything that a file imports at run time, wherever it does; None for a whole module."""
     tree = ast.parse(path.read_text())
     checking = {
         node
@@ -24,9 +33,9 @@ def _imports(path):
         if node in checking:
             continue
         if isinstance(node, ast.ImportFrom):
-            yield node.module or ""
+            yield from ((node.module or "", alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, None) for alias in node.names)
 
 
 def _stages_imported(path):
@@ -64,3 +73,48 @@ def test_importing_imports_nothing_heavy():
     code = f"import sys, neuroshard; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
+
+
+def _module(path):
+    """The name by which a file is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "neuroshard" else ("neuroshard", "stages", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _graph():
+    """Which modules each module imports; a package is its `__init__.py`."""
+    files = {_module(path): path for folder in ("neuroshard", *STAGES) for path in _files(folder)}
+    graph = {}
+    for module, path in files.items():
+        named = (
+            (base if name is None or f"{base}.{name}" not in files else f"{base}.{name}")
+            for base, name in _imported_names(path)
+        )
+        graph[module] = {other for other in named if other in files and (module, other) not in KNOWN}
+    return graph
+
+
+def _cycle(graph):
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_import_goes_in_a_circle():
+    graph = _graph()
+    assert {"neuroshard.models", "neuroshard.plans.plan"} <= graph["neuroshard.simulator"]
+    assert "neuroshard.stages.search.space.items" in graph["neuroshard.stages.search.space.sizes"]
+    assert _cycle(graph) == []
+    graph["neuroshard.plans.plan"].add("neuroshard.simulator")
+    assert _cycle(graph) != []
+
+
+def test_every_room_of_search_imports_rooms_above_it_only():
+    for path in _files("search"):
+        room = path.relative_to(ROOT / "search").parts[0]
+        for name in _imports(path):
+            if name.startswith("neuroshard.stages.search."):
+                assert ROOMS.index(name.split(".")[3]) <= ROOMS.index(room), f"{path} imports {name}"

@@ -8,9 +8,9 @@ from typing import Any
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
-from neuroshard.app.settings import joins
+from neuroshard.app.settings import joins, needed
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.registry import choices, chosen_of, compose_config, is_group, leaves, missing, needed
+from neuroshard.registry import choices, chosen_of, compose_config, is_group, leaves, missing
 
 _MOST_JOBS = 10_000
 _QUOTES = "'\""

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from neuroshard.errors import UserError
 from neuroshard.registry import choices, is_group, leaves
 
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w-]+):(?P<rest>.*)$")
@@ -38,6 +39,12 @@ def settings_of(command: str, config: DictConfig, chosen: Mapping[str, str]) -> 
         for key, value in leaves(config)
         if key.split(".")[0] != "run" and not key.endswith(("_target_", "_partial_")) and not joins(value, config)
     ]
+
+
+def needed(command: str, key: str, config: DictConfig, chosen: Mapping[str, str]) -> UserError:
+    """The error for a setting without a value, with what it is; `chosen` names the choice of each group."""
+    what = next((setting.what for setting in settings_of(command, config, chosen) if setting.key == key), "")
+    return UserError(f"neuroshard {command} needs {key}=...{': ' if what else ''}{what}")
 
 
 def joins(value: Any, config: DictConfig) -> bool:

@@ -25,7 +25,7 @@ class Device(ABC):
     @property
     @abstractmethod
     def torch_device(self) -> torch.device:
-        """Where tensors live."""
+        """The device on which torch puts tensors that are measured."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -61,10 +61,10 @@ class CpuDevice(Device):
         return torch.device("cpu")
 
     def synchronize(self) -> None:
-        """Nothing runs in the background."""
+        """Return at once: CPU kernels have ended when their call returns."""
 
     def time_ms(self, run: Callable[[], object]) -> float:
-        """By the wall clock."""
+        """Milliseconds that `run` takes, by the wall clock."""
         self._flush.add_(1)
         start = time.perf_counter()
         run()
@@ -100,11 +100,11 @@ class CudaDevice(Device):
         return torch.device("cuda", self._index)
 
     def synchronize(self) -> None:
-        """Wait for the GPU."""
+        """Wait until the GPU has done everything it was given."""
         torch.cuda.synchronize(self._index)
 
     def time_ms(self, run: Callable[[], object]) -> float:
-        """By CUDA events."""
+        """Milliseconds that `run` takes on the GPU, between two CUDA events."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._flush.add_(1)
         start.record()

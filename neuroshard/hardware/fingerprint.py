@@ -56,7 +56,7 @@ class Fingerprint:
 
 
 def fingerprint(kind: str) -> Fingerprint:
-    """This machine's, seen as `kind`."""
+    """The fingerprint of this machine as hardware of `kind`: "cpu", or "cuda" with a count of 0 where it has no GPU."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if kind == "cuda":
         import torch  # needed here only; reading a bundle's card needs none

@@ -87,7 +87,13 @@ class Hardware:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
         from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
 
-        return TorchrunLeader(self)
+        return TorchrunLeader(self.device, self.comm_timing, self.timeout_s)
+
+    def follow(self) -> None:
+        """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures."""
+        from neuroshard.hardware.torchrun import follow
+
+        follow(self.device, self.comm_timing, self.timeout_s)
 
     def _context(self) -> ForkServerContext | SpawnContext:
         return forked_warm() if self.device.kind == "cpu" else spawned()
@@ -99,7 +105,7 @@ def under_torchrun() -> bool:
 
 
 def is_follower() -> bool:
-    """Whether rank 0, in another process, decides what is measured; this one then calls `torchrun.follow`."""
+    """Whether rank 0, in another process, decides what is measured; this one then calls `Hardware.follow`."""
     return under_torchrun() and os.environ["RANK"] != "0"
 
 

@@ -9,9 +9,10 @@ from typing import Self
 import torch.distributed as dist
 
 from neuroshard.hardware.exchange import ExchangeBench, join_group
-from neuroshard.hardware.hardware import Hardware
 from neuroshard.hardware.runs import Outcome
+from neuroshard.hardware.settings import DeviceSpec
 from neuroshard.records.samples import CommSample
+from neuroshard.timing import TimingProtocol
 
 _IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
 _Batch = tuple[list[CommSample], list[int]]
@@ -20,11 +21,9 @@ _Batch = tuple[list[CommSample], list[int]]
 class _Member:
     """This process's place in the group, and the channel on which rank 0 hands out work."""
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, device: DeviceSpec, timing: TimingProtocol, timeout_s: float) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._bench: ExchangeBench = join_group(
-            hardware.device, hardware.comm_timing, hardware.timeout_s, rank, size, "env://"
-        )
+        self._bench: ExchangeBench = join_group(device, timing, timeout_s, rank, size, "env://")
         self._orders = dist.new_group(backend="gloo", timeout=_IDLE)
 
     def pass_on(self, batch: _Batch | None) -> _Batch | None:
@@ -42,8 +41,8 @@ class _Member:
 class TorchrunLeader:
     """Rank 0: measures batches with all the followers. A follower's death is torchrun's to notice."""
 
-    def __init__(self, hardware: Hardware) -> None:
-        self._member = _Member(hardware)
+    def __init__(self, device: DeviceSpec, timing: TimingProtocol, timeout_s: float) -> None:
+        self._member = _Member(device, timing, timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -55,15 +54,15 @@ class TorchrunLeader:
         dist.destroy_process_group()
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int]) -> list[Outcome]:
-        """An outcome for each sample."""
+        """An outcome for each exchange, measured together with all followers; the seeds fix the order of the runs."""
         batch = (list(samples), list(seeds))
         self._member.pass_on(batch)
         return self._member.measure(batch)
 
 
-def follow(hardware: Hardware) -> None:
+def follow(device: DeviceSpec, timing: TimingProtocol, timeout_s: float) -> None:
     """Take part in whatever rank 0 measures until it says that it is done."""
-    member = _Member(hardware)
+    member = _Member(device, timing, timeout_s)
     while (batch := member.pass_on(None)) is not None:
         member.measure(batch)
     dist.destroy_process_group()

@@ -33,7 +33,7 @@ class Bench(Protocol[Sample_contra]):
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker has set itself up."""
+    """What a worker sends once it has set itself up and can be given samples."""
 
 
 @dataclass(frozen=True)

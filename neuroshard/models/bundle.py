@@ -18,10 +18,11 @@ from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_atomically, write_json
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.card import MODEL_NAMES, Card, ModelName
-from neuroshard.models.cost_models import CostModels
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.mlp import Tensors
+from neuroshard.models.model_set import ModelSet
 from neuroshard.models.neural import NeuralComm, NeuralCompute
+from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import SetComm
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.schema import BatchSize, parse
@@ -57,7 +58,9 @@ class Storable(Protocol):
         ...
 
 
-_COMPUTE_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble)}
+_COMPUTE_KINDS: dict[str, Any] = {
+    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute)
+}
 _COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
 _KINDS = {"compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS}
 
@@ -102,7 +105,7 @@ def check_place(path: Path) -> None:
         raise UserError(f"{error}; what is there is left as it is: give another out=DIRECTORY, or remove it") from None
 
 
-def save_bundle(path: Path, models: CostModels, card: Card) -> None:
+def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
     """Write the models and their card: the bundle that was there, if one was, is whole until the new one is.
 
     Nothing but what bundles consist of is touched. One at a time may write there (`files.exclusive`).
@@ -124,7 +127,7 @@ def save_bundle(path: Path, models: CostModels, card: Card) -> None:
             file.unlink()
 
 
-def load_bundle(path: Path) -> tuple[CostModels, Card]:
+def load_bundle(path: Path) -> tuple[ModelSet, Card]:
     """The models and card that `save_bundle` wrote.
 
     Raises:
@@ -134,7 +137,7 @@ def load_bundle(path: Path) -> tuple[CostModels, Card]:
     content, weights = _read(path)
     tensors = _tensors(path, weights, content.weights)
     loaded = {name: _restored(path, name, getattr(content.models, name), tensors) for name in MODEL_NAMES}
-    models = CostModels(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
+    models = ModelSet(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
     if models.forward.num_devices != models.backward.num_devices:
         raise UserError(f"model bundle {path}: its two directions are for different numbers of devices; {_AGAIN}")
     return models, content.card

@@ -47,7 +47,7 @@ class ModelTest:
 
 @dataclass(frozen=True)
 class ModelTests:
-    """Of the three models."""
+    """How each of the three models did on its test samples."""
 
     compute: ModelTest
     forward: ModelTest

@@ -1,4 +1,4 @@
-"""The three cost models of one hardware, together."""
+"""The cost models of one hardware, by name or place."""
 
 import os
 from dataclasses import dataclass, replace
@@ -7,16 +7,17 @@ from pathlib import Path
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import digest_of
 from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.models.interface import CommModel, ComputeModel
-from neuroshard.models.trust import Margins, Ranges
-from neuroshard.tasks.task import Task
+from neuroshard.models.bundle import load_bundle
+from neuroshard.models.model_set import ModelSet
+from neuroshard.models.shipped import shipped_names, shipped_path
+from neuroshard.registry import build, choices
 
 ROOFLINE = "roofline:"
 
 
 @dataclass(frozen=True)
-class CostModels:
-    """Cost models of computation, forward and backward communication.
+class CostModels(ModelSet):
+    """Cost models of computation, forward and backward communication, and where they come from.
 
     Attributes:
         batch_size: the only one that they serve, None if they serve any.
@@ -27,33 +28,9 @@ class CostModels:
         digest: of the bundle that they were loaded from; None for others.
     """
 
-    compute: ComputeModel
-    forward: CommModel
-    backward: CommModel
-    batch_size: int | None
-    ranges: Ranges | None = None
-    margins: Margins | None = None
     name: str | None = None
     hardware: Fingerprint | None = None
     digest: str | None = None
-
-    @property
-    def num_devices(self) -> int | None:
-        """Number of devices that the communication models serve; None for any."""
-        return self.forward.num_devices
-
-    def check(self, task: Task) -> None:
-        """Raise UserError unless the models can cost plans of `task`."""
-        if self.num_devices not in (None, task.topology.num_devices):
-            raise UserError(
-                f"the cost models were made for {self.num_devices} devices, the task has "
-                f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
-            )
-        if self.batch_size not in (None, task.batch_size):
-            raise UserError(
-                f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
-                f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
-            )
 
     @classmethod
     def load(cls, path: str | Path) -> "CostModels":
@@ -65,10 +42,6 @@ class CostModels:
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
-        from neuroshard.models.bundle import load_bundle  # the bundle's file needs this class
-        from neuroshard.models.shipped import shipped_path
-        from neuroshard.registry import build
-
         if str(path).startswith(ROOFLINE):
             models: CostModels = build("roofline", str(path).removeprefix(ROOFLINE))
             return replace(models, name=str(path))
@@ -80,12 +53,9 @@ class CostModels:
         name = str(path) if shipped is not None else str(Path(path).absolute())
         bundle = shipped or Path(path)
         loaded, card = load_bundle(bundle)
-        return replace(loaded, name=name, hardware=card.hardware, digest=digest_of(bundle / "bundle.json"))
+        return cls(**vars(loaded), name=name, hardware=card.hardware, digest=digest_of(bundle / "bundle.json"))
 
 
 def known_names() -> list[str]:
     """Every name that `CostModels.load` takes: shipped bundles and datasheets."""
-    from neuroshard.models.shipped import shipped_names
-    from neuroshard.registry import choices
-
     return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]

@@ -15,7 +15,7 @@ class FreeComm(CommModel):
 
     @property
     def num_devices(self) -> None:
-        """Any."""
+        """None: it serves any number."""
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) zeros."""

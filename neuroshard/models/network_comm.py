@@ -24,9 +24,9 @@ class NetworkComm(CommModel):
     scale_ms: float
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """The scale, which is no tensor."""
         return asdict(NetworkSettings(self.scale_ms))
 
     def tensors(self) -> Tensors:
-        """Everything else."""
+        """Normaliser and weights of the network."""
         return self.normaliser.tensors() | self.network.tensors("network")

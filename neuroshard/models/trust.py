@@ -10,7 +10,6 @@ from msgspec import Meta
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
-from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import NonNegative
 from neuroshard.tasks.task import Task
@@ -52,11 +51,11 @@ class Range:
 
     @classmethod
     def of(cls, name: str, values: Sequence[float] | FloatArray) -> "Range":
-        """From every value that was measured."""
+        """The range of `values`, all that were measured, of the quantity `name`."""
         return cls(name, float(np.min(values)), float(np.max(values)))
 
     def joined(self, other: "Range") -> "Range":
-        """What both ranged over."""
+        """The smallest range that holds both."""
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
     def warning(self, values: Sequence[float] | FloatArray) -> str | None:
@@ -74,7 +73,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Of everything that a cost depends on."""
+    """What everything that a cost depends on ranged over in the measurements."""
 
     rows: Range
     dim: Range
@@ -87,7 +86,7 @@ class Ranges:
 
     @classmethod
     def of(cls, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
-        """Of the samples that models are fitted to."""
+        """The ranges of the samples that models are fitted to."""
         tables = [table for sample in compute for table in sample.tables]
         return cls(
             Range.of("rows", [table.rows for table in tables]),
@@ -101,7 +100,7 @@ class Ranges:
         )
 
     def joined(self, other: "Ranges") -> "Ranges":
-        """Of models that were fitted to one set of samples after another."""
+        """The ranges of models that were fitted to one set of samples after another: the smallest that hold both."""
         return Ranges(
             **{field.name: getattr(self, field.name).joined(getattr(other, field.name)) for field in fields(self)}
         )
@@ -118,10 +117,13 @@ class Ranges:
         )
         return tuple(warning for warning in found if warning is not None)
 
-    def plan_warnings(self, plan: Plan) -> tuple[str, ...]:
-        """What of the plan's devices lies outside; devices without tables are no trouble."""
-        counts = [len(tables) for tables in plan.device_tables if tables]
-        found = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(plan.device_dims))
+    def device_warnings(self, tables: Sequence[int], columns: Sequence[int]) -> tuple[str, ...]:
+        """What of a plan's devices lies outside, from the number of tables and of columns on each, (D,).
+
+        Devices without tables are no trouble.
+        """
+        counts = [count for count in tables if count]
+        found = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(columns))
         return tuple(warning for warning in found if warning is not None)
 
 
@@ -137,7 +139,7 @@ class Margin:
     factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        """(...,) ms."""
+        """(...,) ms, for predictions (...,) on which the members of an ensemble disagree by `spread_ms` (...,)."""
         margin: FloatArray = self.factor * self._scale(predicted_ms, spread_ms)
         return margin
 
@@ -157,7 +159,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Margins:
-    """Of the three models."""
+    """How far the predictions of each of the three models may be off."""
 
     compute: Margin
     forward: Margin

@@ -7,6 +7,7 @@ from typing import Any
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
 from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.run_directory import check_same
 from neuroshard.schema import Seed, of_format, parse, shown
 
 _FORMAT = "neuroshard-data-1"
@@ -59,23 +60,8 @@ class Manifest:
 
     def check_continues(self, other: "Manifest", directory: Path) -> None:
         """Raise UserError unless `other`, a run about to go on in `directory`, has the same settings."""
-        ours, theirs = (_flat(m.config | {"seed": m.seed}) for m in (self, other))
-        for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key):
-                raise UserError(
-                    f"{directory} was begun with {key}={shown(ours.get(key))}, not {shown(theirs.get(key))}; "
-                    "use the same settings to go on, or another out=DIRECTORY"
-                )
+        check_same(directory, self.config | {"seed": self.seed}, other.config | {"seed": other.seed})
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else shown(value)
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        plain = list(value) if isinstance(value, tuple) else value  # as JSON gives it back
-        flat |= _flat(plain, f"{name}.") if isinstance(plain, dict) else {name: plain}
-    return flat

@@ -15,6 +15,7 @@ from neuroshard.parquet import Row, read_rows, write_table
 from neuroshard.records import schema
 from neuroshard.records.manifest import Manifest
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.run_directory import RunDirectory, begun_otherwise
 from neuroshard.tables import Table
 
 _TABLES = "tables.parquet"
@@ -40,10 +41,6 @@ class Parts(Generic[Sample]):
         """Write part `number`, atomically."""
         rows = self.to_rows(measurements)
         write_table(self.path(number), rows)
-
-    def read_part(self, number: int) -> list[Measurement[Sample]]:
-        """The measurements of one part."""
-        return self._read(self.path(number))
 
     def read(self) -> list[Measurement[Sample]]:
         """All measurements, in order of part.
@@ -79,8 +76,9 @@ class DataDirectory:
             begun = Manifest.load(self.path)
             begun.check_continues(manifest, self.path)
             if list(self.tables().values()) != list(tables):
-                raise UserError(f"{self.path} was begun with other tables; give another out=DIRECTORY")
+                raise begun_otherwise(self.path, "other tables")
             return
+        RunDirectory(self.path).check_free()
         rows = schema.tables_rows(tables)
         write_table(self.path / _TABLES, rows)
         manifest.save(self.path)

@@ -13,6 +13,7 @@ from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
+from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
@@ -147,6 +148,12 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
         for scale_ms in (0.5, 2.0)
     ]  # fmt: skip
     return ComputeEnsemble(tuple(members))
+
+
+def random_regression(seed: int = 0) -> RegressionCompute:
+    """A regression with random weights, none negative."""
+    rng, features = np.random.default_rng(seed), FeatureSet("physical")
+    return RegressionCompute(features, rng.uniform(0, 1e-6, len(features.columns)), np.array([0.1]))
 
 
 def random_set_comm(seed: int = 0) -> SetComm:

@@ -45,7 +45,7 @@ class BagTable:
 
     @property
     def qualified_name(self) -> str:
-        """With the path."""
+        """The table's name behind the path of its collection: unique in a model."""
         return f"{self.path}.{self.name}" if self.path else self.name
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:

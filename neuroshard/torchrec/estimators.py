@@ -61,7 +61,7 @@ class SimulatorPerfModel(PerfModel):
         self._simulator = simulator
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """Ms."""
+        """The plan's predicted cost, ms: what TorchRec's planner makes as small as it can."""
         return self._simulator.cost(self._task, options_plan(self._task, plan)).total_ms
 
 

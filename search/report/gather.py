@@ -11,6 +11,7 @@ import pandas as pd
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json
+from neuroshard.run_directory import RunDirectory, RunFile, runs_below
 from neuroshard.schema import NonNegative, parse
 from neuroshard.stages.search.report.names import NamedRun, named
 from neuroshard.stages.search.report.rows import Measured, Round, Searched, read_rows, typed
@@ -51,8 +52,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise UserError(f"no directory {path}; give directories of runs")
-    found = {file.parent for path in paths for file in path.rglob("run.json") if file.is_file()}
-    return sorted(found, key=_natural)
+    return sorted({run.path for path in paths for run in runs_below(path)}, key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -72,32 +72,29 @@ def gather(paths: Sequence[Path]) -> Gathered:
     references: dict[str, dict[str, float]] = {}
     descriptions: dict[str, str] = {}
     for folder in find_runs(paths):
-        content = read_json(folder / "run.json", "run")
-        if not isinstance(content, dict):
-            raise UserError(f"{folder / 'run.json'} is no run")
-        if "searcher" in content:
-            searches.append(_search(folder, content, descriptions))
-        elif (folder / "curve.parquet").exists():
-            learned[str(folder)] = read_rows(folder / "curve.parquet", Round)
-            references[str(folder)] = _references(folder)
-        elif (folder / "results.parquet").exists():
-            measured[str(folder)] = read_rows(folder / "results.parquet", Measured)
+        match RunDirectory(folder).read():
+            case RunFile("search"):
+                searches.append(_search(folder, descriptions))
+            case RunFile("train-policy"):
+                _need_files(folder, "curve.parquet", "policy.json")
+                learned[str(folder)] = read_rows(folder / "curve.parquet", Round)
+                references[str(folder)] = _references(folder / "policy.json")
+            case RunFile("evaluate"):
+                _need_files(folder, "results.parquet")
+                measured[str(folder)] = read_rows(folder / "results.parquet", Measured)
     if not (searches or measured or learned):
         raise UserError(f"no finished run in {', '.join(map(str, paths))}")
     return Gathered(_searched_frame(searches), _measured_frame(measured), _learned_frame(learned), references)
 
 
-def _search(folder: Path, content: dict[str, Any], descriptions: dict[str, str]) -> _Search:
+def _search(folder: Path, descriptions: dict[str, str]) -> _Search:
     _need_files(folder, "results.parquet", "tasks.json")
     run = SearchRun.load(folder)
     path = folder / "results.parquet"
     wanted = [field.name for field in fields(Searched)]
     rows = typed([{name: getattr(record, name) for name in wanted} for record in run.records], Searched, path)
-    where = str(folder / "run.json")
-    model = parse(content.get("model", "unknown models"), str, f"{where}: model")
-    settings = parse(content.get("settings", {}), dict[str, Any], f"{where}: settings")
     tasks = describe_tasks(folder / "tasks.json", descriptions)
-    return NamedRun(str(folder), tasks, run.searcher, model, settings), rows
+    return NamedRun(str(folder), tasks, run.searcher, run.model, run.settings), rows
 
 
 def _need_files(folder: Path, *names: str) -> None:
@@ -107,13 +104,12 @@ def _need_files(folder: Path, *names: str) -> None:
             raise UserError(f"no file {folder / name}; delete the run's directory, or run it again")
 
 
-def _references(folder: Path) -> dict[str, float]:
-    _need_files(folder, "policy.json")
-    content, where = read_json(folder / "policy.json", "policy"), str(folder / "policy.json")
+def _references(path: Path) -> dict[str, float]:
+    content = read_json(path, "policy")
     card = content.get("card") if isinstance(content, dict) else None
     if not isinstance(card, dict) or "references_ms" not in card:
-        raise UserError(f"{where}: card: field 'references_ms' is missing")
-    return parse(card["references_ms"], dict[str, NonNegative], f"{where}: references_ms")
+        raise UserError(f"{path}: card: field 'references_ms' is missing")
+    return parse(card["references_ms"], dict[str, NonNegative], f"{path}: references_ms")
 
 
 def _searched_frame(searches: Sequence[_Search]) -> pd.DataFrame:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neuroshard.run_directory import flat
+
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _SETTING = re.compile(rf"([\w.]+)=({_NUMBER})")
-_DEEPEST = 8
 _LARGEST = 1e18
 _SEED = "seed"  # a number that is no quantity
 _MOST_DIFFERENCES = 3  # named; of more, the directory says more
@@ -48,7 +49,7 @@ def named(runs: Sequence[NamedRun]) -> dict[str, Name]:
 
 def _of_group(group: Sequence[NamedRun]) -> dict[str, Name]:
     """Of runs of one method on the same tasks."""
-    settings = {run.path: _flat(run.settings) for run in group}
+    settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for given in settings.values() for key in given)
     differing = [key for key in keys if len({repr(given.get(key)) for given in settings.values()}) > 1]
     models = len({run.model for run in group}) > 1
@@ -83,14 +84,3 @@ def _swept(key: str, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, flo
 def _is_number(value: object) -> bool:
     """Whether it is one that can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """Nested settings under names with dots."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and depth < _DEEPEST:
-            found |= _flat(value, f"{prefix}{key}.", depth + 1)
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -1,8 +1,8 @@
 """What a search run leaves: `run.json`, `results.parquet`, `tasks.json` and one JSON per plan."""
 
 import math
-import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,12 +10,11 @@ import pandas as pd
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_json
 from neuroshard.parquet import read_rows, write_frame
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import Count, Name, of_format, parse, shown
+from neuroshard.run_directory import RunDirectory
+from neuroshard.schema import Count, Name, parse, shown
 
-_FORMAT = "neuroshard-search-1"
 _COLUMNS = {
     "task": "int64",
     "plan": "object",
@@ -86,23 +85,36 @@ def _is_inside(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _RunFile:
+class _Facts:
+    """What is read again of a search's `run.json`; old ones say less."""
+
     searcher: Name
+    model: str = "unknown models"
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """A directory of plans that one searcher found."""
+    """A directory of plans that one searcher found.
+
+    Attributes:
+        searcher: its name.
+        model: the cost models, as `CostModels.load` takes them.
+        settings: of the searcher.
+    """
 
     path: Path
     searcher: str
     records: tuple[SearchRecord, ...]
+    model: str
+    settings: Mapping[str, Any]
 
-    def save(self, settings: dict[str, Any]) -> None:
-        """Write the records, then `run.json` with the settings; the plans are there already."""
+    def save(self, more: Mapping[str, Any]) -> None:
+        """Write the records, then mark the run as whole, with `more` that is to be known of it; the plans are there."""
         frame = pd.DataFrame([asdict(record) for record in self.records], columns=list(_COLUMNS)).astype(_COLUMNS)
         write_frame(self.path / "results.parquet", frame)
-        write_json(self.path / "run.json", {"format": _FORMAT, "searcher": self.searcher} | settings)
+        facts = {"searcher": self.searcher, "model": self.model, "settings": self.settings}
+        RunDirectory(self.path).finish("search", {**facts, **more})
 
     @classmethod
     def load(cls, path: Path) -> "SearchRun":
@@ -111,14 +123,15 @@ class SearchRun:
         Raises:
             UserError: it isn't one, or is malformed.
         """
-        described, results = path / "run.json", path / "results.parquet"
-        content = of_format(read_json(described, "search run"), _FORMAT, f"search run {path}")
-        searcher = parse({"searcher": content.get("searcher")}, _RunFile, str(described)).searcher
+        results = path / "results.parquet"
+        facts = RunDirectory(path).facts("search")
+        known = {item.name: facts[item.name] for item in fields(_Facts) if item.name in facts}
+        described = parse(known, _Facts, f"search run {path}")
         rows = read_rows(results, "results of a search run")
         records = tuple(SearchRecord.from_json(row, str(results)) for row in rows)
         if [record.task for record in records] != list(range(len(records))):
             raise UserError(f"{results}: its tasks must be 0, 1, ..., {len(records) - 1}, each once")
-        return cls(path, searcher, records)
+        return cls(path, described.searcher, records, described.model, described.settings)
 
     def plans(self) -> dict[int, Plan]:
         """The plans found, by number of the task."""
@@ -128,26 +141,3 @@ class SearchRun:
     def plan_of(self, record: SearchRecord) -> Plan | None:
         """The plan that was found for one task, if any."""
         return None if record.plan is None else Plan.load(self.path / record.plan)
-
-
-def is_finished(path: Path) -> bool:
-    """Whether a directory holds a whole run."""
-    return (path / "run.json").exists()
-
-
-def claim_directory(out: str | None, kind: str, searcher: str) -> Path:
-    """A directory for a run: `out` itself, or the next free `runs/<kind>/<number>-<searcher>`."""
-    if out is not None:
-        return Path(out)
-    parent = Path("runs") / kind
-    parent.mkdir(parents=True, exist_ok=True)
-    numbers = [int(found[1]) for entry in parent.iterdir() if (found := re.match(r"([0-9]{4})", entry.name))]
-    number = 1 + max(numbers, default=0)
-    while True:
-        path = parent / f"{number:04d}-{searcher}"
-        try:
-            path.mkdir()
-        except FileExistsError:
-            number += 1  # another run has just taken it
-        else:
-            return path

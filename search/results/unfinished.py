@@ -1,46 +1,23 @@
 """A search run while it is under way: what it has found so far outlives it."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
-from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, is_finished
-from neuroshard.tasks.draw import from_file, save_tasks
+from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A directory with `settings.json`, `tasks.json` and a record for every task that was searched.
+    """A run's directory with a record for every task that was searched.
 
     The records stay beside `results.parquet` when the run is finished.
     """
 
     path: Path
-
-    def claim(self, settings: Mapping[str, Any], tasks: tuple[Task, ...]) -> None:
-        """Make the directory this run's, or see that it is.
-
-        Raises:
-            UserError: it holds another one's.
-        """
-        known, plain = self.path / "settings.json", json.loads(json.dumps(settings))
-        if not known.exists():
-            if is_finished(self.path):
-                raise self._taken()
-            save_tasks(self.path / "tasks.json", tasks)
-            write_json(known, plain)
-        elif read_json(known, "settings") != plain or from_file(str(self.path / "tasks.json")) != tasks:
-            raise self._taken()
-
-    def _taken(self) -> UserError:
-        return UserError(
-            f"{self.path} holds a run already, with other tasks or settings; give another out=DIRECTORY or delete it"
-        )
 
     def record(self, number: int) -> SearchRecord | None:
         """What is known of a task."""

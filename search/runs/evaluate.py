@@ -1,6 +1,6 @@
 """The evaluate run: plans on hardware, measured beside predicted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from neuroshard.checked import checked
 from neuroshard.cost import Cost
 from neuroshard.errors import UserError
-from neuroshard.files import check_directory, exclusive, write_json
+from neuroshard.files import check_directory
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.plan_costs import measure_plans
@@ -21,10 +21,11 @@ from neuroshard.parquet import write_frame
 from neuroshard.plans.picture import plan_png, save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.progress import printer, progress_bar
+from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
-from neuroshard.stages.search.results.search_results import SearchRun, claim_directory, is_finished
+from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.units import readable_bytes
 
 _PICTURE = "plan.png"
@@ -64,10 +65,10 @@ class Evaluate:
         self.hardware.check()
         if self.out is not None:
             check_directory(Path(self.out))
-            self._check_free(Path(self.out))
-        directory = claim_directory(self.out, "evaluate", self.hardware.device.kind)
-        with exclusive(directory):
-            self._check_free(directory)  # another run may have ended between the two
+            RunDirectory(Path(self.out)).check_free()
+        directory = RunDirectory.at(self.out, "evaluate", self.hardware.device.kind)
+        with directory.held():
+            directory.check_free()  # another run may have ended between the two
             steps = sum(1 for plan in plans for tables in plan.device_tables if tables) + len(plans)
             with progress_bar() as progress:
                 bar = progress.add_task("devices and exchanges", total=steps)
@@ -76,16 +77,12 @@ class Evaluate:
                 )
             for i, outcome in zip(runnable, measured, strict=True):
                 entries[i] = entries[i].measured_as(outcome)
-            result = EvaluateResult(directory, tuple(entries))
+            result = EvaluateResult(directory.path, tuple(entries))
             result.save({"hardware": self.hardware.fingerprint.to_json(), "seed": self.seed, "versions": versions()})
         if all(entry.measured is None for entry in entries):
             why = next(entry.error for entry in entries if entry.error is not None)
-            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory}")
+            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
         return result
-
-    def _check_free(self, directory: Path) -> None:
-        if is_finished(directory):
-            raise UserError(f"{directory} holds a run already; give another out=DIRECTORY or delete it")
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
@@ -146,13 +143,13 @@ class EvaluateResult:
     path: Path
     entries: tuple[Evaluated, ...] = field(repr=False)
 
-    def save(self, settings: dict[str, object]) -> None:
-        """Write `results.parquet`, `devices.parquet` and `run.json`, then draw the cheapest measured plan."""
+    def save(self, facts: Mapping[str, object]) -> None:
+        """Write `results.parquet`, `devices.parquet` and `run.json` with the facts, then draw the cheapest plan."""
         frame = pd.DataFrame([entry.row() for entry in self.entries])
         write_frame(self.path / "results.parquet", frame)
         devices = pd.DataFrame([row for entry in self.entries for row in entry.device_rows()])
         write_frame(self.path / "devices.parquet", devices)
-        write_json(self.path / "run.json", settings)
+        RunDirectory(self.path).finish("evaluate", facts)
         shown = self._shown()
         if shown is not None and shown.plan is not None and shown.measured is not None:
             title = f"{shown.method}, task {shown.task}: {shown.measured.total_ms:.1f} ms measured"

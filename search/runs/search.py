@@ -14,15 +14,16 @@ from rich.text import Text
 
 from neuroshard.checked import checked
 from neuroshard.errors import InfeasibleError
-from neuroshard.files import check_directory, exclusive
+from neuroshard.files import check_directory
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.models.trust import hardware_warning
 from neuroshard.progress import progress_bar
+from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import FileName, PathName
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator, with_prediction
-from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, claim_directory, is_finished
+from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.results.unfinished import Unfinished
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
@@ -66,31 +67,30 @@ class Search:
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
-        if self.out is not None and is_finished(Path(self.out)):
-            under_way = Unfinished(Path(self.out))
-            under_way.claim(self._settings(simulator), self.tasks)
-            return self._result(under_way.finished(self.tasks), simulator)
+        if self.out is not None and (there := RunDirectory(Path(self.out))).finished:
+            there.begin(self._depends(simulator), self.tasks)
+            return self._result(Unfinished(there.path).finished(self.tasks), simulator)
         first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
         if first is not None and isinstance(first.found, InfeasibleError):
             raise first.found
-        directory = claim_directory(self.out, "search", self.method)
-        with exclusive(directory):
-            under_way = Unfinished(directory)
-            under_way.claim(self._settings(simulator), self.tasks)
-            records = self._search(under_way, simulator, first)
-            run = SearchRun(directory, self.method, tuple(records))
-            run.save(self._settings(simulator) | {"versions": versions()})
+        depends = self._depends(simulator)
+        directory = RunDirectory.at(self.out, "search", self.method)
+        with directory.held():
+            directory.begin(depends, self.tasks)
+            records = self._search(Unfinished(directory.path), simulator, first)
+            run = SearchRun(directory.path, self.method, tuple(records), self.model, depends["settings"])
+            run.save(depends | {"versions": versions()})
         return self._result(run, simulator)
 
     def _result(self, run: SearchRun, simulator: Simulator) -> "SearchResult":
         return SearchResult(run, self.tasks, hardware_warning(simulator.models.name, simulator.models.hardware))
 
-    def _settings(self, simulator: Simulator) -> dict[str, Any]:
+    def _depends(self, simulator: Simulator) -> dict[str, Any]:
         """What the plans depend on, besides the tasks."""
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
         return {
             "settings": settings,
-            "kind": type(self.searcher).__name__,
+            "class": type(self.searcher).__name__,
             "model": self.model,
             "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],
         }

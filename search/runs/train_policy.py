@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from safetensors.torch import save
 
 from neuroshard.checked import checked
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.files import exclusive, read_json, regular_file, write_atomically, write_json
+from neuroshard.files import regular_file, write_atomically
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
 from neuroshard.parquet import write_frame
 from neuroshard.plans.picture import curves_png, save_png
 from neuroshard.progress import progress_bar
+from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import Count, Seed, parse
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
@@ -30,7 +31,6 @@ from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.learner import Learner, Session
 from neuroshard.stages.search.rl.measures import CostSource
 from neuroshard.stages.search.rl.policy import greedy, play
-from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.tasks.task import Task
 from neuroshard.threads import torch_threads
 
@@ -74,13 +74,15 @@ class TrainPolicy:
         simulator = Simulator(CostModels.load(self.model))
         for task in self.tasks:
             simulator.models.check(task)
-        with exclusive(Path(self.out)):
-            return self._train(Path(self.out), simulator)
+        directory = RunDirectory(Path(self.out))
+        with directory.held():
+            return self._train(directory, simulator)
 
-    def _train(self, path: Path, simulator: Simulator) -> "TrainResult":
+    def _train(self, directory: RunDirectory, simulator: Simulator) -> "TrainResult":
         train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
         session = Session(self.learner, train, simulator, lambda plans: self.source.costs(plans, simulator), self.seed)
-        self._claim(path)
+        directory.begin(self._settings(), self.tasks)  # nothing is left where no session can be had
+        path = directory.path
         history, best = _restored(path, session)
         references = _references(valid, simulator)
         with progress_bar() as progress:
@@ -98,22 +100,8 @@ class TrainPolicy:
         session.agent.restore(best)
         result = TrainResult(path, self.method, pd.DataFrame(history), references)
         save_agent(path, session.agent, self._card(result))
-        result.save()
+        result.save({"settings": self._settings(), "versions": versions(), "cores": os.cpu_count()})
         return result
-
-    def _claim(self, path: Path) -> None:
-        """Raise UserError if the directory holds a run with other settings."""
-        record, tasks = path / "run.json", path / "tasks.json"
-        if record.exists():
-            found = read_json(record, "training run")
-            begun = found.get("settings") if isinstance(found, dict) else None
-            if begun != self._settings() or from_file(str(tasks)) != self.tasks:
-                raise UserError(
-                    f"{path} holds a run with other settings or tasks; give another out=DIRECTORY or delete it"
-                )
-            return
-        save_tasks(tasks, self.tasks)
-        write_json(record, {"settings": self._settings(), "versions": versions(), "cores": os.cpu_count()})
 
     def _settings(self) -> dict[str, Any]:
         """What a policy depends on, besides the tasks."""
@@ -221,9 +209,10 @@ class TrainResult:
         """Mean cost on the validation tasks."""
         return float(self.history["valid_ms"].min())
 
-    def save(self) -> None:
-        """Write `curve.parquet` and the learning curve as a picture."""
+    def save(self, facts: Mapping[str, Any]) -> None:
+        """Write `curve.parquet` and `run.json` with the facts, then draw the learning curve."""
         write_frame(self.path / "curve.parquet", self.history)
+        RunDirectory(self.path).finish("train-policy", facts)
         curve = (self.method, self.history["valid_ms"].to_numpy())
         title = f"{self.method}: plans for validation tasks"
         save_png(self.path / "curve.png", curves_png([curve], self.references, title))

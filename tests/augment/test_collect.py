@@ -16,6 +16,7 @@ from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import Repeats
+from neuroshard.run_directory import RunDirectory
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -172,6 +173,13 @@ def test_impossible_batch_sizes_are_refused(tmp_path):
         replace(collect_run(tmp_path), batch_sizes=(1, 64))
     with pytest.raises(UserError, match=r"batch_sizes=.* must be a list"):
         replace(collect_run(tmp_path), batch_sizes=())
+
+
+def test_another_runs_directory_is_refused(tmp_path):
+    RunDirectory(tmp_path / "data").finish("evaluate", {})
+    with pytest.raises(UserError, match="data holds a run already"):
+        collect_run(tmp_path / "data").run()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["run.json"]
 
 
 def test_other_settings_are_refused(tmp_path):

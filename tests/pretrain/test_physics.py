@@ -6,8 +6,9 @@ import numpy as np
 
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.stages.pretrain.additive import Additive, Ensemble
-from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.regression import Regression
 from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables
 
@@ -19,16 +20,26 @@ def _measured(samples, times):
         Measurement(sample, i, "train", 0, Repeats(np.stack([time] * 2), np.zeros(2)))
         for i, (sample, time) in enumerate(zip(samples, times, strict=True))
     ]
-    return Measured(made[20:], made[:20], made[:20], made)
+    return SplitMeasurements(made[20:], made[:20], made[:20], made)
+
+
+def _breaking_physics():
+    """Cheaper with every table, row, lookup and column."""
+    samples = [ComputeSample(toy_tables(1 + i % 6, i), 64 << i % 4) for i in range(200)]
+    times = [np.array(1e4 / (sum(t.size_bytes * t.pooling_factor for t in s.tables) * s.batch_size)) for s in samples]
+    return _measured(samples, [1 + time / np.max(times) for time in times])
 
 
 @cache
 def _compute():
-    """Cheaper with every table, row, lookup and column."""
-    samples = [ComputeSample(toy_tables(1 + i % 6, i), 64 << i % 4) for i in range(200)]
-    times = [np.array(1e4 / (sum(t.size_bytes * t.pooling_factor for t in s.tables) * s.batch_size)) for s in samples]
-    measured = _measured(samples, [1 + time / np.max(times) for time in times])
+    measured = _breaking_physics()
     return Ensemble(Additive((16,), TRAINING, corrections=4), 2).fit(measured, None, 0, _silent)
+
+
+@cache
+def _regression():
+    """On what additive models are fitted to."""
+    return Regression().fit(_breaking_physics(), None, 0, _silent)
 
 
 @cache
@@ -62,3 +73,8 @@ class TestFittedForward(PhysicalCommConformance):
 class TestFittedBackward(PhysicalCommConformance):
     def make(self):
         return _comm(BACKWARD)
+
+
+class TestFittedRegression(PhysicalComputeConformance):
+    def make(self):
+        return _regression()

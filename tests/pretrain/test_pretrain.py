@@ -24,6 +24,7 @@ from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.networks import CommNetwork, ComputeNetwork, to_mlp
 from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.pretrain.regression import Regression
 from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 from neuroshard.testing import LinearComm, LinearCompute, toy_tables
@@ -86,6 +87,7 @@ SETS = {
     "compute_model": Ensemble(Additive(hidden=(32,), corrections=4, training=QUICK), members=2),
     "comm_model": SetCommunication((32,), QUICK, parts=2),
 }
+LINEAR = {"compute_model": Regression(), "comm_model": PaperComm(training=QUICK)}
 # Where it doesn't matter how well they fit.
 BRIEF = replace(QUICK, epochs=3)
 BRIEF_PAPER = {"compute_model": PaperCompute("log", training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
@@ -99,7 +101,7 @@ def _pretrain(data, out="bundle", **changes):
     return Pretrain(data=str(data / "data"), out=str(data / out), **(BRIEF_PAPER | changes))
 
 
-@pytest.mark.parametrize("kinds", [PAPER, SETS], ids=["paper", "sets"])
+@pytest.mark.parametrize("kinds", [PAPER, SETS, LINEAR], ids=["paper", "sets", "linear"])
 def test_a_run_learns_and_saves_what_it_learned(data, kinds):
     result = _pretrain(data, **kinds).run()
     models, card = load_bundle(data / "bundle")
@@ -295,6 +297,16 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
     with torch.no_grad():
         loss = ((network(examples.features) - examples.targets) ** 2).mean()
     assert float(loss) == pytest.approx(min(seen))
+
+
+def test_a_regression_finds_costs_that_are_linear(data):
+    result = _pretrain(data, **LINEAR).run()
+    assert result.metrics["compute"].test.mape < 1e-3
+    model = CostModels.load(data / "bundle").compute
+    assert (model.weight >= 0).all()
+    assert np.allclose(model.predict([TABLES[:3]], 256), LinearCompute().predict([TABLES[:3]], 256), rtol=1e-2)
+    with pytest.raises(UserError, match="init is a model of the kind 'linear'"):
+        _pretrain(data, "further", init=str(data / "bundle"), **LINEAR).run()
 
 
 def test_metrics_by_hand():

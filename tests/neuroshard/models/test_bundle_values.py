@@ -6,6 +6,7 @@ NEUROSHARD_FUZZ=10000 pytest tests/neuroshard/models/test_bundle_values.py tries
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.plans.plan import assemble
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.simulator import Simulator
-from neuroshard.testing import random_ensemble, random_models, random_set_comm, toy_task
+from neuroshard.testing import random_ensemble, random_models, random_regression, random_set_comm, toy_task
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "150"))
 NUMBERS = (0, -1, 1, -1e-30, 1e-30, 1e30, -1e30, 1e300, 5e-324, 3.4e38, 0.5, 2, 1 << 31, 1 << 62, 1 << 70)
@@ -36,11 +37,13 @@ def bundles(tmp_path_factory):
     newer = CostModels(random_ensemble(), random_set_comm(), random_set_comm(1), None, ranges, margins)
     save_bundle(root / "newer", newer, card)
     save_bundle(root / "paper", random_models(), card)
+    linear = replace(newer, compute=random_regression())
+    save_bundle(root / "linear", linear, card)
     (root / "changed").mkdir()
     return root
 
 
-@pytest.mark.parametrize("form", ["newer", "paper"])
+@pytest.mark.parametrize("form", ["newer", "paper", "linear"])
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_wrong_values_are_refused_or_harmless(bundles, form):

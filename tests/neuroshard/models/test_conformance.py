@@ -14,6 +14,7 @@ from neuroshard.testing import (
     SumModelConformance,
     random_ensemble,
     random_models,
+    random_regression,
     random_set_comm,
     toy_tables,
 )
@@ -48,6 +49,11 @@ class TestLinearComm(PhysicalCommConformance):
 class TestAdditiveCompute(PhysicalComputeConformance):
     def make(self):
         return random_ensemble().members[0]
+
+
+class TestRegressionCompute(PhysicalComputeConformance):
+    def make(self):
+        return random_regression()
 
 
 class TestComputeEnsemble(PhysicalComputeConformance):

@@ -24,9 +24,10 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     compute = [ComputeSample(task.tables, task.batch_size), ComputeSample(task.tables[:1], task.batch_size)]
     ranges = Ranges.of(compute, [CommSample(plan.device_dims, (0.0, 0.0), task.batch_size)])
     assert ranges.warnings(task) == ()
-    assert ranges.plan_warnings(plan) == ()
-    one = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
-    assert [w.split(":")[0] for w in ranges.plan_warnings(one)] == ["columns on a device"]
+    assert ranges.device_warnings([3, 3], plan.device_dims) == ()
+    everything = sum(plan.device_dims)
+    assert [w.split(":")[0] for w in ranges.device_warnings([6, 0], [everything, 0])] == ["columns on a device"]
+    assert [w.split(":")[0] for w in ranges.device_warnings([7, 3], plan.device_dims)] == ["tables on a device"]
     other = toy_task(9, num_devices=4, seed=1)
     names = {warning.split(":")[0] for warning in ranges.warnings(other)}
     assert "devices" in names

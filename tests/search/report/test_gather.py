@@ -11,6 +11,7 @@ import pytest
 
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.report.gather import gather
 from neuroshard.stages.search.runs.report import Report
@@ -28,9 +29,8 @@ def good(tmp_path_factory):
     for name in ("one", "two"):
         tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
         Search(str(root / "models"), tasks, Random(), name, str(root / "runs" / name)).run()
-    for name in ("measured", "trained"):
-        (root / "runs" / name).mkdir()
-        (root / "runs" / name / "run.json").write_text("{}")
+    for name, kind in (("measured", "evaluate"), ("trained", "train-policy")):
+        RunDirectory(root / "runs" / name).finish(kind, {})
     columns = {"method": ["a", "b"], "task": [0, 0], "plan": ["p", None], "error": [None, "x"]}
     numbers = {name: [1.0, 2.0] for name in ("predicted_ms", "margin_ms", "measured_ms", "seconds")}
     pq.write_table(pa.table(columns | numbers), root / "runs" / "measured" / "results.parquet")
@@ -44,6 +44,28 @@ def good(tmp_path_factory):
 def runs(good, tmp_path):
     shutil.copytree(good, tmp_path / "runs")
     return tmp_path / "runs"
+
+
+def test_runs_of_old_are_read_as_ever(good, runs):
+    now = gather([good])
+    for name in ("one", "two"):
+        path = runs / name / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": "neuroshard-search-1", "kind": "Random"}))
+    for name in ("measured", "trained"):
+        (runs / name / "run.json").write_text("{}")
+    old = gather([runs])
+    assert list(old.searched.predicted_ms) == list(now.searched.predicted_ms)
+    assert list(old.searched.method) == list(now.searched.method)
+    assert list(old.measured.measured_ms) == list(now.measured.measured_ms)
+    assert list(old.references.values()) == list(now.references.values())
+
+
+def test_what_a_run_is_stands_in_its_file_alone(runs):
+    """Not in the files beside it: a training keeps its results in what an evaluation would have too."""
+    shutil.copy(runs / "measured" / "results.parquet", runs / "trained" / "results.parquet")
+    shutil.copy(runs / "trained" / "curve.parquet", runs / "measured" / "curve.parquet")
+    found = gather([runs])
+    assert (len(found.measured), len(found.learned)) == (2, 2)
 
 
 def test_every_kind_is_read(good):

@@ -8,8 +8,9 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
-from neuroshard.stages.search.results.search_results import SearchRun, is_finished
+from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 
@@ -54,7 +55,7 @@ def killed(run, monkeypatch):
 
 
 def test_a_killed_run_searches_only_what_is_missing(run, killed, tmp_path):
-    assert not is_finished(tmp_path / "run")
+    assert not RunDirectory(tmp_path / "run").finished
     found = run(_Counting()).run().saved
     assert _Counting.calls == 3 + 3  # two were done
     whole = run(Random(), out=str(tmp_path / "whole")).run().saved

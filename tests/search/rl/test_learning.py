@@ -134,7 +134,7 @@ def test_other_settings_are_refused(tmp_path, models):
         {"learner": dreamshard()},
         {"learner": replace(dreamshard(NETWORK), order=RandomOrder())},
     ):
-        with pytest.raises(UserError, match="run with other settings"):
+        with pytest.raises(UserError, match="holds a run already, begun with"):
             _run(tmp_path, **other).run()
     with pytest.raises(UserError, match=r"num_valid=8 must lie in 1\.\.7"):
         _run(tmp_path, num_valid=8).run()

@@ -11,7 +11,7 @@ from neuroshard.records.splits import TEST, TRAIN, VALID
 
 
 @dataclass(frozen=True)
-class Measured:
+class SplitMeasurements:
     """Measurements by split; `everything` holds the second passes too."""
 
     train: list[Measurement[Any]]
@@ -20,7 +20,7 @@ class Measured:
     everything: list[Measurement[Any]]
 
     @classmethod
-    def of(cls, measurements: Sequence[Measurement[Sample]], what: str, directory: Path) -> "Measured":
+    def of(cls, measurements: Sequence[Measurement[Sample]], what: str, directory: Path) -> "SplitMeasurements":
         """The measurements that succeeded.
 
         Raises:
@@ -33,11 +33,11 @@ class Measured:
                 raise UserError(f"{directory} holds no {what} for the {name} split; collect more (found {len(good)})")
         return cls(parts[TRAIN], parts[VALID], parts[TEST], good)
 
-    def limited(self, most: int | None) -> "Measured":
+    def limited(self, most: int | None) -> "SplitMeasurements":
         """With the first `most` training samples only; None keeps all."""
         return replace(self, train=self.train[:most])
 
-    def combining(self, most: int | None) -> "Measured":
+    def combining(self, most: int | None) -> "SplitMeasurements":
         """With training samples of at most so many tables only; None keeps all.
 
         Raises:

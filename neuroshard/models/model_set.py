@@ -1,0 +1,44 @@
+"""Three cost models that belong together, and what is known of how far they reach: what a bundle holds."""
+
+from dataclasses import dataclass
+
+from neuroshard.errors import UserError
+from neuroshard.models.interface import CommModel, ComputeModel
+from neuroshard.models.trust import Margins, Ranges
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """Cost models of computation, forward and backward communication.
+
+    Attributes:
+        batch_size: the only one that they serve, None if they serve any.
+        ranges: of what they were fitted to; None if that is unknown.
+        margins: how far they may be off; None if that is unknown.
+    """
+
+    compute: ComputeModel
+    forward: CommModel
+    backward: CommModel
+    batch_size: int | None
+    ranges: Ranges | None = None
+    margins: Margins | None = None
+
+    @property
+    def num_devices(self) -> int | None:
+        """Number of devices that the communication models serve; None for any."""
+        return self.forward.num_devices
+
+    def check(self, task: Task) -> None:
+        """Raise UserError unless the models can cost plans of `task`."""
+        if self.num_devices not in (None, task.topology.num_devices):
+            raise UserError(
+                f"the cost models were made for {self.num_devices} devices, the task has "
+                f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
+            )
+        if self.batch_size not in (None, task.batch_size):
+            raise UserError(
+                f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
+                f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
+            )

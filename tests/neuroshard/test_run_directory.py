@@ -1,0 +1,168 @@
+"""Directories of runs: claimed once, gone on with by the same run only, marked when they are whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.files import exclusive
+from neuroshard.run_directory import RunDirectory, RunFile, check_same, flat, runs_below
+from neuroshard.tasks.draw import save_tasks
+from neuroshard.testing import toy_task
+
+TASKS = (toy_task(3),)
+SETTINGS = {"model": "cpu", "searcher": {"beam": 3, "widths": (1, 2)}, "reads": []}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "run")
+
+
+def test_the_next_free_number_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "search" / "0007-old").mkdir(parents=True)
+    places = [RunDirectory.at(None, "search", "random").path for _ in range(2)]
+    assert places == [Path("runs/search/0008-random"), Path("runs/search/0009-random")]
+    assert RunDirectory.at("there", "search", "random").path == Path("there")
+    assert not Path("there").exists()
+
+
+def test_one_run_at_a_time_and_nothing_left_of_none(run):
+    with run.held():
+        assert run.path.is_dir()
+        with pytest.raises(UserError, match="another run is at work"), exclusive(run.path):
+            pass
+    assert not run.path.exists()
+
+
+def test_places_that_cannot_be_written_to_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file is not a directory"), RunDirectory(tmp_path / "file" / "run").held():
+        pass
+
+
+def test_the_same_run_goes_on(run):
+    run.begin(SETTINGS, TASKS)
+    before = (run.path / "settings.json").read_bytes()
+    run.begin(SETTINGS, TASKS)
+    assert (run.path / "settings.json").read_bytes() == before
+    run.finish("search", {"searcher": "random"})
+    run.begin(SETTINGS, TASKS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "gpu"}, "begun with model='cpu', not 'gpu'"),
+        ({"searcher": {"beam": 4, "widths": (1, 2)}}, "begun with searcher.beam=3, not 4"),
+        ({"searcher": {"beam": 3, "widths": (1,)}}, r"searcher.widths=\[1, 2\], not \[1\]"),
+        ({"more": 1}, "begun with more=None, not 1"),
+    ],
+)
+def test_another_run_is_refused_with_what_differs(run, change, message):
+    run.begin(SETTINGS, TASKS)
+    with pytest.raises(UserError, match=message) as caught:
+        run.begin(SETTINGS | change, TASKS)
+    assert str(caught.value).startswith(f"{run.path} holds a run already")
+
+
+def test_other_tasks_are_refused(run):
+    run.begin(SETTINGS, TASKS)
+    with pytest.raises(UserError, match="holds a run already, begun with other tasks"):
+        run.begin(SETTINGS, (toy_task(4),))
+
+
+def test_a_directory_is_free_until_a_run_begins(run):
+    run.check_free()
+    run.begin(SETTINGS, TASKS)
+    with pytest.raises(UserError, match="holds a run already; give another out"):
+        run.check_free()
+
+
+def test_a_whole_run_of_another_kind_is_not_gone_on_with(run):
+    run.finish("evaluate", {"seed": 0})
+    with pytest.raises(UserError, match="holds a run already; give another out"):
+        run.begin(SETTINGS, TASKS)
+    assert not (run.path / "settings.json").exists()
+
+
+def test_what_is_whole_says_its_format_and_kind(run, tmp_path):
+    assert not run.finished
+    run.finish("evaluate", {"seed": 0})
+    assert run.finished
+    assert json.loads((run.path / "run.json").read_text()) == {
+        "format": "neuroshard-run-1", "kind": "evaluate", "seed": 0,
+    }  # fmt: skip
+    assert run.read() == RunFile("evaluate", {"seed": 0})
+    assert run.facts("evaluate") == {"seed": 0}
+    with pytest.raises(UserError, match="holds no search run; it holds one of the kind 'evaluate'"):
+        run.facts("search")
+    assert list(runs_below(tmp_path)) == [run]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"format": "neuroshard-run-2", "kind": "search"}, "not of format 'neuroshard-run-1' but 'neuroshard-run-2'"),
+        ({"format": "neuroshard-run-1", "kind": "walk"}, "kind='walk' must be"),
+        ({"format": "neuroshard-run-1"}, "kind=None must be"),
+        ([], r"\[\] must be named fields"),
+    ],
+)
+def test_malformed_run_files_are_one_line(run, content, message):
+    run.path.mkdir()
+    (run.path / "run.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message) as caught:
+        run.read()
+    assert str(run.path / "run.json") in str(caught.value)
+
+
+def test_no_run_is_one_line(run):
+    with pytest.raises(UserError, match="no search run at"):
+        run.facts("search")
+
+
+def _old(run, content, *beside):
+    run.path.mkdir(exist_ok=True)
+    (run.path / "run.json").write_text(json.dumps(content))
+    for name in beside:
+        (run.path / name).write_text("")
+
+
+def test_runs_of_old_are_known(run):
+    """Searches had a format of their own; evaluations and trainings none."""
+    _old(run, {"format": "neuroshard-search-1", "searcher": "random", "kind": "Random"})
+    assert run.facts("search") == {"searcher": "random", "class": "Random"}
+    _old(run, {"hardware": {}})
+    assert run.read() is None  # nobody's
+    _old(run, {"hardware": {}}, "results.parquet")
+    assert run.read() == RunFile("evaluate", {"hardware": {}})
+    _old(run, {"settings": {"seed": 1}}, "curve.parquet")
+    assert run.read() == RunFile("train-policy", {"settings": {"seed": 1}})
+
+
+def test_searches_of_old_go_on(run):
+    run.path.mkdir()
+    save_tasks(run.path / "tasks.json", TASKS)
+    (run.path / "settings.json").write_text(json.dumps({"kind": "Random", "model": "cpu"}))
+    run.begin({"class": "Random", "model": "cpu"}, TASKS)
+    with pytest.raises(UserError, match="class='Random', not 'Greedy'"):
+        run.begin({"class": "Greedy", "model": "cpu"}, TASKS)
+
+
+def test_trainings_of_old_go_on(run):
+    """Their settings stood in `run.json` from the start."""
+    _old(run, {"settings": {"seed": 1}, "cores": 2})
+    save_tasks(run.path / "tasks.json", TASKS)
+    with pytest.raises(UserError, match="begun with seed=1, not 2"):
+        run.begin({"seed": 2}, TASKS)
+    run.begin({"seed": 1}, TASKS)
+    run.finish("train-policy", {})
+    run.begin({"seed": 1}, TASKS)  # which it has written down where they stand today
+
+
+def test_settings_that_are_missing_are_null():
+    check_same(Path("x"), {"a": None}, {})
+    assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "d": [2]}
