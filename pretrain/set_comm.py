@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from neuroshard.arrays import FloatArray
-from neuroshard.models.interface import waits
+from neuroshard.models.interface import NUM_WAITS, device_waits, waits
 from neuroshard.models.mlp import Normaliser
-from neuroshard.models.set_comm import FEATURE_SIGNS, NUM_WAITS, SetComm, set_features, set_waits
+from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm, set_features
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork
@@ -139,4 +139,4 @@ def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[Floa
     wait = waits(starts) * (direction == FORWARD)
     features = set_features(Traffic.of_columns(np.array([sample.dims], dtype=np.float64), sample.batch_size))
     transfer = typical_ms(measurement.repeats.times_ms)[direction] - wait[0]
-    return features[0], set_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)
+    return features[0], device_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

@@ -9,6 +9,8 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.traffic import Traffic
 
+NUM_WAITS = 5
+
 
 class ComputeModel(ABC):
     """Compute cost of what devices hold. An empty device costs nothing."""
@@ -89,6 +91,40 @@ class CommModel(ABC):
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms that are left when the last device has started, from the traffic and each one's wait (B, D)."""
+
+    def outline(self, traffic: Traffic) -> "Outline":
+        """Transfers in a form that costs little to work out for many starts; here, as they are where nobody waits."""
+        together = np.zeros(traffic.size_bytes.shape[:2])
+        return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """Transfers as sums of P parts, of which devices do some while they wait: sum of share * max(part - lead . waits, 0).
+
+    Attributes:
+        parts_ms: (B, D, P).
+        share: (P,).
+        lead: (P, W) of `device_waits`.
+    """
+
+    parts_ms: FloatArray
+    share: FloatArray
+    lead: FloatArray
+
+
+def device_waits(wait_ms: FloatArray) -> FloatArray:
+    """(B, D, W) waits for the last of D >= 2 devices to start, from those of each (B, D).
+
+    A device's own; of the last to start but one; the mean; the longest; of the last to start among the others.
+    """
+    next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
+    others = np.where(wait_ms > 0, 0, next_to_last)
+    found = np.empty((*wait_ms.shape, NUM_WAITS))
+    parts = (wait_ms, next_to_last, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), others)
+    for w, wait in enumerate(parts):
+        found[..., w] = wait
+    return found
 
 
 def waits(start_ms: FloatArray) -> FloatArray:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.models.interface import NUM_WAITS, Outline, device_waits
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
 from neuroshard.models.network_comm import NetworkComm, NetworkSettings
 from neuroshard.schema import parse
@@ -13,7 +14,6 @@ from neuroshard.traffic import Collective, Traffic
 
 _MAX_EXPONENT = 20.0
 _ROUNDING = 1e-5
-NUM_WAITS = 5
 
 # Which way a transfer goes with each feature: up, or (0) either way.
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
@@ -36,7 +36,7 @@ class SetComm(NetworkComm):
     never take less time (pre-training sees to it).
 
     Attributes:
-        share, lead: (G,) and (G, W), none negative; waits are those of `set_waits`.
+        share, lead: (G,) and (G, W), none negative; waits are those of `device_waits`.
     """
 
     kind: ClassVar[str] = "set"
@@ -53,12 +53,23 @@ class SetComm(NetworkComm):
         """(B, D) ms, above 0; nothing where there is one device."""
         if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
-        features = set_features(traffic).reshape(-1, NUM_FEATURES)
-        given = self.network(self.normaliser(features)).astype(np.float64)
-        parts = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
-        done = set_waits(wait_ms).reshape(-1, NUM_WAITS) @ self.lead.astype(np.float64).T
+        parts = self._parts_ms(traffic)
+        done = device_waits(wait_ms).reshape(-1, NUM_WAITS) @ self.lead.astype(np.float64).T
         transfer: FloatArray = parts[:, 0] + np.maximum(parts[:, 1:] - done, 0) @ self.share.astype(np.float64)
         return transfer.reshape(wait_ms.shape)
+
+    def outline(self, traffic: Traffic) -> Outline:
+        """Exactly: the first part has no lead."""
+        parts = self._parts_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
+        share = np.concatenate([np.ones(1), self.share])
+        return Outline(parts, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
+
+    def _parts_ms(self, traffic: Traffic) -> FloatArray:
+        """(B D, 1 + G) of every device."""
+        features = set_features(traffic).reshape(-1, NUM_FEATURES)
+        given = self.network(self.normaliser(features)).astype(np.float64)
+        parts: FloatArray = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
+        return parts
 
     def tensors(self) -> Tensors:
         """The network's, shares and leads."""
@@ -99,17 +110,3 @@ def set_features(traffic: Traffic) -> FloatArray:
     features[..., -2] = np.log2(traffic.batch_size)[:, None]
     features[..., -1] = np.log2(devices)
     return features
-
-
-def set_waits(wait_ms: FloatArray) -> FloatArray:
-    """(B, D, W) waits for the last of D >= 2 devices to start, from those of each (B, D).
-
-    A device's own; of the last to start but one; the mean; the longest; of the last to start among the others.
-    """
-    next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
-    others = np.where(wait_ms > 0, 0, next_to_last)
-    waits = np.empty((*wait_ms.shape, NUM_WAITS))
-    parts = (wait_ms, next_to_last, wait_ms.mean(axis=1, keepdims=True), wait_ms.max(axis=1, keepdims=True), others)
-    for w, wait in enumerate(parts):
-        waits[..., w] = wait
-    return waits

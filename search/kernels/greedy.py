@@ -47,13 +47,33 @@ def _same(some: IntArray, others: IntArray) -> bool:
     return True
 
 
+@njit(cache=True, nogil=True)
+def _least_loaded(score: FloatArray) -> int:
+    """The first device of the lowest score."""
+    least = 0
+    for d in range(1, len(score)):
+        if score[d] < score[least]:
+            least = d
+    return least
+
+
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
+    """The score of sums `base` after one vector more and one less."""
+    total = np.float32(0)
+    for h in range(len(weight)):
+        total += max(base[h] + plus[h] - minus[h], np.float32(0)) * weight[h]
+    return float(total)
+
+
+@njit(cache=True, nogil=True)
 def place_greedily(
     shards: IntArray,
     caps: IntArray,
     memory_bytes: IntArray,
     room: Room,
     vectors: Float32Array,
+    least_score: FloatArray,
     head: Head,
     outcome: GreedyOutcome,
 ) -> None:
@@ -68,7 +88,7 @@ def place_greedily(
         caps: (M,) units of 4 columns on a device at most.
         memory_bytes: (D,).
         room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
-        vectors: the catalog's.
+        vectors, least_score: the catalog's.
         head: what scores devices.
         outcome: the outputs; scores are 0 before.
     """
@@ -85,20 +105,24 @@ def place_greedily(
             devices[:] = -1
             for s in range(num_shards):
                 i, w = shards[p, s, 0], shards[p, s, 1]
-                best = -1
-                best_score = np.inf
-                for d in range(num_devices):
+                best, best_score, nothing_there = -1, np.inf, False
+                empty, adds = room.first[i], least_score[room.first[i] + w]
+                likely = _least_loaded(score)  # tried first: it rules most others out
+                for attempt in range(-1, num_devices):
+                    d = attempt if attempt >= 0 else likely
+                    before = empty + room.held[i, d]
+                    known = score[d] if score[d] > head.floor else 0.0
+                    if before == empty and known + adds > best_score:
+                        continue
+                    if (attempt == likely) or (nothing_there and caps[m] == room.free_units[d]):
+                        continue  # of devices that hold nothing, the first stands for all
                     if not may_put(room, i, w, d):
                         continue
-                    before = room.first[i] + room.held[i, d]
-                    after = before + w
-                    total = np.float32(0)
-                    for h in range(hidden):
-                        total += (
-                            max(sums[d, h] + vectors[after, h] - vectors[before, h], np.float32(0)) * head.weight[h]
-                        )
-                    device_score = max(np.float64(total), head.floor)
-                    if device_score < best_score:
+                    device_score = max(
+                        _score_with(sums[d], vectors[before + w], vectors[before], head.weight), head.floor
+                    )
+                    nothing_there = nothing_there or caps[m] == room.free_units[d]
+                    if device_score < best_score or (device_score == best_score and d < best):
                         best, best_score = d, device_score
                 if best < 0:
                     break

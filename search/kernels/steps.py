@@ -1,4 +1,4 @@
-"""All steps of the local search away from one device, estimated: compiled."""
+"""The best steps of the local search away from one device, by estimates: compiled."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,13 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.kernels.exchanges import Exchanges, backward_ms, step_ms, transfer_ms
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.moved import arriving_bytes
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
+_USUAL = 0.9  # of the transfer before a step, that is left of it after
 
 
 class AllShards(NamedTuple):
@@ -20,6 +22,7 @@ class AllShards(NamedTuple):
         limits: the items'.
         first: (I,) first entry of each item.
         size_bytes, state_bytes, vectors: (N,), (N,), (N, H) of each entry.
+        least_score: (N,) what each adds to the score of a device that holds nothing of its item, at least.
     """
 
     limits: Limits
@@ -27,6 +30,7 @@ class AllShards(NamedTuple):
     size_bytes: IntArray
     state_bytes: IntArray
     vectors: Float32Array
+    least_score: FloatArray
 
 
 class Contents(NamedTuple):
@@ -60,32 +64,27 @@ class Bounds(NamedTuple):
     bytes_left: int
 
 
-class Weights(NamedTuple):
-    """What steps are estimated by: `weight` (H,) of the head, and what a unit on the widest device adds to scores."""
+class Costs(NamedTuple):
+    """What plans are estimated by.
 
+    Attributes:
+        bias, weight: (H,) of the compute model's head.
+        offset, scale_ms: its, from scores to ms.
+        exchanges: what communication costs.
+    """
+
+    bias: Float32Array
     weight: Float32Array
-    unit_score: float
+    offset: float
+    scale_ms: float
+    exchanges: Exchanges
 
 
 class Steps(NamedTuple):
-    """Where steps are written: (K, 5) the columns above, and (K,) what each leads to, estimated."""
+    """Where the best steps are written: (K, 5) the columns above, and (K,) what each leads to, estimated."""
 
     steps: IntArray
     estimate: FloatArray
-
-
-@njit(cache=True, nogil=True)
-def count_steps(held: IntArray, source: int) -> int:
-    """How many steps there are at most."""
-    portions, shards = 0, 0
-    for t in range(held.shape[0]):
-        units = held[t, source]
-        shards += units > 0
-        while units > 0:
-            portions += 1
-            units //= 2
-    others = int(np.count_nonzero(held)) - shards
-    return int(portions * (held.shape[1] - 1) + shards * others)
 
 
 @njit(cache=True, nogil=True)
@@ -112,22 +111,16 @@ def _contents(held: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _score_with(
-    base: Float32Array,
-    plus: Float32Array,
-    minus: Float32Array,
-    plus_too: Float32Array,
-    minus_too: Float32Array,
-    weight: Float32Array,
-) -> float:
+def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
+    """The score of sums `base` after one vector more and one less."""
     total = np.float32(0)
     for h in range(len(weight)):
-        total += max(base[h] + plus[h] - minus[h] + plus_too[h] - minus_too[h], np.float32(0)) * weight[h]
+        total += max(base[h] + plus[h] - minus[h], np.float32(0)) * weight[h]
     return float(total)
 
 
 @njit(cache=True, nogil=True)
-def _may_move(
+def may_move(
     limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
     """Whether `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
@@ -153,7 +146,7 @@ def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int)
 
 
 @njit(cache=True, nogil=True)
-def _moved_by(
+def moved_by(
     all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
     """Bytes more that have to be moved when `portion` units of an item go from one of the `ends` to the other."""
@@ -165,70 +158,207 @@ def _moved_by(
 
 
 @njit(cache=True, nogil=True)
-def estimate_steps(
-    contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, weights: Weights, found: Steps
-) -> int:
-    """Fill `found` with every step from `source` that is allowed; returns how many.
+def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
+    """Everything else from what is held."""
+    held, sums, size, units, score = contents
+    first, nothing = all_shards.first, np.zeros(len(costs.weight), np.float32)
+    for d in range(held.shape[1]):
+        sums[d], size[d], units[d], score[d] = costs.bias, 0, 0, 0.0
+        for i in range(held.shape[0]):
+            if held[i, d] > 0:
+                sums[d] += all_shards.vectors[first[i] + held[i, d]]
+                size[d] += all_shards.size_bytes[first[i] + held[i, d]]
+                units[d] += held[i, d]
+        if units[d] > 0:
+            score[d] = score_with(sums[d], nothing, nothing, costs.weight)
+
+
+@njit(cache=True, nogil=True)
+def _ready_ms(costs: Costs, score: float, units: int, widest: int) -> float:
+    """When a device's backward communication and compute have ended."""
+    compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
+    return compute + backward_ms(costs.exchanges, units, widest)
+
+
+@njit(cache=True, nogil=True)
+def ready_all(contents: Contents, costs: Costs) -> FloatArray:
+    """(D,) ms."""
+    ready, widest = np.empty(len(contents.units)), contents.units.max()
+    for d in range(len(ready)):
+        ready[d] = _ready_ms(costs, contents.score[d], contents.units[d], widest)
+    return ready
+
+
+@njit(cache=True, nogil=True)
+def estimate_ms(contents: Contents, costs: Costs) -> float:
+    """The cost of a plan, estimated."""
+    return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
+
+
+class _Others(NamedTuple):
+    """All devices but two: when the last and the one before are ready, the first, all together; the most units."""
+
+    last: float
+    before: float
+    first: float
+    total: float
+    last_units: int
+    widest: int
+
+
+@njit(cache=True, nogil=True)
+def _others(ready: FloatArray, units: IntArray, source: int, target: int) -> _Others:
+    last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0, 0
+    for d in range(len(ready)):
+        if d not in (source, target):
+            total += ready[d]
+            first = min(first, ready[d])
+            widest = max(widest, units[d])
+            if ready[d] > last:
+                last, before, last_units = ready[d], last, units[d]
+            elif ready[d] > before:
+                before = ready[d]
+    return _Others(last, before, first, total, last_units, widest)
+
+
+@njit(cache=True, nogil=True)
+def _after_ms(
+    costs: Costs, others: _Others, count: int, ends: tuple[tuple[float, int], tuple[float, int]], now: tuple[int, int]
+) -> float:
+    """A plan's cost after a step.
+
+    `ends` are the scores and units of its two devices then, `count` all devices, `now` the widest device's units and
+    the mean before the step.
+    """
+    (score, units), (other_score, other_units) = ends
+    widest = max(others.widest, units, other_units)
+    shift = backward_ms(costs.exchanges, now[1], widest) - backward_ms(costs.exchanges, now[1], now[0])
+    one, other = _ready_ms(costs, score, units, widest), _ready_ms(costs, other_score, other_units, widest)
+    high, low = max(one, other), min(one, other)
+    last = max(others.last + shift, high)
+    before = max(min(others.last + shift, high), max(others.before + shift, low))
+    if count == 2:
+        last, before = high, low
+    first = min(others.first + shift, low)
+    mean = (others.total + shift * (count - 2) + one + other) / count
+    longest = 0.0
+    for ready, own in (
+        (one, units),
+        (other, other_units),
+        (others.last + shift, others.last_units),
+        (last, others.widest),
+    ):
+        if own > 0:
+            left = transfer_ms(costs.exchanges, own, widest, last - ready, last - before, last - mean, last - first)
+            longest = max(longest, left)
+    return last + longest
+
+
+@njit(cache=True, nogil=True)
+def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
+    """Write a step down, in place of the worst if there is no room; how many there are then."""
+    place = count
+    if count == len(best.estimate):
+        place = int(np.argmax(best.estimate))
+    for column in range(5):
+        best.steps[place, column] = step[column]
+    best.estimate[place] = value
+    return min(count + 1, len(best.estimate))
+
+
+@njit(cache=True, nogil=True)
+def best_steps(
+    contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
+) -> tuple[int, int]:
+    """Fill `best` with the best steps from `source` that are allowed and estimated below `worth`, ms.
 
     A step moves a shard of the source, or a half, quarter, ... of it, to another device, or swaps it for a shard
-    there. Its estimate is the largest score of a device plus `unit_score` times the widest device's units after it.
-    `found` needs room for as many as `count_steps` says.
+    there. Most are ruled out by what a shard adds to a score at least.
+
+    Returns:
+        how many there are, in no order, and how many were looked at.
     """
     held, sums, size, units, score = contents
-    limits, first, size_bytes, _, vectors = all_shards
-    weight = weights.weight
-    num_devices = held.shape[1]
+    limits, first, size_bytes, _, vectors, least = all_shards
+    weight, num_devices = costs.weight, held.shape[1]
     shards, start, items = _contents(held)
-    out_items = items[start[source] : start[source + 1]]
-    count = 0
+    ready = ready_all(contents, costs)
+    now = (units.max(), int(units.mean()))
+    transfer = _USUAL * (step_ms(costs.exchanges, ready, units) - ready.max())  # is left after the last start, about
+    without = np.empty(len(items))  # score of each shard's device without it
+    for d in range(num_devices):
+        for p in range(start[d], start[d + 1]):
+            here = first[items[p]]
+            without[p] = score_with(sums[d], vectors[here], vectors[here + held[items[p], d]], weight)
+    out, count, looked = np.empty_like(sums[source]), 0, 0
     for target in range(num_devices):
         if target == source:
             continue
-        other_score, other_units = 0.0, 0
-        for d in range(num_devices):
-            if d not in (source, target):
-                other_score = max(other_score, score[d])
-                other_units = max(other_units, units[d])
-        back_items = items[start[target] : start[target + 1]]
-        there, back_again = (source, target), (target, source)
-        for i in out_items:
+        others = _others(ready, units, source, target)
+        if others.last + transfer >= worth:
+            continue
+        for p_out in range(start[source], start[source + 1]):
+            i = items[p_out]
             portion = held[i, source]
             while portion > 0:
                 whole = portion == held[i, source]
-                bytes_out = _moved_by(all_shards, held, bounds.before, i, portion, there)
                 out0, out1 = first[i] + held[i, source], first[i] + held[i, source] - portion
+                left = units[source] - portion
+                left_score = without[p_out] if whole else score_with(sums[source], vectors[out1], vectors[out0], weight)
                 in0, in1 = first[i] + held[i, target], first[i] + held[i, target] + portion
-                for k in range(-1, len(back_items) if whole else 0):
-                    b0 = b1 = c0 = c1 = first[i]  # an empty shard: nothing comes back
-                    back = back_items[k] if k >= 0 else -1
-                    back_units = held[back, target] if k >= 0 else 0
-                    if back == i or not _may_move(limits, held, shards[i], i, portion, there, back):
+                adds = least[in1] if in0 == first[i] else -np.inf
+                none_back = _ready_ms(costs, left_score, left, now[0]) + transfer >= worth
+                hopeless = none_back and least[first[i]] == 0  # whatever came back would only add to it
+                if whole:
+                    out[:] = sums[source] - vectors[out0]
+                swaps = start[target + 1] if whole and not hopeless else start[target]
+                for p in range(start[target] - 1 + none_back, swaps):
+                    back = items[p] if p >= start[target] else -1
+                    looked += 1
+                    back_units = held[back, target] if back >= 0 else 0
+                    there = score[target] if back < 0 else without[p]
+                    arrived = units[target] + portion - back_units
+                    if back == i or _ready_ms(costs, there + adds, arrived, now[0]) + transfer >= worth:
                         continue
-                    bytes_moved = bytes_out
-                    if k >= 0:
-                        if not _may_move(limits, held, shards[back], back, back_units, back_again, i):
+                    moved, returned, c0 = 0, left_score, first[i]  # an empty shard: nothing comes back
+                    source_size = size[source] + size_bytes[out1] - size_bytes[out0]
+                    target_size = size[target] + size_bytes[in1] - size_bytes[in0]
+                    if back >= 0:
+                        b0 = first[back] + held[back, source]
+                        b1, c0 = b0 + back_units, first[back] + back_units
+                        brings = least[b1] if b0 == first[back] else -np.inf
+                        if _ready_ms(costs, left_score + brings, left + back_units, now[0]) + transfer >= worth:
                             continue
-                        b0, b1 = first[back] + held[back, source], first[back] + held[back, source] + back_units
-                        c0, c1 = first[back] + back_units, first[back]
-                        bytes_moved += _moved_by(all_shards, held, bounds.before, back, back_units, back_again)
-                    source_size = size[source] + size_bytes[out1] - size_bytes[out0] + size_bytes[b1] - size_bytes[b0]
-                    target_size = size[target] + size_bytes[in1] - size_bytes[in0] + size_bytes[c1] - size_bytes[c0]
-                    too_big = source_size > bounds.memory_bytes[source] or target_size > bounds.memory_bytes[target]
-                    if too_big or bytes_moved > bounds.bytes_left:
+                        if not may_move(limits, held, shards[back], back, back_units, (target, source), i):
+                            continue
+                        source_size += size_bytes[b1] - size_bytes[b0]
+                        target_size -= size_bytes[c0] - size_bytes[first[back]]
+                        moved = moved_by(all_shards, held, bounds.before, back, back_units, (target, source))
+                        returned = score_with(out, vectors[b1], vectors[b0], weight)
+                    if source_size > bounds.memory_bytes[source] or target_size > bounds.memory_bytes[target]:
                         continue
-                    worst = max(
-                        other_score,
-                        _score_with(sums[target], vectors[in1], vectors[in0], vectors[c1], vectors[c0], weight),
-                    )
-                    source_units = units[source] - portion + back_units
-                    if source_units > 0:
-                        worst = max(
-                            worst,
-                            _score_with(sums[source], vectors[out1], vectors[out0], vectors[b1], vectors[b0], weight),
-                        )
-                    found.steps[count] = source, target, i, portion, back
-                    widest = max(other_units, source_units, units[target] + portion - back_units)
-                    found.estimate[count] = worst + weights.unit_score * widest
-                    count += 1
+                    if not may_move(limits, held, shards[i], i, portion, (source, target), back):
+                        continue
+                    moved += moved_by(all_shards, held, bounds.before, i, portion, (source, target))
+                    if moved > bounds.bytes_left:
+                        continue
+                    there = _score_after_swap(sums[target], vectors[in1], vectors[in0], vectors[c0], weight)
+                    ends = (returned, left + back_units), (there, arrived)
+                    value = _after_ms(costs, others, num_devices, ends, now)
+                    if value < worth:
+                        count = _keep(best, count, (source, target, i, portion, back), value)
+                        if count == len(best.estimate):
+                            worth = best.estimate.max()
                 portion //= 2
-    return count
+    return count, looked
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _score_after_swap(
+    base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
+) -> float:
+    """As `score_with`, with another vector gone."""
+    total = np.float32(0)
+    for h in range(len(weight)):
+        total += max(base[h] + plus[h] - minus[h] - gone[h], np.float32(0)) * weight[h]
+    return float(total)

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.schema import Count, PositiveCount, Seed
 from neuroshard.stages.search.local.search import CostedPlan, LocalSearch
 
+_NEAR = 1.005  # times the best plan's cost: worth to be improved by all that the models say
+_TOGETHER = 10  # shakes of one plan that are costed in one call
 Clock = Callable[[], float]  # seconds from some moment on
 
 
@@ -66,17 +67,20 @@ class Improvement:
     ) -> Improved:
         """The best plan found by `rank`, the lowest; by cost, never one that costs more than `plan`."""
         first = local.best_step(plan) or plan  # compiles on its first call, which must not count against the limit
+        local.others(first, 0, [self.seed])
         budget = _Budget(self, local, clock)
-        rng = np.random.default_rng(self.seed)
         best = min(plan, _descend(local, first, budget), key=rank)
         made = 0
         while made < self.shakes and not budget.spent:
-            shaken = best
-            for _ in range(self.shake_steps):
-                shaken = local.random_step(shaken, rng)
-            best = min(best, _descend(local, shaken, budget), key=rank)
-            made += 1
-        return Improved(best, self._remark(made) if budget.out_of_time else None)
+            seeds = range(self.seed + made, self.seed + min(made + _TOGETHER, self.shakes))
+            found = min(local.others(best, self.shake_steps, seeds), key=predicted_ms)
+            if found.cost_ms < best.cost_ms * _NEAR:
+                found = _descend(local, found, budget)
+            best = min(best, found, key=rank)
+            made += len(seeds)
+        return Improved(
+            min(best, _descend(local, best, budget), key=rank), self._remark(made) if budget.out_of_time else None
+        )
 
     def _remark(self, shakes: int) -> str:
         return (

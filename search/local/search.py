@@ -4,7 +4,7 @@ Moving all of a shard is a move, half of it a split, onto a device that holds th
 step covers them all. Steps start at the devices that make the plan expensive.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.models import SumModel
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.kernels.descent import explore
+from neuroshard.stages.search.kernels.exchanges import Exchanges
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
     ITEM_OUT,
@@ -22,17 +24,18 @@ from neuroshard.stages.search.kernels.steps import (
     AllShards,
     Bounds,
     Contents,
+    Costs,
     Steps,
-    Weights,
-    count_steps,
-    estimate_steps,
+    best_steps,
+    fill,
 )
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.moved import moved_bytes
 from neuroshard.traffic import Traffic
 
-_COSTED_STEPS = 128  # of all steps, so many that look best are costed with the communication models
+_COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
+_OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
 _LEAST_GAIN = 1e-6  # relative
 _NO_LIMIT = int(np.iinfo(np.int64).max)
 
@@ -42,20 +45,13 @@ class CostedPlan:
     """A plan that local search looks at, with what the cost models see of it.
 
     Attributes:
-        held: (I, D) units of 4 columns of each item on each device.
-        sums: (D, H) of the shards' vectors, the head's bias included.
-        size_bytes, units: (D,).
-        score: (D,) the head's weighted sum; 0 for an empty device.
+        contents: what lies on each device.
         compute_ms, total_ms: (D,) predicted.
         ready_ms: (D,) when each may start forward communication; all wait for the last.
         moved_bytes: of weights and optimizer state, that have to be moved to get there.
     """
 
-    held: IntArray
-    sums: Float32Array
-    size_bytes: IntArray
-    units: IntArray
-    score: FloatArray
+    contents: Contents
     compute_ms: FloatArray
     total_ms: FloatArray
     ready_ms: FloatArray
@@ -67,9 +63,14 @@ class CostedPlan:
         return float(self.total_ms.max())
 
     @property
-    def contents(self) -> Contents:
-        """What compiled functions ask of it."""
-        return Contents(self.held, self.sums, self.size_bytes, self.units, self.score)
+    def held(self) -> IntArray:
+        """(I, D) units of 4 columns of each item on each device."""
+        return self.contents.held
+
+    @property
+    def units(self) -> IntArray:
+        """(D,) units of 4 columns."""
+        return self.contents.units
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +103,11 @@ class LocalSearch:
         self._memory_bytes = device_memory(catalog.items.task)
         self._limit = limit or MoveLimit.none(catalog)
         self._shards = AllShards(
-            catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.vectors
-        )
-        self._weights = Weights(self._head.weight, self._ms_per_unit() / self._head.scale_ms)
+            catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.vectors,
+            catalog.least_score,
+        )  # fmt: skip
+        head = self._head
+        self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, self._exchanges())
         self._looked = 0
 
     @property
@@ -114,32 +117,57 @@ class LocalSearch:
 
     def costed(self, held: IntArray) -> CostedPlan:
         """The plan `held` (I, D), costed."""
-        num_devices = held.shape[1]
-        nothing = np.zeros(num_devices, dtype=np.int64)
-        sums = np.empty((num_devices, self._catalog.vectors.shape[1]), dtype=np.float32)
-        return self._filled(held, range(num_devices), sums, nothing, nothing.copy())
+        contents = self._nothing(1)
+        contents.held[0] = held
+        fill(Contents(*(array[0] for array in contents)), self._shards, self._costs)
+        return self._costed(contents)[0]
 
-    def _stepped(self, plan: CostedPlan, step: IntArray) -> CostedPlan:
-        """The plan after one step (5,): two devices change."""
-        ends = step[[SOURCE, TARGET]].tolist()
-        copies = plan.sums.copy(), plan.size_bytes.copy(), plan.units.copy()
-        return self._filled(_applied(plan.held, step), ends, *copies)
+    def others(self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int]) -> list[CostedPlan]:
+        """(K,) plans made of this one, each shaken by random steps and then improved by estimates, costed.
 
-    def _filled(
-        self, held: IntArray, devices: Iterable[int], sums: Float32Array, size: IntArray, units: IntArray
-    ) -> CostedPlan:
-        """The plan `held`, of which `sums`, `size` and `units` are yet to be filled in for some `devices`."""
-        for device in devices:
-            items = np.flatnonzero(held[:, device])
-            entries = self._catalog.first[items] + held[items, device]
-            sums[device] = self._catalog.vectors[entries].sum(axis=0) + self._head.bias
-            size[device] = self._catalog.size_bytes[entries].sum()
-            units[device] = held[items, device].sum()
-        score, compute_ms = self._compute(sums, units)
-        forward, backward = self._communication(compute_ms[None], units[None])
-        ready_ms = compute_ms + backward[0]
-        moved = int(moved_bytes(self._catalog.state_bytes, self._catalog.first, self._limit.before, held).sum())
-        return CostedPlan(held, sums, size, units, score, compute_ms, ready_ms + forward[0], ready_ms, moved)
+        Every one depends on its seed alone.
+        """
+        found = self._nothing(len(seeds))
+        bounds = self._bounds(plan)
+        self._looked += explore(
+            plan.contents, self._shards, bounds, self._costs, shake_steps, np.array(seeds, dtype=np.int64), found
+        )
+        return self._costed(found)
+
+    def _nothing(self, count: int) -> Contents:
+        """Room for the contents of so many plans, an axis in front of every array."""
+        (items, devices), width = self._limit.before.shape, self._catalog.vectors.shape[1]
+        return Contents(
+            np.empty((count, items, devices), dtype=np.int64),
+            np.empty((count, devices, width), dtype=np.float32),
+            np.empty((count, devices), dtype=np.int64),
+            np.empty((count, devices), dtype=np.int64),
+            np.empty((count, devices)),
+        )
+
+    def _bounds(self, plan: CostedPlan) -> Bounds:
+        return Bounds(self._memory_bytes, self._limit.before, self._limit.left(plan.moved_bytes))
+
+    def _costed(self, plans: Contents) -> list[CostedPlan]:
+        """Plans of these contents, an axis in front of every array; one call of the communication models."""
+        compute_ms = self._head.finish(plans.score) * (plans.units > 0)
+        forward, backward = self._communication(compute_ms, plans.units)
+        self._looked += 2 * plans.units.size
+        ready_ms = compute_ms + backward
+        return [
+            CostedPlan(
+                Contents(*(array[k] for array in plans)),
+                compute_ms[k],
+                ready_ms[k] + forward[k],
+                ready_ms[k],
+                self._moved(held),
+            )
+            for k, held in enumerate(plans.held)
+        ]
+
+    def _moved(self, held: IntArray) -> int:
+        """Bytes that have to be moved to hold (I, D)."""
+        return int(moved_bytes(self._catalog.state_bytes, self._catalog.first, self._limit.before, held).sum())
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
@@ -156,21 +184,14 @@ class LocalSearch:
         best = int(np.argmin(total_ms))
         if total_ms[best] >= plan.cost_ms * (1 - _LEAST_GAIN):
             return None
-        return self._stepped(plan, steps[best])
-
-    def random_step(self, plan: CostedPlan, rng: np.random.Generator) -> CostedPlan:
-        """A random step that is allowed, from a random device; the same plan if there is none."""
-        steps, _ = self._steps_from(plan, int(rng.integers(len(plan.units))))
-        return plan if not len(steps) else self._stepped(plan, steps[rng.integers(len(steps))])
+        return self.costed(_applied(plan.held, steps[best]))
 
     def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
-        """(K, 5) every step from `source` that is allowed, and (K,) what each leads to, estimated."""
-        most = count_steps(plan.held, source)
-        found = Steps(np.empty((most, 5), dtype=np.int64), np.empty(most))
-        bounds = Bounds(self._memory_bytes, self._limit.before, self._limit.left(plan.moved_bytes))
-        count = estimate_steps(plan.contents, source, self._shards, bounds, self._weights, found)
-        self._looked += count
-        return found.steps[:count], found.estimate[:count]
+        """(K, 5) the steps from `source` that are best by their estimates (K,), among those that are allowed."""
+        best = Steps(np.empty((_COSTED_STEPS, 5), dtype=np.int64), np.empty(_COSTED_STEPS))
+        count, looked = best_steps(plan.contents, source, self._shards, self._bounds(plan), self._costs, np.inf, best)
+        self._looked += looked
+        return best.steps[:count], best.estimate[:count]
 
     def _totals(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
         """(K,) costs of the plans after the steps (K, 5)."""
@@ -194,7 +215,7 @@ class LocalSearch:
         returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, held[back, steps[:, TARGET]], 0)
         entry, entry_back = first[item] + held[item, device], first[back] + held[back, device]
         change = vectors[entry + moved] - vectors[entry] + vectors[entry_back + returned] - vectors[entry_back]
-        return plan.sums[device] + change, plan.units[device] + moved + returned
+        return plan.contents.sums[device] + change, plan.units[device] + moved + returned
 
     def _compute(self, sums: Float32Array, units: IntArray) -> tuple[FloatArray, FloatArray]:
         """(...,) scores and ms of devices with sums (..., H), bias included."""
@@ -206,15 +227,23 @@ class LocalSearch:
         traffic = Traffic.of_columns(units * DIM_MULTIPLE, self._catalog.items.task.batch_size)
         return self._simulator.communication(traffic, compute_ms)
 
-    def _ms_per_unit(self) -> float:
-        """Roughly how much communication one more unit on the widest device costs; not below 0."""
-        devices = len(self._memory_bytes)
-        mean = max(int(self._catalog.full_width.sum()) // devices, 4)
-        uneven = np.full((2, devices), mean)
-        uneven[1, 0] += mean // 4
-        forward, backward = self._communication(np.zeros(uneven.shape), uneven)
-        costs = (forward + backward).max(axis=1)
-        return max(0.0, float(costs[1] - costs[0]) / (mean // 4))
+    def _exchanges(self) -> Exchanges:
+        """What exchanges cost a device, by its units and the widest device's, where the others are about as wide."""
+        models, devices = self._simulator.models, len(self._memory_bytes)
+        total = int(self._catalog.full_width.sum())
+        own = np.linspace(0, 2 * total / devices, _OWN_STEPS)
+        widest = np.linspace(total / devices, 2 * total / devices, _WIDEST_STEPS)
+        units = np.empty((_OWN_STEPS, _WIDEST_STEPS, devices))
+        units[...] = np.clip((total - own[:, None] - widest) / max(devices - 2, 1), 0, widest)[..., None]
+        units[..., -1] = widest
+        units[..., 0] = own[:, None]
+        traffic = Traffic.of_columns(DIM_MULTIPLE * units.reshape(-1, devices), self._catalog.items.task.batch_size)
+        backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
+        forward = models.forward.outline(traffic)
+        shape = (_OWN_STEPS, _WIDEST_STEPS)
+        parts = forward.parts_ms[:, 0].reshape(*shape, -1)
+        steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])
+        return Exchanges(*steps, backward.reshape(shape), parts.copy(), forward.share, forward.lead)
 
 
 def _applied(held: IntArray, step: IntArray) -> IntArray:

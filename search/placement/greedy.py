@@ -89,7 +89,9 @@ class _CompiledPlacer:
         )
         room = Room.empty(self._catalog, self._memory_bytes)
         head = Head(self._head.bias, self._head.weight, -self._head.offset)
-        place_greedily(shards, caps, self._memory_bytes, room, self._catalog.vectors, head, outcome)
+        place_greedily(
+            shards, caps, self._memory_bytes, room, self._catalog.vectors, self._catalog.least_score, head, outcome
+        )
         compute_ms = self._head.finish(outcome.score) * (outcome.units > 0)
         return PlacementGrid(shards, outcome.devices, compute_ms, outcome.units, outcome.alive, outcome.repeated)
 

@@ -13,6 +13,8 @@ from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes, entry_loads
 from neuroshard.tasks.task import Task
 
+_ROUNDING = 1e-5  # of single precision
+
 
 @dataclass(frozen=True, eq=False)
 class Catalog(Sizes):
@@ -21,10 +23,13 @@ class Catalog(Sizes):
     Attributes:
         vectors: (N, H) the model's vectors; zeros for empty shards; H = 0 if it has none.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
+        least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; minus
+            infinity where nobody can say.
     """
 
     vectors: Float32Array
     cost_ms: FloatArray
+    least_score: FloatArray
 
     @classmethod
     def checked(cls, task: Task, simulator: Simulator) -> "Catalog":
@@ -44,7 +49,8 @@ class Catalog(Sizes):
         """With costs, in one call of the model."""
         vectors, cost_ms = _vectors_and_costs(sizes, model)
         return cls(
-            sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, vectors, cost_ms
+            sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes,
+            vectors, cost_ms, _least_score(vectors, model),
         )  # fmt: skip
 
 
@@ -63,3 +69,20 @@ def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array,
     np.add.at(vectors, entry, embedded)
     cost_ms[filled] = model.head(vectors[filled])
     return vectors, cost_ms
+
+
+def _least_score(vectors: Float32Array, model: ComputeModel) -> FloatArray:
+    """(N,) of vectors (N, H).
+
+    Where every number of every vector pulls a score up, none of a sum falls; and where it pulls a sum up too that
+    starts above 0, it counts whole.
+    """
+    if not isinstance(model, SumModel):
+        return np.full(len(vectors), -np.inf)
+    head = model.head
+    pull = vectors * head.weight
+    if (pull < 0).any():
+        return np.full(len(vectors), -np.inf)
+    whole = (head.bias >= 0) & (head.weight > 0)
+    least: FloatArray = pull[:, whole].sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
+    return least

@@ -1,0 +1,172 @@
+"""Plans shaken and made better, many from one: compiled, by estimates alone."""
+
+import numpy as np
+from numba import njit
+
+from neuroshard.arrays import IntArray
+from neuroshard.stages.search.kernels.steps import (
+    AllShards,
+    Bounds,
+    Contents,
+    Costs,
+    Steps,
+    best_steps,
+    estimate_ms,
+    fill,
+    may_move,
+    moved_by,
+    ready_all,
+    score_with,
+)
+from neuroshard.stages.search.space.limits import Limits
+
+_LEAST_GAIN = 1e-6  # relative
+_TRIES = 64  # to draw a step that is allowed
+_MOST_STEPS = 10_000  # float32's noise must not keep a descent going for ever
+
+
+@njit(cache=True, nogil=True)
+def explore(
+    start: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, shake_steps: int, seeds: IntArray,
+    found: Contents,
+) -> int:  # fmt: skip
+    """From one plan, K others: each shaken by random steps, then improved by the best step until none helps.
+
+    Args:
+        start: the plan.
+        bounds: with what may still be moved from `start` on.
+        shake_steps: random steps in a shake.
+        seeds: (K,) one for every plan; equal seeds give equal plans.
+        found: the K plans, an axis in front of every array; filled.
+
+    Returns:
+        how many plans were looked at.
+    """
+    looked = 0
+    for k in range(len(seeds)):
+        plan = Contents(found.held[k], found.sums[k], found.size_bytes[k], found.units[k], found.score[k])
+        plan.held[:], plan.sums[:], plan.size_bytes[:] = start.held, start.sums, start.size_bytes
+        plan.units[:], plan.score[:] = start.units, start.score
+        left = bounds.bytes_left
+        np.random.seed(seeds[k])
+        for _ in range(shake_steps):
+            left -= _shake(plan, all_shards, Bounds(bounds.memory_bytes, bounds.before, left), costs)
+        looked += _descend(plan, all_shards, Bounds(bounds.memory_bytes, bounds.before, left), costs)
+        fill(plan, all_shards, costs)  # what single precision added up on the way is gone
+    return looked
+
+
+@njit(cache=True, nogil=True)
+def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) -> int:
+    """One random step that is allowed, if some are drawn before long; bytes more that it moves."""
+    held = plan.held
+    limits, first, size_bytes = all_shards.limits, all_shards.first, all_shards.size_bytes
+    for _ in range(_TRIES):
+        source, target = np.random.randint(held.shape[1]), np.random.randint(held.shape[1])
+        here, there = np.flatnonzero(held[:, source]), np.flatnonzero(held[:, target])
+        if source == target or not len(here):
+            continue
+        out = here[np.random.randint(len(here))]
+        back, back_units, portion = -1, 0, held[out, source]
+        if len(there) and np.random.randint(2):
+            back = there[np.random.randint(len(there))]
+            back_units = held[back, target]
+        else:
+            while portion > 1 and np.random.randint(2):
+                portion //= 2
+        step = (source, target, out, portion, back)
+        if back == out or not _allowed(held, limits, step, back_units):
+            continue
+        more = _bytes_at(size_bytes, first, held, out, target, portion)
+        less = _bytes_at(size_bytes, first, held, out, source, -portion)
+        if back >= 0:
+            more += _bytes_at(size_bytes, first, held, back, target, -back_units)
+            less += _bytes_at(size_bytes, first, held, back, source, back_units)
+        room = bounds.memory_bytes - plan.size_bytes
+        moved = _moved(plan, all_shards, bounds, step)
+        if more <= room[target] and less <= room[source] and moved <= bounds.bytes_left:
+            _apply(plan, all_shards, step, costs)
+            return moved
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def _allowed(held: IntArray, limits: Limits, step: tuple[int, int, int, int, int], back_units: int) -> bool:
+    source, target, out, portion, back = step
+    shards = np.count_nonzero(held[out])
+    if not may_move(limits, held, shards, out, portion, (source, target), back):
+        return False
+    if back < 0:
+        return True
+    return bool(may_move(limits, held, np.count_nonzero(held[back]), back, back_units, (target, source), out))
+
+
+@njit(cache=True, nogil=True)
+def _bytes_at(size_bytes: IntArray, first: IntArray, held: IntArray, item: int, device: int, more: int) -> int:
+    """Bytes that `more` units of an item add on a device."""
+    before = first[item] + held[item, device]
+    return int(size_bytes[before + more] - size_bytes[before])
+
+
+@njit(cache=True, nogil=True)
+def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
+    """Bytes more that have to be moved after a step."""
+    source, target, out, portion, back = step
+    moved = moved_by(all_shards, plan.held, bounds.before, out, portion, (source, target))
+    if back >= 0:
+        moved += moved_by(all_shards, plan.held, bounds.before, back, plan.held[back, target], (target, source))
+    return int(moved)
+
+
+@njit(cache=True, nogil=True)
+def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs) -> None:
+    source, target, out, portion, back = step
+    back_units = plan.held[back, target] if back >= 0 else 0
+    _put(plan, all_shards, out, source, -portion)
+    _put(plan, all_shards, out, target, portion)
+    if back >= 0:
+        _put(plan, all_shards, back, target, -back_units)
+        _put(plan, all_shards, back, source, back_units)
+    for device in (source, target):
+        nothing = all_shards.vectors[all_shards.first[out]]
+        plan.score[device] = score_with(plan.sums[device], nothing, nothing, costs.weight)
+        if plan.units[device] == 0:
+            plan.score[device] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: int) -> None:
+    """So many units more (or less) of an item on a device; its score is left alone."""
+    before = all_shards.first[item] + plan.held[item, device]
+    plan.sums[device] += all_shards.vectors[before + units] - all_shards.vectors[before]
+    plan.size_bytes[device] += all_shards.size_bytes[before + units] - all_shards.size_bytes[before]
+    plan.units[device] += units
+    plan.held[item, device] += units
+
+
+@njit(cache=True, nogil=True)
+def _descend(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) -> int:
+    """The best step from the most loaded devices until none helps; how many were looked at."""
+    best = Steps(np.empty((1, 5), np.int64), np.empty(1))
+    left, looked = bounds.bytes_left, 0
+    for _ in range(_MOST_STEPS):
+        sources = np.argmax(ready_all(plan, costs)), np.argmax(plan.units)
+        least = worth = estimate_ms(plan, costs) * (1 - _LEAST_GAIN)
+        chosen = (-1, -1, -1, -1, -1)
+        limited = Bounds(bounds.memory_bytes, bounds.before, left)
+        for number in range(1 + (sources[1] != sources[0])):
+            count, seen = best_steps(plan, sources[number], all_shards, limited, costs, worth, best)
+            looked += seen
+            if count:
+                worth = best.estimate[0]
+                step = best.steps[0]
+                chosen = (step[0], step[1], step[2], step[3], step[4])
+        if chosen[0] < 0:
+            break
+        before, more = plan.held.copy(), _moved(plan, all_shards, limited, chosen)
+        _apply(plan, all_shards, chosen, costs)
+        if estimate_ms(plan, costs) >= least:  # a step's estimate is rougher than a plan's
+            plan.held[:] = before
+            break
+        left -= more
+    return looked
