@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.stages.search.space.compiled import leaf
 
 
 class Limits(NamedTuple):
@@ -27,7 +28,7 @@ class Limits(NamedTuple):
     rivals: IntArray
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int) -> bool:
     """Whether a device may hold a shard of an item beside what `held` (I, D) puts there.
 
@@ -50,7 +51,7 @@ def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
     return found
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def keeps_limits(limits: Limits, held: IntArray) -> bool:
     """Whether all shards of `held` (I, D) lie where they may; items have as many, as wide, as they must and may."""
     num_items, num_devices = held.shape
