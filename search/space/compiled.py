@@ -1,9 +1,14 @@
 """How functions are compiled that others call in their innermost loops."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from numba import njit
 
-# Without counting references to the arrays that it is given, which would take longer than what it does with them; so
-# it must make no arrays of its own.
-leaf: Any = njit(cache=True, nogil=True, _nrt=False)
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def leaf(function: _Function) -> _Function:
+    """Compiled into its callers: in a call, counting references to its arrays takes longer than what it does."""
+    compiled: Any = njit(cache=True, nogil=True, forceinline=True)(function)
+    return compiled  # type: ignore[no-any-return]
