@@ -39,14 +39,6 @@ class GreedyOutcome(NamedTuple):
     repeated: BoolArray
 
 
-@njit(cache=True, nogil=True)
-def _same(some: IntArray, others: IntArray) -> bool:
-    for one, other in zip(some, others):  # noqa: B905  # compiled functions know no `strict`
-        if one != other:
-            return False
-    return True
-
-
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def place_greedily(
     shards: IntArray,
@@ -72,13 +64,15 @@ def place_greedily(
         head: what scores devices.
         outcome: the outputs; scores are 0 before.
     """
+    bias, weight, floor = head
+    first, held = room.first, room.held
     num_layouts, num_shards, _ = shards.shape
-    num_devices, hidden = len(memory_bytes), len(head.bias)
+    num_devices, hidden = len(memory_bytes), len(bias)
     sums = np.empty((num_devices, hidden), np.float32)
     for p in range(num_layouts):
         for m in range(len(caps)):
             for d in range(num_devices):
-                sums[d] = head.bias
+                sums[d] = bias
             room.free_bytes[:] = memory_bytes
             room.free_units[:] = caps[m]
             devices, score = outcome.devices[p, m], outcome.score[p, m]
@@ -90,19 +84,17 @@ def place_greedily(
                 for d in range(num_devices):
                     if not may_put(room, i, w, d):
                         continue
-                    before = room.first[i] + room.held[i, d]
+                    before = first[i] + held[i, d]
                     after = before + w
                     total = np.float32(0)
                     for h in range(hidden):
-                        total += (
-                            max(sums[d, h] + vectors[after, h] - vectors[before, h], np.float32(0)) * head.weight[h]
-                        )
-                    device_score = max(np.float64(total), head.floor)
+                        total += max(sums[d, h] + vectors[after, h] - vectors[before, h], np.float32(0)) * weight[h]
+                    device_score = max(np.float64(total), floor)
                     if device_score < best_score:
                         best, best_score = d, device_score
                 if best < 0:
                     break
-                before = room.first[i] + room.held[i, best]
+                before = first[i] + held[i, best]
                 for h in range(hidden):
                     sums[best, h] += vectors[before + w, h] - vectors[before, h]
                 put(room, i, w, best)
@@ -110,7 +102,7 @@ def place_greedily(
                 devices[s] = best
             outcome.units[p, m] = caps[m] - room.free_units
             outcome.alive[p, m] = devices[-1] >= 0
-            outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and _same(devices, outcome.devices[p, m - 1])
+            outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()
             for s in range(num_shards):
                 if devices[s] >= 0:
-                    room.held[shards[p, s, 0], devices[s]] = 0
+                    held[shards[p, s, 0], devices[s]] = 0

@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.space.compiled import leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.moved import arriving_bytes
 
@@ -126,7 +127,7 @@ def _score_with(
     return float(total)
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _may_move(
     limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
@@ -145,14 +146,14 @@ def _may_move(
     return bool(may_lie(limits, held, item, target, leaving))
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int) -> int:
     """Bytes more that have to be moved to a device where `now` units of an item become `then`; once there `was`."""
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
     return int(arriving_bytes(state_bytes, first, was, then) - arriving_bytes(state_bytes, first, was, now))
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _moved_by(
     all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
