@@ -20,12 +20,12 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import (
+    LinearComm,
+    LinearCompute,
     OpaqueCompute,
     SearcherConformance,
     linear_models,
-    random_ensemble,
     random_models,
-    random_set_comm,
     toy_task,
 )
 from neuroshard.units import to_bytes
@@ -112,10 +112,16 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     assert max(gains) > 0.001
 
 
+class _UnsureOfMany(LinearCompute):
+    """Less sure the more tables there are on a device."""
+
+    def spread_ms(self, sets):
+        return 0.05 * sets.counts**2
+
+
 def test_caution_prefers_plans_that_are_more_certain():
     margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
-    comm = random_set_comm()
-    simulator = Simulator(CostModels(random_ensemble(), comm, comm, None, None, margins))
+    simulator = Simulator(CostModels(_UnsureOfMany(), LinearComm(4), LinearComm(4), None, None, margins))
     bold, careful = (NeuroShard(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
     gains = []
     for seed in range(6):
