@@ -1,8 +1,8 @@
 """How long the published search takes: beside a plain one, and as tables and devices grow.
 
-First the compiled lockstep search beside the plain one (one plan at a time, `tests/search/oracle.py`), on the same
-tasks and models; then its time and memory from 50 to 2,000 tables and from 4 to 256 devices, on `roofline:h100`, which
-is arithmetic on a datasheet, not a measurement. Let nothing else run.
+First the compiled lockstep search beside the plain one (one plan at a time, `tests/search/kernels/oracle.py`), on the
+same tasks and models; then its time and memory from 50 to 2,000 tables and from 4 to 256 devices, on `roofline:h100`,
+which is arithmetic on a datasheet, not a measurement. Let nothing else run.
 """
 
 import resource
@@ -22,7 +22,7 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "search"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "search" / "kernels"))
 
 from oracle import oracle_search
 

@@ -34,12 +34,12 @@ def show_models(arguments: list[str], console: Console) -> None:
         card = load_bundle(shipped_path(arguments[0]) or Path(arguments[0]))[1]
         console.print_json(json.dumps(asdict(card)))
         return
-    console.print(_measured())
-    console.print(_arithmetic())
+    console.print(_shipped_bundles())
+    console.print(_datasheets())
     console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
 
 
-def _measured() -> Grid:
+def _shipped_bundles() -> Grid:
     grid = Grid(title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
     for column in ("name", "hardware", "batch sizes", "devices", "compute", "forward", "backward"):
         grid.add_column(column)
@@ -54,7 +54,7 @@ def _measured() -> Grid:
     return grid
 
 
-def _arithmetic() -> Grid:
+def _datasheets() -> Grid:
     grid = Grid(title="Arithmetic on datasheets, not measured (any batch size, any number of devices)")
     for column in ("name", "source"):
         grid.add_column(column)

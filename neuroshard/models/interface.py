@@ -100,7 +100,9 @@ class CommModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfers as sums of P parts, of which devices do some while they wait: sum of share * max(part - lead . waits, 0).
+    """Transfers as sums of P parts, of which devices do some while they wait.
+
+    A transfer is the sum over parts of share * max(part - lead . waits, 0).
 
     Attributes:
         parts_ms: (B, D, P).

@@ -142,8 +142,8 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
     turns = np.array([1, -1, 1, -1], np.float32)
     members = [
         AdditiveCompute(
-            features, _random_normaliser(len(signs), rng), _monotone_mlp(signs, 16, 5, rng),
-            rng.normal(size=4).astype(np.float32), np.abs(rng.normal(size=4)).astype(np.float32) * turns, 0.1, scale_ms,
+            features, Normaliser.fitted(features(Loads.of(toy_tables(50), 256))), _monotone_mlp(signs, 16, 5, rng),
+            rng.normal(size=4).astype(np.float32), np.abs(rng.normal(size=4)).astype(np.float32) * turns, 4.0, scale_ms,
         )
         for scale_ms in (0.5, 2.0)
     ]  # fmt: skip

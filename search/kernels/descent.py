@@ -18,6 +18,7 @@ from neuroshard.stages.search.kernels.steps import (
     ready_all,
     score_with,
 )
+from neuroshard.stages.search.space.compiled import leaf
 from neuroshard.stages.search.space.limits import Limits
 
 _LEAST_GAIN = 1e-6  # relative
@@ -90,25 +91,25 @@ def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) 
     return 0
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _allowed(held: IntArray, limits: Limits, step: tuple[int, int, int, int, int], back_units: int) -> bool:
     source, target, out, portion, back = step
-    shards = np.count_nonzero(held[out])
+    shards = int(np.count_nonzero(held[out]))
     if not may_move(limits, held, shards, out, portion, (source, target), back):
         return False
     if back < 0:
         return True
-    return bool(may_move(limits, held, np.count_nonzero(held[back]), back, back_units, (target, source), out))
+    return bool(may_move(limits, held, int(np.count_nonzero(held[back])), back, back_units, (target, source), out))
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _bytes_at(size_bytes: IntArray, first: IntArray, held: IntArray, item: int, device: int, more: int) -> int:
     """Bytes that `more` units of an item add on a device."""
     before = first[item] + held[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
     """Bytes more that have to be moved after a step."""
     source, target, out, portion, back = step
@@ -118,7 +119,7 @@ def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[in
     return int(moved)
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs) -> None:
     source, target, out, portion, back = step
     back_units = plan.held[back, target] if back >= 0 else 0
@@ -134,7 +135,7 @@ def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int
             plan.score[device] = 0.0
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: int) -> None:
     """So many units more (or less) of an item on a device; its score is left alone."""
     before = all_shards.first[item] + plan.held[item, device]
@@ -155,7 +156,7 @@ def _descend(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs
         chosen = (-1, -1, -1, -1, -1)
         limited = Bounds(bounds.memory_bytes, bounds.before, left)
         for number in range(1 + (sources[1] != sources[0])):
-            count, seen = best_steps(plan, sources[number], all_shards, limited, costs, worth, best)
+            count, seen = best_steps(plan, int(sources[number]), all_shards, limited, costs, worth, best)
             looked += seen
             if count:
                 worth = best.estimate[0]

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from neuroshard.arrays import FloatArray
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.stages.search.space.compiled import leaf
 
 
 class Exchanges(NamedTuple):
@@ -30,7 +31,7 @@ class Exchanges(NamedTuple):
     lead: FloatArray
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _cell(position: float, count: int) -> tuple[int, float]:
     """Where a position lies between whole numbers from 0 to count - 1."""
     within = min(max(position, 0.0), count - 1.0)
@@ -38,7 +39,7 @@ def _cell(position: float, count: int) -> tuple[int, float]:
     return low, within - low
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def backward_ms(exchanges: Exchanges, own: int, widest: int) -> float:
     """Of a device."""
     table = exchanges.backward
@@ -49,7 +50,7 @@ def backward_ms(exchanges: Exchanges, own: int, widest: int) -> float:
     return float(low * (1 - y) + high * y)
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def transfer_ms(
     exchanges: Exchanges, own: int, widest: int, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
@@ -71,17 +72,14 @@ def transfer_ms(
 
 
 @njit(cache=True, nogil=True)
-def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
+def step_ms(exchanges: Exchanges, ready: FloatArray, units: IntArray) -> float:
     """Of D devices that hold so many units and start forward communication when they are ready, ms; both (D,)."""
     order = np.argsort(ready)
     last = ready[order[-1]]
     next_wait = last - ready[order[-2]] if len(ready) > 1 else 0.0
+    mean_wait, most_wait = last - ready.mean(), last - ready.min()
     longest, widest = 0.0, units.max()
     for d in range(len(ready)):
-        longest = max(
-            longest,
-            transfer_ms(
-                exchanges, units[d], widest, last - ready[d], next_wait, last - ready.mean(), last - ready.min()
-            ),
-        )
+        left = transfer_ms(exchanges, units[d], widest, last - ready[d], next_wait, mean_wait, most_wait)
+        longest = max(longest, left)
     return float(last + longest)

@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.space.compiled import leaf
 from neuroshard.stages.search.space.room import Room, may_put, put
 
 
@@ -39,15 +40,7 @@ class GreedyOutcome(NamedTuple):
     repeated: BoolArray
 
 
-@njit(cache=True, nogil=True)
-def _same(some: IntArray, others: IntArray) -> bool:
-    for one, other in zip(some, others):  # noqa: B905  # compiled functions know no `strict`
-        if one != other:
-            return False
-    return True
-
-
-@njit(cache=True, nogil=True)
+@leaf
 def _least_loaded(score: FloatArray) -> int:
     """The first device of the lowest score."""
     least = 0
@@ -58,16 +51,7 @@ def _least_loaded(score: FloatArray) -> int:
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def _score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
-    """The score of sums `base` after one vector more and one less."""
-    total = np.float32(0)
-    for h in range(len(weight)):
-        total += max(base[h] + plus[h] - minus[h], np.float32(0)) * weight[h]
-    return float(total)
-
-
-@njit(cache=True, nogil=True)
-def place_greedily(
+def place_greedily(  # noqa: PLR0912  # one loop: calls take longer than what they would do
     shards: IntArray,
     caps: IntArray,
     memory_bytes: IntArray,
@@ -92,13 +76,15 @@ def place_greedily(
         head: what scores devices.
         outcome: the outputs; scores are 0 before.
     """
+    bias, weight, floor = head
+    first, held = room.first, room.held
     num_layouts, num_shards, _ = shards.shape
-    num_devices, hidden = len(memory_bytes), len(head.bias)
+    num_devices, hidden = len(memory_bytes), len(bias)
     sums = np.empty((num_devices, hidden), np.float32)
     for p in range(num_layouts):
         for m in range(len(caps)):
             for d in range(num_devices):
-                sums[d] = head.bias
+                sums[d] = bias
             room.free_bytes[:] = memory_bytes
             room.free_units[:] = caps[m]
             devices, score = outcome.devices[p, m], outcome.score[p, m]
@@ -106,27 +92,30 @@ def place_greedily(
             for s in range(num_shards):
                 i, w = shards[p, s, 0], shards[p, s, 1]
                 best, best_score, nothing_there = -1, np.inf, False
-                empty, adds = room.first[i], least_score[room.first[i] + w]
+                empty, adds = first[i], least_score[first[i] + w]
                 likely = _least_loaded(score)  # tried first: it rules most others out
                 for attempt in range(-1, num_devices):
                     d = attempt if attempt >= 0 else likely
-                    before = empty + room.held[i, d]
-                    known = score[d] if score[d] > head.floor else 0.0
+                    before = empty + held[i, d]
+                    known = score[d] if score[d] > floor else 0.0
                     if before == empty and known + adds > best_score:
                         continue
                     if (attempt == likely) or (nothing_there and caps[m] == room.free_units[d]):
                         continue  # of devices that hold nothing, the first stands for all
                     if not may_put(room, i, w, d):
                         continue
-                    device_score = max(
-                        _score_with(sums[d], vectors[before + w], vectors[before], head.weight), head.floor
-                    )
+                    total = np.float32(0)
+                    for h in range(hidden):
+                        total += (
+                            max(sums[d, h] + vectors[before + w, h] - vectors[before, h], np.float32(0)) * weight[h]
+                        )
+                    device_score = max(np.float64(total), floor)
                     nothing_there = nothing_there or caps[m] == room.free_units[d]
                     if device_score < best_score or (device_score == best_score and d < best):
                         best, best_score = d, device_score
                 if best < 0:
                     break
-                before = room.first[i] + room.held[i, best]
+                before = first[i] + held[i, best]
                 for h in range(hidden):
                     sums[best, h] += vectors[before + w, h] - vectors[before, h]
                 put(room, i, w, best)
@@ -134,7 +123,7 @@ def place_greedily(
                 devices[s] = best
             outcome.units[p, m] = caps[m] - room.free_units
             outcome.alive[p, m] = devices[-1] >= 0
-            outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and _same(devices, outcome.devices[p, m - 1])
+            outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()
             for s in range(num_shards):
                 if devices[s] >= 0:
-                    room.held[shards[p, s, 0], devices[s]] = 0
+                    held[shards[p, s, 0], devices[s]] = 0

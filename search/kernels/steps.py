@@ -7,6 +7,7 @@ from numba import njit
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.exchanges import Exchanges, backward_ms, step_ms, transfer_ms
+from neuroshard.stages.search.space.compiled import fast_leaf, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.moved import arriving_bytes
 
@@ -110,7 +111,7 @@ def _contents(held: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return shards, start, items
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+@fast_leaf
 def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
     """The score of sums `base` after one vector more and one less."""
     total = np.float32(0)
@@ -119,7 +120,7 @@ def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weig
     return float(total)
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def may_move(
     limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
@@ -138,14 +139,14 @@ def may_move(
     return bool(may_lie(limits, held, item, target, leaving))
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int) -> int:
     """Bytes more that have to be moved to a device where `now` units of an item become `then`; once there `was`."""
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
     return int(arriving_bytes(state_bytes, first, was, then) - arriving_bytes(state_bytes, first, was, now))
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def moved_by(
     all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
@@ -173,7 +174,7 @@ def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
             score[d] = score_with(sums[d], nothing, nothing, costs.weight)
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _ready_ms(costs: Costs, score: float, units: int, widest: int) -> float:
     """When a device's backward communication and compute have ended."""
     compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
@@ -206,7 +207,7 @@ class _Others(NamedTuple):
     widest: int
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _others(ready: FloatArray, units: IntArray, source: int, target: int) -> _Others:
     last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0, 0
     for d in range(len(ready)):
@@ -221,7 +222,7 @@ def _others(ready: FloatArray, units: IntArray, source: int, target: int) -> _Ot
     return _Others(last, before, first, total, last_units, widest)
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _after_ms(
     costs: Costs, others: _Others, count: int, ends: tuple[tuple[float, int], tuple[float, int]], now: tuple[int, int]
 ) -> float:
@@ -236,7 +237,7 @@ def _after_ms(
     one, other = _ready_ms(costs, score, units, widest), _ready_ms(costs, other_score, other_units, widest)
     high, low = max(one, other), min(one, other)
     last = max(others.last + shift, high)
-    before = max(min(others.last + shift, high), max(others.before + shift, low))
+    before = max(min(others.last + shift, high), others.before + shift, low)
     if count == 2:
         last, before = high, low
     first = min(others.first + shift, low)
@@ -254,7 +255,7 @@ def _after_ms(
     return last + longest
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
     """Write a step down, in place of the worst if there is no room; how many there are then."""
     place = count
@@ -267,7 +268,7 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 
 
 @njit(cache=True, nogil=True)
-def best_steps(
+def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
     """Fill `best` with the best steps from `source` that are allowed and estimated below `worth`, ms.
@@ -353,7 +354,7 @@ def best_steps(
     return count, looked
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+@fast_leaf
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.stages.search.space.feasibility import check_total, check_whole, device_memory
 from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.limits import Limits
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 
@@ -30,8 +32,6 @@ class TaskBatch:
         dims: (B, I) columns.
         size_bytes: (B, I) int64: bytes are exact.
         memory_bytes: (B, D) int64.
-        allowed: (B, I, D) whether a device may hold an item.
-        rivals: (B, I, I) whether two items must not share a device.
     """
 
     items: tuple[Items, ...]
@@ -40,8 +40,6 @@ class TaskBatch:
     dims: torch.Tensor
     size_bytes: torch.Tensor
     memory_bytes: torch.Tensor
-    allowed: torch.Tensor
-    rivals: torch.Tensor
 
     @classmethod
     def of(cls, tasks: Sequence[Task], method: str) -> "TaskBatch":
@@ -63,6 +61,11 @@ class TaskBatch:
         return cls(
             items, *(torch.stack(parts) for parts in zip(*(_tensors(some, most) for some in items), strict=True))
         )
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The limits of all B x I items, task by task."""
+        return Limits.joined([some.limits for some in self.items])
 
     @property
     def num_items(self) -> int:
@@ -102,7 +105,7 @@ class TaskBatch:
 
 
 def _tensors(items: Items, most: int) -> list[torch.Tensor]:
-    task, limits = items.task, items.limits
+    task = items.task
     sizes = Sizes.of(items)
     check_total(sizes)
     every = [items.tables(index, item.width) for index, item in enumerate(items.items)]
@@ -111,11 +114,8 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     for index, tables in enumerate(every):
         features[index, : len(tables)] = FEATURES(Loads.of(tables, task.batch_size))
         present[index, : len(tables)] = 1
-    rivals = np.zeros((len(items), len(items)), dtype=np.bool_)
-    for index in range(len(items)):
-        rivals[index, items.rivals_of(index)] = True
     dims = np.array([sum(table.dim for table in tables) for tables in every], dtype=np.float32)
     size_bytes = sizes.size_bytes[sizes.whole]
     memory = device_memory(task)
-    arrays = (features, present, dims, size_bytes, memory, limits.allowed, rivals)
+    arrays = (features, present, dims, size_bytes, memory)
     return [torch.from_numpy(array) for array in arrays]

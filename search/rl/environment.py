@@ -8,6 +8,7 @@ import torch
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.costs import PlacementCosts
+from neuroshard.stages.search.space.limits import open_devices_of_each
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +67,9 @@ class Environment:
     def legal(self, state: EpisodeState) -> torch.Tensor:
         """(B, D) devices that may hold the next item and have room for it."""
         item = self.order[:, state.step]
-        rivals = (state.held & self.batch.rivals[self._rows, item][..., None]).any(dim=1)
-        fits = self.batch.size_bytes[self._rows, item][:, None] <= state.free_bytes
-        return self.batch.allowed[self._rows, item] & ~rivals & fits
+        held, numbers = state.held.flatten(0, 1).numpy(), (self._rows * self.batch.num_items + item).numpy()
+        open_to = torch.from_numpy(open_devices_of_each(self.batch.limits, held, numbers))
+        return open_to & (self.batch.size_bytes[self._rows, item][:, None] <= state.free_bytes)
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
         """(B, D, 3) costs of the devices, as multiples of an even share of all compute."""

@@ -1,11 +1,13 @@
 """Limits of items, and whether a plan keeps them: compiled, for the kernels and for Python alike."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.stages.search.space.compiled import leaf
 
 
 class Limits(NamedTuple):
@@ -26,12 +28,26 @@ class Limits(NamedTuple):
     rival_first: IntArray
     rivals: IntArray
 
+    @classmethod
+    def joined(cls, parts: Sequence["Limits"]) -> "Limits":
+        """The limits of several tasks' items as of one task's, numbered on from task to task; devices are the same."""
+        starts = np.cumsum([0, *(len(part.allowed) for part in parts)])
+        rival_starts = np.cumsum([0, *(len(part.rivals) for part in parts)])
+        return cls(
+            np.concatenate([part.allowed for part in parts]),
+            np.concatenate([part.min_shards for part in parts]),
+            np.concatenate([part.max_shards for part in parts]),
+            np.concatenate([part.min_width for part in parts]),
+            np.concatenate([[0], *(p.rival_first[1:] + at for p, at in zip(parts, rival_starts, strict=False))]),
+            np.concatenate([part.rivals + at for part, at in zip(parts, starts, strict=False)]),
+        )
 
-@njit(cache=True, nogil=True)
-def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int) -> bool:
+
+@leaf
+def may_lie(limits: Limits, held: IntArray | BoolArray, item: int, device: int, leaving: int) -> bool:
     """Whether a device may hold a shard of an item beside what `held` (I, D) puts there.
 
-    An item that is `leaving` the device counts as gone; -1 stands for none.
+    `held` may also say just whether it does. An item that is `leaving` the device counts as gone; -1 stands for none.
     """
     if not limits.allowed[item, device]:
         return False
@@ -42,7 +58,7 @@ def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int
 
 
 @njit(cache=True, nogil=True)
-def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
+def open_devices(limits: Limits, held: IntArray | BoolArray, item: int) -> BoolArray:
     """(D,) whether each device may hold a shard of an item beside what `held` (I, D) puts there."""
     found: BoolArray = np.zeros(held.shape[1], np.bool_)
     for device in range(len(found)):
@@ -51,6 +67,15 @@ def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
 
 
 @njit(cache=True, nogil=True)
+def open_devices_of_each(limits: Limits, held: BoolArray, items: IntArray) -> BoolArray:
+    """(n, D) whether each device may hold each of n items, whole, beside those that `held` (I, D) says it holds."""
+    found: BoolArray = np.zeros((len(items), held.shape[1]), np.bool_)
+    for n in range(len(items)):
+        found[n] = open_devices(limits, held, items[n])
+    return found
+
+
+@leaf
 def keeps_limits(limits: Limits, held: IntArray) -> bool:
     """Whether all shards of `held` (I, D) lie where they may; items have as many, as wide, as they must and may."""
     num_items, num_devices = held.shape

@@ -7,12 +7,13 @@ from numba import njit
 
 from neuroshard.arrays import IntArray
 from neuroshard.plans.plan import Plan
+from neuroshard.stages.search.space.compiled import leaf
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def arriving_bytes(state_bytes: IntArray, first: int, before: int, after: int) -> int:
     """Bytes of weights and optimizer state that come to a device that held `before` units of an item, to hold `after`.
 

@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.stages.search.space.compiled import leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.sizes import Sizes
 
@@ -36,7 +37,7 @@ class Room(NamedTuple):
         return cls(sizes.items.limits, sizes.first, sizes.size_bytes, held, memory_bytes.copy(), units)
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def may_put(room: Room, item: int, width: int, device: int) -> bool:
     """Whether a shard of an item, `width` units wide, may go to a device.
 
@@ -62,7 +63,7 @@ def devices_with_room(room: Room, item: int, width: int) -> BoolArray:
     return found
 
 
-@njit(cache=True, nogil=True)
+@leaf
 def put(room: Room, item: int, width: int, device: int) -> None:
     """Put a shard of an item, `width` units wide, on a device."""
     before = room.first[item] + room.held[item, device]

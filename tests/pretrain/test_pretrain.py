@@ -304,7 +304,7 @@ def test_a_regression_finds_costs_that_are_linear(data):
     assert result.metrics["compute"].test.mape < 1e-3
     model = CostModels.load(data / "bundle").compute
     assert (model.weight >= 0).all()
-    assert np.allclose(model.predict([TABLES[:3]], 256), LinearCompute().predict([TABLES[:3]], 256), rtol=1e-2)
+    assert np.allclose(*(some.predict(LoadSets.of([TABLES[:3]], 256)) for some in (model, LinearCompute())), rtol=1e-2)
     with pytest.raises(UserError, match="init is a model of the kind 'linear'"):
         _pretrain(data, "further", init=str(data / "bundle"), **LINEAR).run()
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import neuroshard as ns
@@ -20,12 +21,12 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import (
+    LinearComm,
+    LinearCompute,
     OpaqueCompute,
     SearcherConformance,
     linear_models,
-    random_ensemble,
     random_models,
-    random_set_comm,
     toy_task,
 )
 from neuroshard.units import to_bytes
@@ -112,10 +113,16 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     assert max(gains) > 0.001
 
 
+class _UnsureOfMany(LinearCompute):
+    """Less sure the more tables there are on a device."""
+
+    def spread_ms(self, sets):
+        return 0.05 * sets.counts**2
+
+
 def test_caution_prefers_plans_that_are_more_certain():
     margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
-    comm = random_set_comm()
-    simulator = Simulator(CostModels(random_ensemble(), comm, comm, None, None, margins))
+    simulator = Simulator(CostModels(_UnsureOfMany(), LinearComm(4), LinearComm(4), None, None, margins))
     bold, careful = (NeuroShard(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
     gains = []
     for seed in range(6):
@@ -124,8 +131,8 @@ def test_caution_prefers_plans_that_are_more_certain():
         assert costs[0].total_ms <= costs[1].total_ms * (1 + 1e-6)
         upper = [cost.total_ms + 3 * cost.margin_ms for cost in costs]
         gains.append(1 - upper[1] / upper[0])
-    assert min(gains) > -1e-6
-    assert max(gains) > 1e-3
+    assert min(gains) > -0.02  # local search finds what it finds
+    assert np.mean(gains) > 0.05
     with pytest.raises(UserError, match="know their margins"):
         careful.search(toy_task(6), Simulator(linear_models()))
 
