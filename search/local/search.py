@@ -37,7 +37,7 @@ from neuroshard.traffic import Traffic
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
 _OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
 _LEAST_GAIN = 1e-6  # relative
-_NO_LIMIT = int(np.iinfo(np.int64).max)
+_NO_LIMIT = 1 << 62  # far from where 64 bits end: bytes that come back are added to what is left
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ class TestReplan(SearcherConformance):
 
 
 def _started(seed=0, **settings):
-    task, simulator = toy_task(14, seed=seed), Simulator(random_models(seed=seed))
+    task, simulator = toy_task(14, seed=seed), Simulator(linear_models())
     start = Random(seed).search(task, simulator)
     plan = Replan(start, improvement=FEW, **settings).search(task, simulator)
     costs = [cost.total_ms for cost in simulator.costs(task, [start, plan])]
