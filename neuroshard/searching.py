@@ -13,8 +13,8 @@ from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
 
 
-def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **settings: Any) -> Plan:
-    """A plan for `task` with its predicted cost, by the method that `conf/searcher/<searcher>.yaml` describes.
+def search(task: Task, simulator: Simulator, searcher: Searcher | str = "neuroshard", **settings: Any) -> Plan:
+    """A plan for `task` with its predicted cost, by a method or the one that `conf/searcher/<searcher>.yaml` describes.
 
     `settings` override the config's, such as `beam_width=5`.
 
@@ -27,10 +27,27 @@ def search(task: Task, simulator: Simulator, searcher: str = "neuroshard", **set
     """
     if not isinstance(simulator, Simulator):
         raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
-    method: Searcher = build("searcher", searcher, **settings)
+    method = searcher_of(searcher, **settings)
     with blas_threads(1):
         found = method.find(task, simulator)
         plan = simulator.predicted(found.plan)
     for warning in (*([found.warning] if found.warning else []), *simulator.warnings(plan)):
         warnings.warn(warning, stacklevel=2)
     return plan
+
+
+def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
+    """A search method as it is, or the one that `conf/searcher/<searcher>.yaml` describes, `settings` over its own.
+
+    Raises:
+        UserError: no such searcher or setting, or settings for a method that has its own already.
+    """
+    if isinstance(searcher, str):
+        found: Searcher = build("searcher", searcher, **settings)
+        return found
+    if not isinstance(searcher, Searcher):
+        raise UserError(f"searcher={shown(searcher)} must be the name of a search method, or a Searcher")
+    if settings:
+        (name, value), kind = next(iter(settings.items())), type(searcher).__name__
+        raise UserError(f"{name}={shown(value)} goes with a searcher's name only; give it to the {kind} itself")
+    return searcher

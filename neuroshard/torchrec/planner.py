@@ -19,7 +19,8 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
-from neuroshard.registry import build
+from neuroshard.searcher import Searcher
+from neuroshard.searching import searcher_of
 from neuroshard.simulator import Simulator
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
@@ -64,7 +65,7 @@ class NeuroShardPlanner(ShardingPlanner):
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer that the module or the
             sharders name.
-        searcher: a method of `conf/searcher/`; `settings` override its config's.
+        searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class NeuroShardPlanner(ShardingPlanner):
         storage_reservation: StorageReservation | None = None,
         rules: Constraints | None = None,
         memory: MemoryUse | None = None,
-        searcher: str = "neuroshard",
+        searcher: Searcher | str = "neuroshard",
         **settings: Any,
     ) -> None:
         self._topology = topology or _topology_of_group()
@@ -87,7 +88,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self._reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
         self._rules = rules or Constraints()
         self._memory = memory
-        self._searcher = build("searcher", searcher, **settings)
+        self._searcher = searcher_of(searcher, **settings)
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]] | None = None) -> ShardingPlan:
         """The plan for `module`, which may be on the meta device; modules without a sharder are left out.
@@ -144,7 +145,7 @@ class NeuroShardPlanner(ShardingPlanner):
         task = self._task(module, sharders, bags)
         with blas_threads(1):
             found = self._searcher.find(task, self._simulator)
-        plan: Plan = found.plan
+        plan = found.plan
         cost = self._simulator.cost(task, plan)
         for warning in filter(None, (found.warning, *self._simulator.warnings(plan))):
             _log.warning(warning)

@@ -1,112 +1,116 @@
 """Greedy placement of many layouts under many caps, compiled: the inner loop of the search."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.space.items import Limits
+from neuroshard.stages.search.space.room import Room, may_put, put
+
+
+class Head(NamedTuple):
+    """What devices are scored by.
+
+    A device holding vectors that sum to v scores sum(relu(v + bias) * weight), at least `floor`, below which costs
+    are 0; bias and weight are (H,).
+    """
+
+    bias: Float32Array
+    weight: Float32Array
+    floor: float
+
+
+class GreedyOutcome(NamedTuple):
+    """Where S shards of each of P layouts went under each of M caps on D devices; filled by `place_greedily`.
+
+    Attributes:
+        devices: (P, M, S) the device of each shard; -1 from the first that has no place on.
+        score: (P, M, D) the head's; 0 for an empty device.
+        units: (P, M, D) units of 4 columns.
+        alive: (P, M) whether every shard has a place.
+        repeated: (P, M) whether the placement equals the previous cap's.
+    """
+
+    devices: IntArray
+    score: FloatArray
+    units: IntArray
+    alive: BoolArray
+    repeated: BoolArray
+
+
+@njit(cache=True, nogil=True)
+def _same(some: IntArray, others: IntArray) -> bool:
+    for one, other in zip(some, others):  # noqa: B905  # compiled functions know no `strict`
+        if one != other:
+            return False
+    return True
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def place_greedily(  # noqa: PLR0912, PLR0915  # one compiled loop nest
-    item: IntArray,
-    width: IntArray,
-    slot: IntArray,
-    num_slots: int,
+def place_greedily(
+    shards: IntArray,
     caps: IntArray,
     memory_bytes: IntArray,
-    limits: Limits,
-    first: IntArray,
-    size_bytes: IntArray,
+    room: Room,
     vectors: Float32Array,
-    bias: Float32Array,
-    weight: Float32Array,
-    floor: float,
-    devices: IntArray,
-    score: FloatArray,
-    units: IntArray,
-    state: BoolArray,
+    head: Head,
+    outcome: GreedyOutcome,
 ) -> None:
-    """Place S shards of each of P layouts, in order, under each of M caps, on D devices; fills the outputs.
+    """Place S shards of each of P layouts, in order, under each of M caps, on D devices; fills `outcome`.
 
     A shard goes to the device whose compute cost ends lowest, among those where its columns stay under the cap and
     its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
-    device become one shard. A device holding vectors that sum to v scores sum(relu(v + bias) * weight), at least
-    `floor`, below which costs are 0.
+    device become one shard.
 
     Args:
-        item, width: (P, S) the shards, in order.
-        slot: (P, S) for shards of a split item, its number among the layout's split items; else -1.
-        num_slots: at least the number of split items in any layout.
+        shards: (P, S, 2) item and width, in order.
         caps: (M,) units of 4 columns on a device at most.
         memory_bytes: (D,).
-        limits: the items'; shards of an item that needs several devices get a device each.
-        first, size_bytes, vectors: the catalog's.
-        bias, weight: (H,) of the head.
-        floor: the score from which on a device costs nothing.
-        devices: (P, M, S) the device of each shard; -1 from the first that has no place on.
-        score: (P, M, D) the sum above; 0 for an empty device.
-        units: (P, M, D) units of 4 columns.
-        state: (P, M, 2) whether every shard has a place, and whether the placement equals the previous cap's.
+        room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
+        vectors: the catalog's.
+        head: what scores devices.
+        outcome: the outputs; scores are 0 before.
     """
-    num_layouts, num_shards = item.shape
-    num_devices, hidden = len(memory_bytes), len(bias)
+    num_layouts, num_shards, _ = shards.shape
+    num_devices, hidden = len(memory_bytes), len(head.bias)
     sums = np.empty((num_devices, hidden), np.float32)
-    used = np.empty(num_devices, np.int64)
-    held = np.empty((num_slots, num_devices), np.int64)
-    present = np.zeros(limits.allowed.shape if len(limits.rivals) else (0, 0), np.bool_)
     for p in range(num_layouts):
         for m in range(len(caps)):
             for d in range(num_devices):
-                sums[d] = bias
-            used[:] = 0
-            held[:] = 0
-            present[:] = False
-            devices[p, m] = -1
-            state[p, m, 0] = True
+                sums[d] = head.bias
+            room.free_bytes[:] = memory_bytes
+            room.free_units[:] = caps[m]
+            devices, score = outcome.devices[p, m], outcome.score[p, m]
+            devices[:] = -1
             for s in range(num_shards):
-                i, w, k = item[p, s], width[p, s], slot[p, s]
+                i, w = shards[p, s, 0], shards[p, s, 1]
                 best = -1
                 best_score = np.inf
                 for d in range(num_devices):
-                    before = first[i] + (held[k, d] if k >= 0 else 0)
+                    if not may_put(room, i, w, d):
+                        continue
+                    before = room.first[i] + room.held[i, d]
                     after = before + w
-                    if units[p, m, d] + w > caps[m] or not limits.allowed[i, d]:
-                        continue
-                    if limits.min_shards[i] > 1 and k >= 0 and held[k, d] > 0:
-                        continue
-                    if used[d] + size_bytes[after] - size_bytes[before] > memory_bytes[d]:
-                        continue
-                    crossed = False
-                    for r in range(limits.rival_first[i], limits.rival_first[i + 1]):
-                        crossed = crossed or present[limits.rivals[r], d]
-                    if crossed:
-                        continue
                     total = np.float32(0)
                     for h in range(hidden):
-                        total += max(sums[d, h] + vectors[after, h] - vectors[before, h], np.float32(0)) * weight[h]
-                    device_score = max(np.float64(total), floor)
+                        total += (
+                            max(sums[d, h] + vectors[after, h] - vectors[before, h], np.float32(0)) * head.weight[h]
+                        )
+                    device_score = max(np.float64(total), head.floor)
                     if device_score < best_score:
                         best, best_score = d, device_score
                 if best < 0:
-                    state[p, m, 0] = False
                     break
-                before = first[i] + (held[k, best] if k >= 0 else 0)
-                after = before + w
+                before = room.first[i] + room.held[i, best]
                 for h in range(hidden):
-                    sums[best, h] += vectors[after, h] - vectors[before, h]
-                used[best] += size_bytes[after] - size_bytes[before]
-                units[p, m, best] += w
-                score[p, m, best] = best_score
-                devices[p, m, s] = best
-                if k >= 0:
-                    held[k, best] += w
-                if len(limits.rivals):
-                    present[i, best] = True
-            if m > 0 and state[p, m, 0] and state[p, m - 1, 0]:
-                same = True
-                for s in range(num_shards):
-                    if devices[p, m, s] != devices[p, m - 1, s]:
-                        same = False
-                        break
-                state[p, m, 1] = same
+                    sums[best, h] += vectors[before + w, h] - vectors[before, h]
+                put(room, i, w, best)
+                score[best] = best_score
+                devices[s] = best
+            outcome.units[p, m] = caps[m] - room.free_units
+            outcome.alive[p, m] = devices[-1] >= 0
+            outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and _same(devices, outcome.devices[p, m - 1])
+            for s in range(num_shards):
+                if devices[s] >= 0:
+                    room.held[shards[p, s, 0], devices[s]] = 0

@@ -1,13 +1,77 @@
 """All steps of the local search away from one device, estimated: compiled."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.space.items import Limits
+from neuroshard.stages.search.space.limits import Limits, may_lie
+from neuroshard.stages.search.space.moved import arriving_bytes
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
+
+
+class AllShards(NamedTuple):
+    """Every possible shard of I items, as the catalog has them.
+
+    Attributes:
+        limits: the items'.
+        first: (I,) first entry of each item.
+        size_bytes, state_bytes, vectors: (N,), (N,), (N, H) of each entry.
+    """
+
+    limits: Limits
+    first: IntArray
+    size_bytes: IntArray
+    state_bytes: IntArray
+    vectors: Float32Array
+
+
+class Contents(NamedTuple):
+    """What lies on D devices.
+
+    Attributes:
+        held: (I, D) units of each item on each device.
+        sums: (D, H) of the vectors on each device, bias included.
+        size_bytes, units: (D,) bytes and units on each device.
+        score: (D,) sum(relu(sums) * weight); 0 for an empty device.
+    """
+
+    held: IntArray
+    sums: Float32Array
+    size_bytes: IntArray
+    units: IntArray
+    score: FloatArray
+
+
+class Bounds(NamedTuple):
+    """What no step may go beyond.
+
+    Attributes:
+        memory_bytes: (D,).
+        before: (I, D) units that were there before anything moved.
+        bytes_left: may be moved besides those that were.
+    """
+
+    memory_bytes: IntArray
+    before: IntArray
+    bytes_left: int
+
+
+class Weights(NamedTuple):
+    """What steps are estimated by: `weight` (H,) of the head, and what a unit on the widest device adds to scores."""
+
+    weight: Float32Array
+    unit_score: float
+
+
+class Steps(NamedTuple):
+    """Where steps are written: (K, 5) the columns above, and (K,) what each leads to, estimated."""
+
+    steps: IntArray
+    estimate: FloatArray
 
 
 @njit(cache=True, nogil=True)
@@ -64,14 +128,13 @@ def _score_with(
 
 @njit(cache=True, nogil=True)
 def _may_move(
-    held: IntArray, shards: int, limits: Limits, item: int, portion: int, source: int, target: int, leaving: int
+    limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
-    """Whether `portion` units of an item may go from source to target while the item `leaving` goes the other way.
+    """Whether `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
 
     The item is on `shards` devices now.
     """
-    if not limits.allowed[item, target]:
-        return False
+    source, target = ends
     after = shards - (portion == held[item, source]) + (held[item, target] == 0)
     if not limits.min_shards[item] <= after <= limits.max_shards[item]:
         return False
@@ -79,80 +142,45 @@ def _may_move(
         return False
     if held[item, target] + portion < limits.min_width[item]:
         return False
-    for r in range(limits.rival_first[item], limits.rival_first[item + 1]):
-        if limits.rivals[r] != leaving and held[limits.rivals[r], target] > 0:
-            return False
-    return True
+    return bool(may_lie(limits, held, item, target, leaving))
 
 
 @njit(cache=True, nogil=True)
-def _moved(now: int, then: int, was: int, first: int, state_bytes: IntArray) -> int:
+def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int) -> int:
     """Bytes more that have to be moved to a device where `now` units of an item become `then`; once there `was`."""
-    more = max(state_bytes[first + then] - state_bytes[first + was], 0)
-    return int(more - max(state_bytes[first + now] - state_bytes[first + was], 0))
+    first, state_bytes = all_shards.first[item], all_shards.state_bytes
+    return int(arriving_bytes(state_bytes, first, was, then) - arriving_bytes(state_bytes, first, was, now))
 
 
 @njit(cache=True, nogil=True)
 def _moved_by(
-    held: IntArray,
-    before: IntArray,
-    first: IntArray,
-    state_bytes: IntArray,
-    item: int,
-    portion: int,
-    ends: tuple[int, int],
+    all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Bytes more that have to be moved when `portion` units of an item go from one of the two `ends` to the other."""
+    """Bytes more that have to be moved when `portion` units of an item go from one of the `ends` to the other."""
     source, target = ends
-    gone = held[item, source] - portion
-    come = held[item, target] + portion
-    return _moved(held[item, source], gone, before[item, source], first[item], state_bytes) + _moved(
-        held[item, target], come, before[item, target], first[item], state_bytes
-    )
+    now_source, now_target = held[item, source], held[item, target]
+    less = _more_moved(all_shards, item, before[item, source], now_source, now_source - portion)
+    more = _more_moved(all_shards, item, before[item, target], now_target, now_target + portion)
+    return int(less + more)
 
 
 @njit(cache=True, nogil=True)
-def estimate_steps(  # one compiled loop nest
-    held: IntArray,
-    source: int,
-    sums: Float32Array,
-    size: IntArray,
-    units: IntArray,
-    score: FloatArray,
-    memory_bytes: IntArray,
-    limits: Limits,
-    before: IntArray,
-    may_move: int,
-    first: IntArray,
-    size_bytes: IntArray,
-    state_bytes: IntArray,
-    vectors: Float32Array,
-    weight: Float32Array,
-    unit_score: float,
-    steps: IntArray,
-    estimate: FloatArray,
+def estimate_steps(
+    contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, weights: Weights, found: Steps
 ) -> int:
-    """Fill `steps` (K, 5) and `estimate` (K,) with every step from `source` that is allowed; returns how many.
+    """Fill `found` with every step from `source` that is allowed; returns how many.
 
     A step moves a shard of the source, or a half, quarter, ... of it, to another device, or swaps it for a shard
     there. Its estimate is the largest score of a device plus `unit_score` times the widest device's units after it.
-
-    Args:
-        held: (I, D) units of each item on each device.
-        sums: (D, H) of the vectors on each device, bias included.
-        size, units: (D,) bytes and units on each device.
-        score: (D,) sum(relu(sums) * weight); 0 for an empty device.
-        memory_bytes: (D,).
-        limits: the items'.
-        before: (I, D) units that were there before anything moved; `may_move` more bytes may be moved than are now.
-        first, size_bytes, state_bytes, vectors: the catalog's.
-        weight: (H,).
-        unit_score: what a unit on the widest device adds, on the scale of the scores.
+    `found` needs room for as many as `count_steps` says.
     """
+    held, sums, size, units, score = contents
+    limits, first, size_bytes, _, vectors = all_shards
+    weight = weights.weight
     num_devices = held.shape[1]
     shards, start, items = _contents(held)
     out_items = items[start[source] : start[source + 1]]
-    found = 0
+    count = 0
     for target in range(num_devices):
         if target == source:
             continue
@@ -162,30 +190,31 @@ def estimate_steps(  # one compiled loop nest
                 other_score = max(other_score, score[d])
                 other_units = max(other_units, units[d])
         back_items = items[start[target] : start[target + 1]]
+        there, back_again = (source, target), (target, source)
         for i in out_items:
             portion = held[i, source]
             while portion > 0:
                 whole = portion == held[i, source]
-                bytes_out = _moved_by(held, before, first, state_bytes, i, portion, (source, target))
+                bytes_out = _moved_by(all_shards, held, bounds.before, i, portion, there)
                 out0, out1 = first[i] + held[i, source], first[i] + held[i, source] - portion
                 in0, in1 = first[i] + held[i, target], first[i] + held[i, target] + portion
                 for k in range(-1, len(back_items) if whole else 0):
                     b0 = b1 = c0 = c1 = first[i]  # an empty shard: nothing comes back
                     back = back_items[k] if k >= 0 else -1
                     back_units = held[back, target] if k >= 0 else 0
-                    if back == i or not _may_move(held, shards[i], limits, i, portion, source, target, back):
+                    if back == i or not _may_move(limits, held, shards[i], i, portion, there, back):
                         continue
                     bytes_moved = bytes_out
                     if k >= 0:
-                        if not _may_move(held, shards[back], limits, back, back_units, target, source, i):
+                        if not _may_move(limits, held, shards[back], back, back_units, back_again, i):
                             continue
                         b0, b1 = first[back] + held[back, source], first[back] + held[back, source] + back_units
                         c0, c1 = first[back] + back_units, first[back]
-                        bytes_moved += _moved_by(held, before, first, state_bytes, back, back_units, (target, source))
+                        bytes_moved += _moved_by(all_shards, held, bounds.before, back, back_units, back_again)
                     source_size = size[source] + size_bytes[out1] - size_bytes[out0] + size_bytes[b1] - size_bytes[b0]
                     target_size = size[target] + size_bytes[in1] - size_bytes[in0] + size_bytes[c1] - size_bytes[c0]
-                    too_big = source_size > memory_bytes[source] or target_size > memory_bytes[target]
-                    if too_big or bytes_moved > may_move:
+                    too_big = source_size > bounds.memory_bytes[source] or target_size > bounds.memory_bytes[target]
+                    if too_big or bytes_moved > bounds.bytes_left:
                         continue
                     worst = max(
                         other_score,
@@ -197,9 +226,9 @@ def estimate_steps(  # one compiled loop nest
                             worst,
                             _score_with(sums[source], vectors[out1], vectors[out0], vectors[b1], vectors[b0], weight),
                         )
-                    steps[found] = source, target, i, portion, back
+                    found.steps[count] = source, target, i, portion, back
                     widest = max(other_units, source_units, units[target] + portion - back_units)
-                    estimate[found] = worst + unit_score * widest
-                    found += 1
+                    found.estimate[count] = worst + weights.unit_score * widest
+                    count += 1
                 portion //= 2
-    return found
+    return count

@@ -10,14 +10,14 @@ from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.schema import Count, PositiveCount, Seed
-from neuroshard.stages.search.local.search import LocalSearch, State
+from neuroshard.stages.search.local.search import CostedPlan, LocalSearch
 
 Clock = Callable[[], float]  # seconds from some moment on
 
 
-def predicted_ms(state: State) -> float:
+def predicted_ms(plan: CostedPlan) -> float:
     """Ranks plans by their predicted cost."""
-    return state.cost_ms
+    return plan.cost_ms
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +25,11 @@ class Improved:
     """What came of it.
 
     Attributes:
-        state: the best plan found.
+        best: the best plan found.
         remark: what a time limit cut short, for people; None where none did.
     """
 
-    state: State
+    best: CostedPlan
     remark: str | None
 
 
@@ -60,15 +60,15 @@ class Improvement:
     def improve(
         self,
         local: LocalSearch,
-        state: State,
-        rank: Callable[[State], float] = predicted_ms,
+        plan: CostedPlan,
+        rank: Callable[[CostedPlan], float] = predicted_ms,
         clock: Clock = time.monotonic,
     ) -> Improved:
-        """The best plan found by `rank`, the lowest; by cost, never one that costs more than `state`."""
-        first = local.best_step(state) or state  # compiles on its first call, which must not count against the limit
+        """The best plan found by `rank`, the lowest; by cost, never one that costs more than `plan`."""
+        first = local.best_step(plan) or plan  # compiles on its first call, which must not count against the limit
         budget = _Budget(self, local, clock)
         rng = np.random.default_rng(self.seed)
-        best = min(state, _descend(local, first, budget), key=rank)
+        best = min(plan, _descend(local, first, budget), key=rank)
         made = 0
         while made < self.shakes and not budget.spent:
             shaken = best
@@ -102,8 +102,8 @@ class _Budget:
         return self.out_of_time or (self._most_looked is not None and self._local.looked >= self._most_looked)
 
 
-def _descend(local: LocalSearch, state: State, budget: _Budget) -> State:
+def _descend(local: LocalSearch, plan: CostedPlan, budget: _Budget) -> CostedPlan:
     """The best step again and again until none helps, or the budget is spent."""
-    while not budget.spent and (cheaper := local.best_step(state)) is not None:
-        state = cheaper
-    return state
+    while not budget.spent and (cheaper := local.best_step(plan)) is not None:
+        plan = cheaper
+    return plan

@@ -19,12 +19,17 @@ from neuroshard.stages.search.kernels.steps import (
     SOURCE,
     TARGET,
     UNITS_OUT,
+    AllShards,
+    Bounds,
+    Contents,
+    Steps,
+    Weights,
     count_steps,
     estimate_steps,
 )
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.moved import moved_bytes
 from neuroshard.traffic import Traffic
 
 _COSTED_STEPS = 128  # of all steps, so many that look best are costed with the communication models
@@ -33,8 +38,8 @@ _NO_LIMIT = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """A plan in the making, with what the cost models see of it.
+class CostedPlan:
+    """A plan that local search looks at, with what the cost models see of it.
 
     Attributes:
         held: (I, D) units of 4 columns of each item on each device.
@@ -43,7 +48,7 @@ class State:
         score: (D,) the head's weighted sum; 0 for an empty device.
         compute_ms, total_ms: (D,) predicted.
         ready_ms: (D,) when each may start forward communication; all wait for the last.
-        moved_bytes: that have to be moved to get there.
+        moved_bytes: of weights and optimizer state, that have to be moved to get there.
     """
 
     held: IntArray
@@ -58,37 +63,48 @@ class State:
 
     @property
     def cost_ms(self) -> float:
-        """The plan's predicted cost."""
+        """The plan's predicted cost, ms."""
         return float(self.total_ms.max())
+
+    @property
+    def contents(self) -> Contents:
+        """What compiled functions ask of it."""
+        return Contents(self.held, self.sums, self.size_bytes, self.units, self.score)
 
 
 @dataclass(frozen=True, eq=False)
-class Moves:
-    """What may be moved: from `before` (I, D), units that are there already, `most_bytes` in all; None for any."""
+class MoveLimit:
+    """What may be moved: from `before` (I, D), units that are there already, `most_bytes` in all; None for any.
+
+    Bytes are counted item by item, which is never less than table by table.
+    """
 
     before: IntArray
     most_bytes: int | None
 
     @classmethod
-    def from_nothing(cls, catalog: Catalog) -> "Moves":
+    def none(cls, catalog: Catalog) -> "MoveLimit":
         """Nothing is there yet, everything may be moved."""
         return cls(np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64), None)
 
-    def left(self, moved_bytes: int) -> int:
+    def left(self, moved: int) -> int:
         """Bytes that may still be moved after so many."""
-        return _NO_LIMIT if self.most_bytes is None else min(self.most_bytes, _NO_LIMIT) - moved_bytes
+        return _NO_LIMIT if self.most_bytes is None else min(self.most_bytes, _NO_LIMIT) - moved
 
 
 class LocalSearch:
     """Improves plans of one task, under models of the papers' form."""
 
-    def __init__(self, catalog: Catalog, simulator: Simulator, model: SumModel, moves: Moves | None = None) -> None:
+    def __init__(self, catalog: Catalog, simulator: Simulator, model: SumModel, limit: MoveLimit | None = None) -> None:
         self._catalog = catalog
         self._head = model.head
         self._simulator = simulator
         self._memory_bytes = device_memory(catalog.items.task)
-        self._moves = moves or Moves.from_nothing(catalog)
-        self._unit_score = self._ms_per_unit() / self._head.scale_ms
+        self._limit = limit or MoveLimit.none(catalog)
+        self._shards = AllShards(
+            catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.vectors
+        )
+        self._weights = Weights(self._head.weight, self._ms_per_unit() / self._head.scale_ms)
         self._looked = 0
 
     @property
@@ -96,33 +112,22 @@ class LocalSearch:
         """Plans looked at so far; one that was costed by the communication models counts as two for every device."""
         return self._looked
 
-    def state(self, held: IntArray) -> State:
+    def costed(self, held: IntArray) -> CostedPlan:
         """The plan `held` (I, D), costed."""
         num_devices = held.shape[1]
         nothing = np.zeros(num_devices, dtype=np.int64)
         sums = np.empty((num_devices, self._catalog.vectors.shape[1]), dtype=np.float32)
-        moved_bytes = moved(self._catalog, self._moves.before, held)
-        return self._costed(held, range(num_devices), sums, nothing, nothing.copy(), moved_bytes)
+        return self._filled(held, range(num_devices), sums, nothing, nothing.copy())
 
-    def _stepped(self, state: State, step: IntArray) -> State:
+    def _stepped(self, plan: CostedPlan, step: IntArray) -> CostedPlan:
         """The plan after one step (5,): two devices change."""
-        held, ends = _applied(state.held, step), step[[SOURCE, TARGET]]
-        before = self._moves.before[:, ends]
-        moved_bytes = state.moved_bytes + (
-            moved(self._catalog, before, held[:, ends]) - moved(self._catalog, before, state.held[:, ends])
-        )
-        copies = state.sums.copy(), state.size_bytes.copy(), state.units.copy()
-        return self._costed(held, ends.tolist(), *copies, moved_bytes)
+        ends = step[[SOURCE, TARGET]].tolist()
+        copies = plan.sums.copy(), plan.size_bytes.copy(), plan.units.copy()
+        return self._filled(_applied(plan.held, step), ends, *copies)
 
-    def _costed(
-        self,
-        held: IntArray,
-        devices: Iterable[int],
-        sums: Float32Array,
-        size: IntArray,
-        units: IntArray,
-        moved_bytes: int,
-    ) -> State:
+    def _filled(
+        self, held: IntArray, devices: Iterable[int], sums: Float32Array, size: IntArray, units: IntArray
+    ) -> CostedPlan:
         """The plan `held`, of which `sums`, `size` and `units` are yet to be filled in for some `devices`."""
         for device in devices:
             items = np.flatnonzero(held[:, device])
@@ -133,66 +138,63 @@ class LocalSearch:
         score, compute_ms = self._compute(sums, units)
         forward, backward = self._communication(compute_ms[None], units[None])
         ready_ms = compute_ms + backward[0]
-        return State(held, sums, size, units, score, compute_ms, ready_ms + forward[0], ready_ms, moved_bytes)
+        moved = int(moved_bytes(self._catalog.state_bytes, self._catalog.first, self._limit.before, held).sum())
+        return CostedPlan(held, sums, size, units, score, compute_ms, ready_ms + forward[0], ready_ms, moved)
 
-    def best_step(self, state: State) -> State | None:
+    def best_step(self, plan: CostedPlan) -> CostedPlan | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
-        loads = (state.compute_ms, state.ready_ms, state.total_ms, state.units)
+        loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
-        found = [self._steps_from(state, source) for source in sorted(sources)]
+        found = [self._steps_from(plan, source) for source in sorted(sources)]
         steps = np.concatenate([steps for steps, _ in found])
         estimate = np.concatenate([estimate for _, estimate in found])
         if not len(steps):
             return None
         kept = min(_COSTED_STEPS, len(steps))
         steps = steps[np.sort(np.argpartition(estimate, kept - 1)[:kept])]
-        total_ms = self._totals(state, steps)
+        total_ms = self._totals(plan, steps)
         best = int(np.argmin(total_ms))
-        if total_ms[best] >= state.cost_ms * (1 - _LEAST_GAIN):
+        if total_ms[best] >= plan.cost_ms * (1 - _LEAST_GAIN):
             return None
-        return self._stepped(state, steps[best])
+        return self._stepped(plan, steps[best])
 
-    def random_step(self, state: State, rng: np.random.Generator) -> State:
-        """A random step that is allowed, from a random device; the same state if there is none."""
-        steps, _ = self._steps_from(state, int(rng.integers(len(state.units))))
-        return state if not len(steps) else self._stepped(state, steps[rng.integers(len(steps))])
+    def random_step(self, plan: CostedPlan, rng: np.random.Generator) -> CostedPlan:
+        """A random step that is allowed, from a random device; the same plan if there is none."""
+        steps, _ = self._steps_from(plan, int(rng.integers(len(plan.units))))
+        return plan if not len(steps) else self._stepped(plan, steps[rng.integers(len(steps))])
 
-    def _steps_from(self, state: State, source: int) -> tuple[IntArray, FloatArray]:
+    def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
         """(K, 5) every step from `source` that is allowed, and (K,) what each leads to, estimated."""
-        most = count_steps(state.held, source)
-        steps, estimate = np.empty((most, 5), dtype=np.int64), np.empty(most)
-        found = estimate_steps(
-            state.held, source, state.sums, state.size_bytes, state.units, state.score, self._memory_bytes,
-            self._catalog.items.limits, self._moves.before, self._moves.left(state.moved_bytes),
-            self._catalog.first, self._catalog.size_bytes, self._catalog.state_bytes, self._catalog.vectors,
-            self._head.weight, self._unit_score, steps, estimate,
-        )  # fmt: skip
-        self._looked += found
-        return steps[:found], estimate[:found]
+        most = count_steps(plan.held, source)
+        found = Steps(np.empty((most, 5), dtype=np.int64), np.empty(most))
+        bounds = Bounds(self._memory_bytes, self._limit.before, self._limit.left(plan.moved_bytes))
+        count = estimate_steps(plan.contents, source, self._shards, bounds, self._weights, found)
+        self._looked += count
+        return found.steps[:count], found.estimate[:count]
 
-    def _totals(self, state: State, steps: IntArray) -> FloatArray:
+    def _totals(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
         """(K,) costs of the plans after the steps (K, 5)."""
         row = np.arange(len(steps))
-        self._looked += 2 * steps.shape[0] * len(state.units)
-        compute_ms = np.tile(state.compute_ms, (len(steps), 1))
-        units = np.tile(state.units, (len(steps), 1))
+        self._looked += 2 * steps.shape[0] * len(plan.units)
+        compute_ms = np.tile(plan.compute_ms, (len(steps), 1))
+        units = np.tile(plan.units, (len(steps), 1))
         for device, sign in ((steps[:, SOURCE], -1), (steps[:, TARGET], 1)):
-            sums, after = self._after(state, steps, device, sign)
+            sums, after = self._after(plan, steps, device, sign)
             units[row, device] = after
             compute_ms[row, device] = self._compute(sums, after)[1]
         forward, backward = self._communication(compute_ms, units)
         total: FloatArray = (compute_ms + backward + forward).max(axis=1)
         return total
 
-    def _after(self, state: State, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, IntArray]:
+    def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, IntArray]:
         """(K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
-        first, held, vectors = self._catalog.first, state.held, self._catalog.vectors
+        first, held, vectors = self._catalog.first, plan.held, self._catalog.vectors
         item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
         moved = sign * steps[:, UNITS_OUT]
         returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, held[back, steps[:, TARGET]], 0)
         entry, entry_back = first[item] + held[item, device], first[back] + held[back, device]
         change = vectors[entry + moved] - vectors[entry] + vectors[entry_back + returned] - vectors[entry_back]
-        return state.sums[device] + change, state.units[device] + moved + returned
+        return plan.sums[device] + change, plan.units[device] + moved + returned
 
     def _compute(self, sums: Float32Array, units: IntArray) -> tuple[FloatArray, FloatArray]:
         """(...,) scores and ms of devices with sums (..., H), bias included."""
@@ -213,13 +215,6 @@ class LocalSearch:
         forward, backward = self._communication(np.zeros(uneven.shape), uneven)
         costs = (forward + backward).max(axis=1)
         return max(0.0, float(costs[1] - costs[0]) / (mean // 4))
-
-
-def moved(sizes: Sizes, before: IntArray, held: IntArray) -> int:
-    """Bytes of weights and optimizer state of columns that a device holds in `held` (I, D) but not in `before`."""
-    first = sizes.first[:, None]
-    more = sizes.state_bytes[first + held] - sizes.state_bytes[first + before]
-    return int(np.maximum(more, 0).sum())
 
 
 def _applied(held: IntArray, step: IntArray) -> IntArray:

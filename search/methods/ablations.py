@@ -20,7 +20,7 @@ class ModelChange(ABC):
 
     @abstractmethod
     def of(self, models: CostModels) -> CostModels:
-        """What the searcher gets to see."""
+        """The cost models that the searcher gets to see, instead of `models`."""
 
     def reads(self) -> tuple[str, ...]:
         """Digests of the files that it reads."""
@@ -44,20 +44,20 @@ class WithModels(Searcher):
         return (*self.searcher.reads(), *self.models.reads())
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The searcher's plan."""
+        """The plan that the searcher finds with the changed models."""
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """What the searcher finds."""
+        """What the searcher finds with the changed models."""
         return self.searcher.find(task, Simulator(self.models.of(simulator.models)))
 
 
 @dataclass(frozen=True)
 class NoCommunication(ModelChange):
-    """Communication is free."""
+    """Communication costs nothing, so that compute alone is balanced."""
 
     def of(self, models: CostModels) -> CostModels:
-        """Compute alone."""
+        """The same compute model, beside communication that costs nothing."""
         return replace(models, forward=FreeComm(), backward=FreeComm(), margins=None)
 
 
@@ -66,7 +66,7 @@ class SingleTableCosts(ModelChange):
     """A device computes as long as its tables would one after the other, each in a kernel of its own."""
 
     def of(self, models: CostModels) -> CostModels:
-        """With sums instead of the fused model."""
+        """The same models, but for a device's compute cost: the sum of its tables', each alone."""
         if not isinstance(models.compute, SumModel):
             raise UserError("an ablation of the fused model needs a compute model that sums over tables")
         return replace(models, compute=OneByOne(models.compute), margins=None)
@@ -83,24 +83,24 @@ class OtherModels(ModelChange):
     model: str
 
     def of(self, models: CostModels) -> CostModels:
-        """Those."""
+        """The other bundle's models, whatever `models` are."""
         return CostModels.load(self.model)
 
     def reads(self) -> tuple[str, ...]:
-        """The bundle's."""
+        """The digest of the other bundle, if it has one."""
         digest = CostModels.load(self.model).digest
         return () if digest is None else (digest,)
 
 
 @dataclass(frozen=True)
 class OneByOne(SumModel):
-    """A sum of single tables' costs."""
+    """A compute model by which a device's cost is the sum of its tables', each computed alone."""
 
     fused: SumModel
 
     @property
     def head(self) -> ReluHead:
-        """The sum itself."""
+        """A head that leaves a sum of costs as it is."""
         return ReluHead.of_cost()
 
     def embed(self, loads: Loads) -> Float32Array:

@@ -14,6 +14,8 @@ from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.feasibility import check_total, check_whole, device_memory, no_room
 from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.limits import open_devices
+from neuroshard.stages.search.space.room import Room, devices_with_room, put
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -87,9 +89,8 @@ class _Room:
         sizes = Sizes.of(self.items)
         check_total(sizes)
         check_whole(self.items, method)
-        self._size_bytes = sizes.size_bytes[sizes.whole]
-        self._free = device_memory(task)
-        self._held = np.zeros(self.items.limits.allowed.shape, dtype=np.int64)
+        self._sizes = sizes
+        self._room = Room.empty(sizes, device_memory(task))
 
     def devices_for(self, index: int) -> list[int]:
         """Devices that may hold item `index` and have room for it, at least one.
@@ -97,19 +98,18 @@ class _Room:
         Raises:
             InfeasibleError: there is none.
         """
-        free_of_rivals = ~self._held[self.items.rivals_of(index)].any(axis=0)
-        open_to = self.items.limits.allowed[index] & free_of_rivals
-        devices = np.flatnonzero(open_to & (self._size_bytes[index] <= self._free))
+        devices = np.flatnonzero(devices_with_room(self._room, index, self._sizes.full_width[index]))
         if not devices.size:
-            most_free = int(self._free[open_to].max(initial=0))
-            raise no_room(self.items, index, int(self._size_bytes[index]), most_free, self._method)
+            open_to = open_devices(self._room.limits, self._room.held, index)
+            most_free = int(self._room.free_bytes[open_to].max(initial=0))
+            size_bytes = int(self._sizes.size_bytes[self._sizes.whole[index]])
+            raise no_room(self.items, index, size_bytes, most_free, self._method)
         return devices.tolist()
 
     def take(self, index: int, device: int) -> None:
-        """Put item `index` on `device`."""
-        self._free[device] -= self._size_bytes[index]
-        self._held[index, device] = self.items.items[index].width
+        """Put all of item `index` on `device`, which has less room from then on."""
+        put(self._room, index, self._sizes.full_width[index], device)
 
     def plan(self) -> Plan:
-        """All that was placed."""
-        return self.items.plan(self._held)
+        """The plan of all items that were put somewhere."""
+        return self.items.plan(self._room.held)

@@ -41,7 +41,7 @@ class PolicySearch(Searcher):
         return load_agent(self.policy)
 
     def reads(self) -> tuple[str, ...]:
-        """The policy's files."""
+        """The digest of the policy's files."""
         return (agent_digest(self.policy),)
 
     def search(self, task: Task, simulator: Simulator) -> Plan:

@@ -10,7 +10,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.schema import Count, PositiveCount
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, Placed
+from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import Layout
 from neuroshard.stages.search.space.packing import packed
@@ -37,9 +37,9 @@ class BeamSearch(Searcher):
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
         catalog = Catalog.checked(task, simulator)
-        return catalog.items.plan(self.best_held(catalog, simulator))
+        return catalog.items.plan(self.first_held(catalog, simulator))
 
-    def best_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
+    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
         """The plan as (I, D) units of 4 columns of each item on each device.
 
         Raises:
@@ -51,7 +51,7 @@ class BeamSearch(Searcher):
             return grid.held(found)
         return packed(catalog)
 
-    def _beam_search(self, grid: GridSearch) -> Placed:
+    def _beam_search(self, grid: GridSearch) -> PlacedLayout:
         beam = grid.place([Layout.least(grid.catalog)])
         best = beam[0]
         for _ in range(self.max_splits):
@@ -63,7 +63,7 @@ class BeamSearch(Searcher):
         return best
 
 
-def _one_more_split(beam: list[Placed], catalog: Catalog, num_candidates: int) -> list[Layout]:
+def _one_more_split(beam: list[PlacedLayout], catalog: Catalog, num_candidates: int) -> list[Layout]:
     """Every layout that splits one candidate of one layout of the beam, without repeats."""
     layouts = [
         placed.layout.split(item, width, catalog)
@@ -82,7 +82,7 @@ def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int,
     return list(dict.fromkeys((int(item), int(width)) for item, width in chosen))
 
 
-def _rank(placed: Placed, catalog: Catalog) -> tuple[float, int]:
+def _rank(placed: PlacedLayout, catalog: Catalog) -> tuple[float, int]:
     """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
     if placed.cost_ms < float("inf"):
         return placed.cost_ms, 0

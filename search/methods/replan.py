@@ -13,10 +13,9 @@ from neuroshard.schema import shown
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.local.search import LocalSearch, Moves, moved
-from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.starts import ExistingPlan
+from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tasks.task import Task
 from neuroshard.units import ByteSize, readable_bytes
 
@@ -59,22 +58,19 @@ class Replan(Searcher):
         model = simulator.models.compute
         if not isinstance(model, SumModel):
             raise UserError(f"replan needs a compute model of the papers' form, not a {type(model).__name__}")
-        catalog = Catalog.checked(task, simulator)
-        before = catalog.items.held(start)
-        local = LocalSearch(catalog, simulator, model, Moves(before, self.max_moved_bytes))
-        improved = self.improvement.improve(local, local.state(before))
-        return Found(catalog.items.plan(improved.state.held), improved.remark)
+        starts = (ExistingPlan(start),)
+        return ImprovedSearch(starts, self.improvement, max_moved_bytes=self.max_moved_bytes).find(task, simulator)
 
     def reads(self) -> tuple[str, ...]:
-        """The starting plan's file."""
+        """The digest of the starting plan's file, if it is one."""
         return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
     def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
-        """Bytes moved beside cost saved."""
+        """How many bytes are moved from the starting plan, of how many, beside the predicted cost that is saved."""
         start = self._start_for(task)
         before, after = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
         return (
-            f"moves {readable_bytes(moved_bytes(start, plan))} of {readable_bytes(total_state_bytes(task))}, "
+            f"moves {readable_bytes(moved_between(start, plan).sum())} of {readable_bytes(total_state_bytes(task))}, "
             f"predicted {before:.2f} -> {after:.2f} ms ({1 - after / before:.1%} less)"
         )
 
@@ -99,15 +95,6 @@ class Replan(Searcher):
         if plan.violations:
             raise UserError(f"the starting plan breaks the task's limits: {plan.violations[0]}")
         return plan
-
-
-def moved_bytes(start: Plan, plan: Plan) -> int:
-    """Bytes of weights and optimizer state that are on another device in `plan` than in `start`.
-
-    Counted per table and device: columns are free to be renumbered, so a device keeps as many as it has in both.
-    """
-    sizes = Sizes.of(Items.of(plan.task))
-    return moved(sizes, *(sizes.items.held(Plan(plan.task, p.shards, p.devices)) for p in (start, plan)))
 
 
 def total_state_bytes(task: Task) -> int:

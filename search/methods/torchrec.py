@@ -30,11 +30,11 @@ class Estimates(ABC):
 
     @abstractmethod
     def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
-        """Fills in the `perf` of shards."""
+        """What fills in the `perf` of every shard that TorchRec may choose."""
 
     @abstractmethod
     def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
-        """Rates proposals."""
+        """What rates a proposal, all of its shards placed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TorchRecEstimates(Estimates):
     """TorchRec's own arithmetic, with its default bandwidths of a GPU."""
 
     def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
-        """TorchRec's default."""
+        """TorchRec's default: bytes over bandwidths, for every shard alone."""
         from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
         return EmbeddingPerfEstimator(topology)
@@ -56,16 +56,16 @@ class TorchRecEstimates(Estimates):
 
 @dataclass(frozen=True)
 class SimulatorEstimates(Estimates):
-    """Our simulator."""
+    """Our simulator's cost models: TorchRec's search, under our predictions."""
 
     def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
-        """Every shard alone."""
+        """By the simulator, every shard as if it were alone on its device."""
         from neuroshard.torchrec import SimulatorShardEstimator
 
         return SimulatorShardEstimator(task, simulator)
 
     def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
-        """The plan cost."""
+        """Proposals rated by their predicted plan cost."""
         from neuroshard.torchrec import SimulatorPerfModel
 
         return SimulatorPerfModel(task, simulator)

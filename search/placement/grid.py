@@ -11,7 +11,7 @@ from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.checked import checked
 from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.placement.placer import Placements, make_placer
+from neuroshard.stages.search.placement.greedy import PlacementGrid, make_placer
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import Layout
 from neuroshard.traffic import Traffic
@@ -30,7 +30,7 @@ class GridSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class PlacedLayout:
     """A layout with its best placement: (S, 2) shards as (item, width) and the device of each, (S,).
 
     `cost_ms` is the plan's predicted cost, infinite where nothing fits; some shards then have no device.
@@ -66,31 +66,30 @@ class GridSearch:
         caps = np.unique(np.floor(mean_units * factors + 1e-9).astype(np.int64))
         self._caps = np.append(caps, self.catalog.full_width.sum())
 
-    def place(self, layouts: Sequence[Layout]) -> list[Placed]:
+    def place(self, layouts: Sequence[Layout]) -> list[PlacedLayout]:
         """The best placement of each layout; all must have the same number of shards."""
-        placements = self._placer.place(layouts, self._caps)
-        total = self._total_ms(placements)
+        grid = self._placer.place(layouts, self._caps)
+        total = self._total_ms(grid)
         last_resort = np.where(np.isfinite(total[:, -1:]), np.finfo(np.float64).max, np.inf)
         best = np.argmin(np.concatenate([total[:, :-1], last_resort], axis=1), axis=1)
         return [
-            Placed(layout, placements.shards[p], placements.devices[p, best[p]], float(total[p, best[p]]))
+            PlacedLayout(layout, grid.shards[p], grid.devices[p, best[p]], float(total[p, best[p]]))
             for p, layout in enumerate(layouts)
         ]
 
-    def held(self, placed: Placed) -> IntArray:
+    def held(self, placed: PlacedLayout) -> IntArray:
         """(I, D) units of 4 columns of each item on each device, of a placement that fits."""
         held = np.zeros((self.catalog.num_items, self._num_devices), dtype=np.int64)
         np.add.at(held, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return held
 
-    def _total_ms(self, placements: Placements) -> FloatArray:
+    def _total_ms(self, grid: PlacementGrid) -> FloatArray:
         """(P, M) the plans' costs; infinite where a shard has no place, or the previous cap's placement is repeated."""
-        fresh = placements.alive & ~placements.repeated
-        compute = placements.compute_ms[fresh]
-        dims = (placements.units[fresh] * DIM_MULTIPLE).astype(np.float64)
-        forward, backward = self._simulator.communication(
-            Traffic.of_columns(dims, self.catalog.items.task.batch_size), compute
-        )
-        total = np.full(placements.alive.shape, np.inf)
+        fresh = grid.alive & ~grid.repeated
+        compute = grid.compute_ms[fresh]
+        dims = (grid.units[fresh] * DIM_MULTIPLE).astype(np.float64)
+        traffic = Traffic.of_columns(dims, self.catalog.items.task.batch_size)
+        forward, backward = self._simulator.communication(traffic, compute)
+        total = np.full(grid.alive.shape, np.inf)
         total[fresh] = comparable((compute + forward + backward).max(axis=1))
         return total

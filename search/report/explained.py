@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.picture import plan_png
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
-from neuroshard.stages.search.report.moves import Move, Places, moves
+from neuroshard.stages.search.report.moves import Places, TableMove, table_moves
 from neuroshard.stages.search.report.page import Grid, Picture, Section
 from neuroshard.stages.search.report.split_worth import SplitWorth
 from neuroshard.units import readable_bytes
@@ -52,7 +52,7 @@ def all_shards(found: Explanation) -> Section:
 def difference(first: Explanation, second: Explanation) -> Section:
     """What it takes to get from one plan to the other, the most bytes first."""
     change = second.cost.total_ms - first.cost.total_ms
-    steps = moves(first.plan, second.plan)
+    steps = table_moves(first.plan, second.plan)
     facts = (
         ("predicted cost", f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms"),
         ("change", f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})"),
@@ -182,7 +182,7 @@ def _next_step(found: Explanation) -> Section:
     )
 
 
-def _moves_grid(steps: tuple[Move, ...]) -> Grid:
+def _moves_grid(steps: tuple[TableMove, ...]) -> Grid:
     rows = tuple(
         (move.table, _described(move.before), _described(move.after), readable_bytes(move.size_bytes)) for move in steps
     )

@@ -13,7 +13,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.report.moves import Move, moves
+from neuroshard.stages.search.report.moves import TableMove, table_moves
 from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.stages.search.space.catalog import Catalog
@@ -49,7 +49,7 @@ class NextMove:
         total_ms: plan cost after it.
     """
 
-    moves: tuple[Move, ...]
+    moves: tuple[TableMove, ...]
     total_ms: float
 
 
@@ -142,11 +142,11 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
         return "not looked for: models of this kind can't be searched step by step"
     catalog = Catalog.checked(plan.task, simulator)
     local = LocalSearch(catalog, simulator, model)
-    state = local.best_step(local.state(catalog.items.held(plan)))
-    if state is None:
+    better = local.best_step(local.costed(catalog.items.held(plan)))
+    if better is None:
         return "no single move, split or swap of shards makes the plan cheaper"
-    after = catalog.items.plan(state.held)
-    return NextMove(moves(plan, after), simulator.cost(plan.task, after).total_ms)
+    after = catalog.items.plan(better.held)
+    return NextMove(table_moves(plan, after), simulator.cost(plan.task, after).total_ms)
 
 
 def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:

@@ -37,16 +37,16 @@ class Agent:
     network: CostNetwork | None
 
     def costs(self, simulator: Simulator) -> PlacementCosts:
-        """What it looks at."""
+        """The costs that the policy looks at while it places."""
         return SimulatorCosts(simulator) if self.network is None else self.network
 
     @property
     def encoders(self) -> list[TableEncoder]:
-        """What looks at tables."""
+        """The table encoders of all its networks, to be fitted to the training tables' features."""
         return [self.policy.encoder] + ([] if self.network is None else [self.network.encoder])
 
     def tensors(self) -> Tensors:
-        """All weights."""
+        """All weights and buffers by name, for `restore`."""
         networks = {"policy": self.policy} | ({} if self.network is None else {"costs": self.network})
         return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
 
@@ -72,7 +72,7 @@ class Agent:
                 raise UserError(f"tensor {name} must be positive")
 
     def description(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Kinds, settings and table features, JSON-ready: what `described` makes an untrained agent of."""
         return {
             "policy": {"kind": self.policy.kind, "settings": self.policy.settings},
             "features": list(FEATURES.columns),
@@ -161,5 +161,5 @@ def load_agent(name: str) -> Agent:
 
 
 def installed_policies() -> list[str]:
-    """Names that `load_agent` takes."""
+    """Names of the policies that come with the package, which `load_agent` takes."""
     return sorted(entry.parent.name for entry in _INSTALLED.glob("*/policy.json"))

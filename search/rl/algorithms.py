@@ -35,7 +35,7 @@ class Reinforce(Algorithm):
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Scalar."""
+        """The policy gradient's loss, less the bonus for entropy; a scalar."""
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
         baseline = (cost * alive).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
@@ -60,7 +60,7 @@ class ActorCritic(Algorithm):
     value: NonNegative = 0.5
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Scalar."""
+        """The actor's loss and the critic's, less the bonus for entropy; a scalar."""
         critic = cast(AutoShardPolicy, policy)
         alive = episodes.final.alive.float()[:, None]
         reward = balance(environment.parts(episodes.final)[..., 0])[:, None]

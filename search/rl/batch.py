@@ -66,12 +66,12 @@ class TaskBatch:
 
     @property
     def num_items(self) -> int:
-        """I."""
+        """I, items in every task."""
         return self.features.shape[1]
 
     @property
     def num_devices(self) -> int:
-        """D."""
+        """D, devices of every task."""
         return self.memory_bytes.shape[1]
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class TaskBatch:
 
     @property
     def batch_size(self) -> torch.Tensor:
-        """(B,) samples per step."""
+        """(B,) global batch size of every task: samples per step."""
         return torch.tensor([some.task.batch_size for some in self.items])
 
     def repeat(self, times: int) -> "TaskBatch":

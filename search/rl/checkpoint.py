@@ -6,7 +6,7 @@ from neuroshard.errors import UserError
 from neuroshard.schema import shown
 from neuroshard.stages.search.rl.agent import Tensors, check_like
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.cost_network import Measured
+from neuroshard.stages.search.rl.cost_network import MeasuredPlacements
 from neuroshard.stages.search.rl.costs import NUM_PARTS
 
 _ADAM = ("exp_avg", "exp_avg_sq", "step")
@@ -37,7 +37,7 @@ def adam_state(tensors: Tensors, optimizer: torch.optim.Optimizer) -> dict[int, 
     return state
 
 
-def measured_before(tensors: Tensors, batch: TaskBatch) -> Measured:
+def measured_before(tensors: Tensors, batch: TaskBatch) -> MeasuredPlacements:
     """The placements that were measured in earlier rounds.
 
     Raises:
@@ -52,4 +52,4 @@ def measured_before(tensors: Tensors, batch: TaskBatch) -> Measured:
     check_like("measured.parts", parts, torch.zeros(count, devices, NUM_PARTS))
     if not count or task.min() < 0 or task.max() >= len(batch) or parts.min() < 0:
         raise UserError("measured placements are of other tasks, or cost less than nothing")
-    return Measured(task, held, parts)
+    return MeasuredPlacements(task, held, parts)

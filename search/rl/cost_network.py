@@ -64,12 +64,12 @@ class CostNetwork(nn.Module, PlacementCosts):
 
     @property
     def reduction(self) -> Reduction:
-        """Of tables to a device."""
+        """How tables become a device: as the settings say."""
         return Reduction(self.settings.table_reduction)
 
     @torch.no_grad()
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """(B, I, H)."""
+        """(B, I, H) what the table network makes of every item."""
         return batch.encode(self.encoder)
 
     @torch.no_grad()
@@ -81,7 +81,7 @@ class CostNetwork(nn.Module, PlacementCosts):
 
     @torch.no_grad()
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """(B,) ms, by a head of its own."""
+        """(B,) plan cost, ms, by a head of its own that sees the devices alone."""
         return self._total(vectors).clamp(min=0) * self.scale_ms
 
     @torch.no_grad()
@@ -110,7 +110,7 @@ class CostNetwork(nn.Module, PlacementCosts):
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredPlacements:
     """N placements with their costs.
 
     Attributes:
@@ -125,23 +125,23 @@ class Measured:
 
     @property
     def total(self) -> torch.Tensor:
-        """(N,) ms of the slowest device."""
+        """(N,) plan cost, ms: of the slowest device."""
         return self.parts.sum(dim=-1).amax(dim=-1)
 
     def __len__(self) -> int:
         return len(self.task)
 
-    def and_more(self, other: "Measured") -> "Measured":
-        """Both."""
+    def and_more(self, other: "MeasuredPlacements") -> "MeasuredPlacements":
+        """These placements, then the other ones."""
         pairs = ((self.task, other.task), (self.held, other.held), (self.parts, other.parts))
-        return Measured(*(torch.cat(pair) for pair in pairs))
+        return MeasuredPlacements(*(torch.cat(pair) for pair in pairs))
 
 
 def fit(
     network: CostNetwork,
     optimizer: torch.optim.Optimizer,
     batch: TaskBatch,
-    measured: Measured,
+    measured: MeasuredPlacements,
     generator: torch.Generator,
     on_step: Callable[[], None] = lambda: None,
 ) -> float:

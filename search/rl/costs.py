@@ -50,7 +50,7 @@ class PlacementCosts(ABC):
 
 
 class SimulatorCosts(PlacementCosts):
-    """Pre-trained cost models."""
+    """What the simulator's pre-trained cost models say of placements."""
 
     def __init__(self, simulator: Simulator) -> None:
         """For models of the papers' form.
@@ -66,7 +66,7 @@ class SimulatorCosts(PlacementCosts):
 
     @property
     def reduction(self) -> Reduction:
-        """The models' form."""
+        """A sum, as in every compute model that learned policies can look at."""
         return Reduction("sum")
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
@@ -90,7 +90,7 @@ class SimulatorCosts(PlacementCosts):
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """(B,) the slowest device's sum."""
+        """(B,) plan cost, ms: the slowest device's sum of parts."""
         return parts.sum(dim=-1).amax(dim=1)
 
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:

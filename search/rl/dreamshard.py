@@ -43,7 +43,7 @@ class DreamShardPolicy(Policy):
         return ordered, ordered
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """(..., D)."""
+        """(..., D) from devices, the next item and, if there is a cost network, what the devices cost so far."""
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
         scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]

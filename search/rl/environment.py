@@ -11,8 +11,8 @@ from neuroshard.stages.search.rl.costs import PlacementCosts
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """After some steps.
+class EpisodeState:
+    """What B episodes have come to after some steps.
 
     Attributes:
         step: number of items placed.
@@ -36,7 +36,7 @@ class Environment:
     """Placement of a batch of tasks as a Markov decision process whose states and rewards are predicted costs.
 
     An action is the device of the next item. Memory and constraints make actions illegal. Where none is legal the
-    episode is dead: it goes on, so that the batch stays whole, but `State.alive` says that it counts for nothing.
+    episode is dead: it goes on, so that the batch stays whole, but its state's `alive` says that it counts for nothing.
     """
 
     def __init__(self, batch: TaskBatch, costs: PlacementCosts, order: torch.Tensor | None = None) -> None:
@@ -50,10 +50,10 @@ class Environment:
         self._share_ms = (alone.sum(dim=1) / batch.num_devices).clamp(min=1e-6)
         self._rows = torch.arange(len(batch))
 
-    def reset(self) -> State:
-        """Nothing placed."""
+    def reset(self) -> EpisodeState:
+        """The state in which nothing is placed yet."""
         shape = (len(self.batch), self.batch.num_devices)
-        return State(
+        return EpisodeState(
             0,
             torch.zeros(*shape, self._vectors.shape[-1]),
             torch.zeros(shape),
@@ -63,28 +63,28 @@ class Environment:
             torch.ones(shape[0], dtype=torch.bool),
         )
 
-    def legal(self, state: State) -> torch.Tensor:
+    def legal(self, state: EpisodeState) -> torch.Tensor:
         """(B, D) devices that may hold the next item and have room for it."""
         item = self.order[:, state.step]
         rivals = (state.held & self.batch.rivals[self._rows, item][..., None]).any(dim=1)
         fits = self.batch.size_bytes[self._rows, item][:, None] <= state.free_bytes
         return self.batch.allowed[self._rows, item] & ~rivals & fits
 
-    def observe(self, state: State) -> torch.Tensor:
+    def observe(self, state: EpisodeState) -> torch.Tensor:
         """(B, D, 3) costs of the devices, as multiples of an even share of all compute."""
         return self.parts(state) / self._share_ms[:, None, None]
 
-    def parts(self, state: State) -> torch.Tensor:
+    def parts(self, state: EpisodeState) -> torch.Tensor:
         """(B, D, 3) costs of the devices, ms."""
         vectors = self.costs.reduction.finish(state.vectors, state.count)
         return self.costs.parts(self.batch, vectors, state.dims, state.count)
 
-    def total_ms(self, state: State) -> torch.Tensor:
-        """(B,) the plans' costs."""
+    def total_ms(self, state: EpisodeState) -> torch.Tensor:
+        """(B,) cost of each task's plan so far, ms: what an episode is rewarded by."""
         vectors = self.costs.reduction.finish(state.vectors, state.count)
         return self.costs.total(vectors, self.parts(state))
 
-    def step(self, state: State, legal: torch.Tensor, device: torch.Tensor) -> State:
+    def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
         """The state after the next item went to `device` (B,); `legal` (B, D) as `legal()` says."""
         rows, item = self._rows, self.order[:, state.step]
         chosen = torch.zeros_like(state.dims)
@@ -105,7 +105,7 @@ class Environment:
             alive=state.alive & legal[rows, device],
         )
 
-    def plans(self, state: State) -> list[Plan | None]:
+    def plans(self, state: EpisodeState) -> list[Plan | None]:
         """(B,) the plans of a final state; None where the episode is dead."""
         return [
             items.plan(held.numpy() * np.array([[item.width] for item in items.items])) if alive else None

@@ -27,5 +27,5 @@ class TableEncoder(nn.Module):
         self.scale.copy_(tables.std(dim=0).clamp(min=1e-3))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(..., H) of features (..., F)."""
+        """(..., H) representations of tables with features (..., F)."""
         return torch.relu(self.network((features - self.mean) / self.scale))

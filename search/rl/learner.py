@@ -17,7 +17,7 @@ from neuroshard.stages.search.rl.agent import Agent, Tensors, part
 from neuroshard.stages.search.rl.algorithms import Algorithm
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.checkpoint import adam_state, measured_before
-from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, Measured, fit
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, MeasuredPlacements, fit
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Policy, play, sampling
 from neuroshard.tasks.task import Task
@@ -36,18 +36,18 @@ class Order(ABC):
 
 @dataclass(frozen=True)
 class DescendingCost(Order):
-    """As the papers have it."""
+    """The order of the papers, and of searches: the dearest items first."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
-        """The environment's."""
+        """None: the environment's own order."""
 
 
 @dataclass(frozen=True)
 class RandomOrder(Order):
-    """For comparison."""
+    """Items in any order: shows what the order of the papers is worth."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
-        """Anew for every episode."""
+        """(B, I) item numbers, drawn anew for every task."""
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 
 
@@ -93,7 +93,7 @@ class Session:
         if network is not None:
             rate = network.settings.learning_rate
             self._optimizers["costs"] = torch.optim.Adam(network.parameters(), lr=rate)
-        self._measured: Measured | None = None
+        self._measured: MeasuredPlacements | None = None
 
     def round(self, number: int, on_update: Callable[[], None]) -> dict[str, float]:
         """One round; what came of it: losses. Depends on the number and on what earlier rounds left, nothing else."""
@@ -135,7 +135,7 @@ class Session:
             network.scale_ms.fill_(float(more.total.mean()))
         return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
 
-    def _collect(self, network: CostNetwork, generator: torch.Generator) -> Measured:
+    def _collect(self, network: CostNetwork, generator: torch.Generator) -> MeasuredPlacements:
         """Placements that the policy draws, some of them cut off half-way, measured."""
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
@@ -151,10 +151,10 @@ class Session:
         if not good:
             raise UserError(f"no placement could be measured: {costs[0]}")
         parts = [np.stack([c.compute, c.forward, c.backward], axis=-1) for c in costs if isinstance(c, Cost)]
-        return Measured(chosen[good], held[good], torch.from_numpy(np.stack(parts).astype(np.float32)))
+        return MeasuredPlacements(chosen[good], held[good], torch.from_numpy(np.stack(parts).astype(np.float32)))
 
     def tensors(self) -> Tensors:
-        """For a checkpoint."""
+        """The agent's weights, the optimizers' state and what was measured: what a checkpoint holds, for `restore`."""
         found = self.agent.tensors()
         for name, optimizer in self._optimizers.items():
             for index, state in optimizer.state_dict()["state"].items():

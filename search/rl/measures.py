@@ -14,7 +14,7 @@ from neuroshard.simulator import Simulator
 
 
 class CostSource(Protocol):
-    """Costs of plans, of any tasks."""
+    """Says what plans cost, each of a task of its own."""
 
     def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
         """Each plan's cost, or why it has none."""
@@ -23,17 +23,17 @@ class CostSource(Protocol):
 
 @dataclass(frozen=True)
 class Simulated:
-    """The simulator."""
+    """Plans cost what the simulator predicts."""
 
     def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
-        """Predictions."""
+        """Each plan's predicted cost."""
         return [simulator.cost(plan.task, plan) for plan in plans]
 
 
 @dataclass(frozen=True)
 @checked
 class OnHardware:
-    """Real hardware.
+    """Plans cost what they do on real hardware.
 
     Attributes:
         hardware: what plans run on.
@@ -44,5 +44,5 @@ class OnHardware:
     seed: Seed = 0
 
     def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
-        """Measurements."""
+        """Each plan's measured cost, or why it couldn't be measured."""
         return measure_plans(plans, self.hardware, self.seed, print, lambda _: None)

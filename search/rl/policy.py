@@ -10,7 +10,7 @@ from torch import nn
 
 from neuroshard.errors import UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.environment import Environment, State
+from neuroshard.stages.search.rl.environment import Environment, EpisodeState
 from neuroshard.stages.search.rl.features import TableEncoder
 from neuroshard.stages.search.rl.reduction import Reduction
 
@@ -75,11 +75,11 @@ class Episodes:
     actions: torch.Tensor
     legal: torch.Tensor
     costs: torch.Tensor
-    final: State
+    final: EpisodeState
 
 
 def greedy(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """(B,) the likeliest of (B, D)."""
+    """(B,) the likeliest device of each task, of log probabilities (B, D)."""
     return log_probabilities.argmax(dim=-1)
 
 
@@ -90,7 +90,7 @@ def sampling(generator: torch.Generator) -> Choose:
 
 @torch.no_grad()
 def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
-    """Place all items."""
+    """Episodes in which the policy places all items, one after the other, on the devices that `choose` takes."""
     left, context = policy.encode(environment.batch, environment.order)
     state = environment.reset()
     devices = torch.zeros(len(environment.batch), environment.batch.num_devices, left.shape[-1])
@@ -126,13 +126,13 @@ class Replayed:
 
     @property
     def entropy(self) -> torch.Tensor:
-        """(B, I)."""
+        """(B, I) entropy of the choice at each step, nats."""
         logs = self.log_probabilities.clamp(min=-30)
         return -(logs.exp() * logs).sum(dim=-1)
 
 
 def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
-    """All steps at once."""
+    """What the policy makes of the states and actions of finished episodes, all steps at once."""
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
     totals = policy.reduction.before(chosen[..., None] * left[:, :, None])

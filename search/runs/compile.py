@@ -8,8 +8,12 @@ from rich.console import Console
 from neuroshard.models import CostModels
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.packing import packed
+from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
 
@@ -37,6 +41,8 @@ class Compile:
         task = Task(criteo(_BATCH_SIZE, dim=8), Topology(2, "8GiB"), _BATCH_SIZE)
         simulator = Simulator(CostModels.load(_MODEL))
         improvement = Improvement(shakes=1)
+        Greedy("size").search(task, simulator)
+        packed(Sizes.of(Items.of(task)))
         plan = NeuroShard(improvement=improvement).search(task, simulator)
         Replan(plan, improvement=improvement).search(task, simulator)
         return CompileResult(time.perf_counter() - start)

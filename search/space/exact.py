@@ -14,6 +14,7 @@ from scipy.sparse import coo_array
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.limits import keeps_limits
 from neuroshard.stages.search.space.sizes import Sizes
 
 _MOST_UNKNOWNS = 4000  # beyond that a single node of the solver's tree takes long
@@ -140,15 +141,10 @@ class _Program:
 
 def keeps(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> bool:
     """Whether `held` (I, D) places all columns within memory_bytes (D,) and the items' limits, in whole numbers."""
-    limits, there = sizes.items.limits, held > 0
-    shards, narrowest = there.sum(axis=1), np.where(there, held, sizes.full_width[:, None]).min(axis=1)
     size = [sum(column) for column in sizes.size_bytes[sizes.first[:, None] + held].T.tolist()]
     return bool(
         (held.sum(axis=1) == sizes.full_width).all()
-        and not (there & ~limits.allowed).any()
-        and ((shards >= limits.min_shards) & (shards <= limits.max_shards)).all()
-        and (narrowest >= limits.min_width).all()
-        and not any((there[item] & there[sizes.items.rivals_of(item)]).any() for item in range(len(held)))
+        and keeps_limits(sizes.items.limits, held)
         and all(used <= room for used, room in zip(size, memory_bytes.tolist(), strict=True))
     )
 
@@ -192,7 +188,7 @@ class _Rows:
         self._bounds.append((lower, upper))
 
     def constraint(self, num_unknowns: int) -> LinearConstraint:
-        """All of them."""
+        """All rows in one, over so many unknowns."""
         row = np.repeat(np.arange(len(self._columns)), [len(columns) for columns in self._columns])
         cells = (np.concatenate(self._weights), (row, np.concatenate(self._columns)))
         lower, upper = np.array(self._bounds, dtype=np.float64).T

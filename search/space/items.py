@@ -7,7 +7,6 @@ table is another, kept apart from it. So the search knows one kind of thing only
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -15,6 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.stages.search.space.limits import Limits
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedShard
 from neuroshard.tasks.task import Task
@@ -39,7 +39,7 @@ class Item:
 
     @property
     def width(self) -> int:
-        """Units of 4 columns."""
+        """Columns of all its tables, in units of 4."""
         return sum(units for _, units in self.parts)
 
     def columns(self, width: int) -> list[tuple[int, int]]:
@@ -47,25 +47,6 @@ class Item:
         if len(self.parts) > 1:
             return [(table, units * DIM_MULTIPLE) for table, units in self.parts]
         return [(self.parts[0][0], width * DIM_MULTIPLE)]
-
-
-class Limits(NamedTuple):
-    """The items' limits as arrays; a tuple, so that compiled functions take it.
-
-    Attributes:
-        allowed: (I, D) whether a device may hold an item.
-        min_shards, max_shards: (I,) devices that an item is spread over.
-        min_width: (I,) units of 4 columns on each of them, at least.
-        rival_first, rivals: (I + 1,) and (R,); rivals[rival_first[i] : rival_first[i + 1]] may not share a device
-            with item i.
-    """
-
-    allowed: BoolArray
-    min_shards: IntArray
-    max_shards: IntArray
-    min_width: IntArray
-    rival_first: IntArray
-    rivals: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +90,7 @@ class Items:
         return confined
 
     def name(self, index: int) -> str:
-        """For errors."""
+        """Names of the tables in item `index`, as errors show them."""
         return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[index].parts)
 
     def tables(self, index: int, width: int) -> list[Table]:
@@ -146,7 +127,7 @@ class Items:
         return held
 
     def _by_first_table(self) -> dict[int, list[int]]:
-        """Items by their first table."""
+        """Numbers of the items whose first table each is, by the table's index."""
         numbers: dict[int, list[int]] = defaultdict(list)
         for number, item in enumerate(self.items):
             numbers[item.parts[0][0]].append(number)

@@ -10,6 +10,7 @@ import numpy as np
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.feasibility import device_memory, keeps_nothing, nothing_fits
+from neuroshard.stages.search.space.limits import open_devices
 from neuroshard.stages.search.space.sizes import Sizes
 
 _PRECISION = 1.002  # of the smallest factor that is reported
@@ -64,8 +65,7 @@ def _pack_in_order(sizes: Sizes, memory_bytes: IntArray, order: IntArray) -> Int
     held = np.zeros((sizes.num_items, len(memory_bytes)), dtype=np.int64)
     free = memory_bytes.astype(np.int64)
     for item in order.tolist():
-        rivals = held[sizes.items.rivals_of(item)].any(axis=0)
-        if not _pack_item(sizes, item, free, sizes.items.limits.allowed[item] & ~rivals, held[item]):
+        if not _pack_item(sizes, item, free, open_devices(sizes.items.limits, held, item), held[item]):
             return None
     return held
 

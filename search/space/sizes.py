@@ -33,7 +33,7 @@ class Sizes:
 
     @classmethod
     def of(cls, items: Items) -> "Sizes":
-        """All shards of the items."""
+        """The bytes of every shard of every item."""
         full_width = np.array([item.width for item in items.items], dtype=np.int64)
         first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
         entry, shards = entry_loads(items, first)
@@ -44,7 +44,7 @@ class Sizes:
 
     @property
     def num_items(self) -> int:
-        """I."""
+        """I, the number of items."""
         return len(self.first)
 
     @property

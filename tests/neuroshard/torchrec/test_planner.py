@@ -14,6 +14,8 @@ from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStora
 from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
 
 from neuroshard.errors import InfeasibleError, MissingPackageError, UserError
+from neuroshard.plans.plan import assemble
+from neuroshard.searcher import Searcher
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
@@ -117,6 +119,27 @@ def test_mistakes_are_one_line():
         _planner().collective_plan(_collection((10, 4)), SHARDERS)
     with pytest.raises(UserError, match="no cost models for compute device 'mtia'"):
         NeuroShardPlanner(Topology(2, "mtia", created_by_factory=True))
+
+
+class _AllOnOne(Searcher):
+    """Somebody's own method."""
+
+    def search(self, task, simulator):
+        return assemble(task, [(index, table.dim, 1) for index, table in enumerate(task.tables)])
+
+
+def test_any_searcher_may_be_handed_over():
+    plan = _planner(searcher=_AllOnOne()).search(_TwoCollections(), SHARDERS)
+    assert set(plan.devices) == {1}
+    by_name = _planner(searcher="dim_greedy").search(_TwoCollections(), SHARDERS)
+    assert set(by_name.devices) == {0, 1}
+    assert _planner(max_splits=0, improvement={"shakes": 0}).search(_TwoCollections(), SHARDERS).violations == ()
+    with pytest.raises(
+        UserError, match="beam_width=2 goes with a searcher's name only; give it to the _AllOnOne itself"
+    ):
+        _planner(searcher=_AllOnOne(), beam_width=2)
+    with pytest.raises(UserError, match="searcher=3 must be the name of a search method, or a Searcher"):
+        _planner(searcher=3)
 
 
 @pytest.fixture

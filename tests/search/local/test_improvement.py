@@ -41,7 +41,7 @@ class _Clock:
 def _local(task, simulator):
     catalog = Catalog.checked(task, simulator)
     local = LocalSearch(catalog, simulator, simulator.models.compute)
-    return local, local.state(pack(catalog, device_memory(task)))
+    return local, local.costed(pack(catalog, device_memory(task)))
 
 
 def _improved(improvement, clock=lambda: 0.0):
@@ -57,7 +57,7 @@ def test_no_clock_is_read_without_a_limit():
 
 def test_a_limit_that_is_not_reached_changes_nothing():
     free, limited = (_improved(Improvement(shakes=5, time_limit_s=limit)) for limit in (None, 10.0))
-    assert (free.state.held == limited.state.held).all()
+    assert (free.best.held == limited.best.held).all()
     assert limited.remark is None
 
 
@@ -76,8 +76,8 @@ def test_no_time_at_all_is_a_limit_too():
 
 def test_plans_looked_at_are_a_limit():
     few, more, all_of_them = (_improved(Improvement(shakes=50, max_plans=most)) for most in (1, 20_000, None))
-    assert few.state.cost_ms >= more.state.cost_ms >= all_of_them.state.cost_ms
-    assert few.state.cost_ms > all_of_them.state.cost_ms
+    assert few.best.cost_ms >= more.best.cost_ms >= all_of_them.best.cost_ms
+    assert few.best.cost_ms > all_of_them.best.cost_ms
     local, state = _local(toy_task(15), Simulator(random_models()))
     Improvement(shakes=10**6, max_plans=20_000).improve(local, state)
     assert 20_000 <= local.looked < 40_000

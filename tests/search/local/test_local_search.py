@@ -5,7 +5,7 @@ import pytest
 
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.local.search import LocalSearch, Moves
+from neuroshard.stages.search.local.search import LocalSearch, MoveLimit
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.catalog import Catalog
@@ -35,8 +35,8 @@ def _search(seed, num_devices, memory_bytes=1 << 30):
     return task, simulator, _local(task, simulator)
 
 
-def _local(task, simulator, moves=None):
-    return LocalSearch(Catalog.checked(task, simulator), simulator, simulator.models.compute, moves)
+def _local(task, simulator, limit=None):
+    return LocalSearch(Catalog.checked(task, simulator), simulator, simulator.models.compute, limit)
 
 
 def to_plan(task, held):
@@ -46,7 +46,7 @@ def to_plan(task, held):
 @pytest.mark.parametrize("seed", range(12))
 def test_states_cost_what_the_simulator_says(seed):
     task, simulator, local = _search(seed, 2 + seed % 3)
-    state = local.state(_random_held(task, np.random.default_rng(seed)))
+    state = local.costed(_random_held(task, np.random.default_rng(seed)))
     plan = to_plan(task, state.held)
     assert state.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-4)
     assert tuple(state.size_bytes) == plan.device_bytes
@@ -57,7 +57,7 @@ def test_states_cost_what_the_simulator_says(seed):
 def test_steps_keep_every_column_and_lower_the_cost(seed):
     task, simulator, local = _search(seed, 2 + seed % 3)
     rng = np.random.default_rng(seed)
-    state = local.state(_random_held(task, rng))
+    state = local.costed(_random_held(task, rng))
     for _ in range(10):
         shaken = local.random_step(state, rng)
         assert (shaken.held.sum(axis=1) == state.held.sum(axis=1)).all()
@@ -80,7 +80,7 @@ def test_steps_stay_within_memory():
     rng = np.random.default_rng(0)
     held = np.zeros((10, 3), dtype=np.int64)
     held[np.arange(10), np.argsort([-t.size_bytes for t in task.tables]) % 3] = [t.dim // 4 for t in task.tables]
-    state = local.state(held)
+    state = local.costed(held)
     assert to_plan(tight, state.held).fits
     for _ in range(30):
         state = local.random_step(state, rng)
@@ -95,7 +95,7 @@ def test_steps_keep_constraints(seed):
     held = pack(Catalog.checked(task, simulator), np.array(task.shard_memory))
     if held is None:
         pytest.skip("nothing fits")
-    state = local.state(held)
+    state = local.costed(held)
     for _ in range(25):
         state = local.random_step(state, rng)
         plan = to_plan(task, state.held)
@@ -111,8 +111,8 @@ def test_steps_move_no_more_than_allowed(seed):
     rng = np.random.default_rng(seed)
     before = _random_held(task, rng)
     limit = task.size_bytes // 10
-    local = _local(task, simulator, Moves(before, limit))
-    state, moved = local.state(before), []
+    local = _local(task, simulator, MoveLimit(before, limit))
+    state, moved = local.costed(before), []
     assert state.moved_bytes == 0
     for _ in range(40):
         state = local.random_step(state, rng)
@@ -127,8 +127,8 @@ def test_a_balanced_pair_is_left_alone():
     task = Task((task.tables[0], task.tables[0].__class__("twin", *_fields(task.tables[0]))), task.topology, 256)
     local = _local(task, simulator)
     width = task.tables[0].dim // 4
-    assert local.best_step(local.state(np.array([[width, 0], [0, width]]))) is None
-    assert local.best_step(local.state(np.array([[width, 0], [width, 0]]))) is not None
+    assert local.best_step(local.costed(np.array([[width, 0], [0, width]]))) is None
+    assert local.best_step(local.costed(np.array([[width, 0], [width, 0]]))) is not None
 
 
 def _fields(table):

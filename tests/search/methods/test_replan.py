@@ -10,10 +10,13 @@ from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
-from neuroshard.stages.search.methods.replan import Replan, moved_bytes
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.report.moves import table_moves
+from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from neuroshard.units import readable_bytes
 
 FEW = Improvement(shakes=5)
 
@@ -43,24 +46,12 @@ def test_the_more_may_move_the_lower_the_cost():
     outcomes = [_started(max_moved_bytes=limit) for limit in (0, total // 20, total // 5, None)]
     assert outcomes[0][0] == outcomes[0][1]
     assert [
-        moved_bytes(start, plan) <= limit
+        moved_between(start, plan).sum() <= limit
         for (start, plan, _), limit in zip(outcomes, (0, total // 20, total // 5), strict=False)
     ]
     after = [costs[1] for _, _, costs in outcomes]
     assert after[0] > after[1] > after[3]
     assert after[2] >= after[3] * 0.99
-
-
-def test_moved_bytes_counts_what_is_new_on_a_device():
-    task = toy_task(3)
-    dims = [table.dim for table in task.tables]
-    start = ns.Plan(task, tuple(ns.Shard(i, 0, dim) for i, dim in enumerate(dims)), (0, 1, 2))
-    plan = ns.Plan(task, start.shards, (0, 1, 3))
-    assert moved_bytes(start, plan) == task.tables[2].size_bytes
-    assert moved_bytes(start, start) == 0
-    adam = replace(task, memory=ns.MemoryUse("adam"))
-    moved = moved_bytes(start, ns.Plan(adam, plan.shards, plan.devices))
-    assert moved == 3 * task.tables[2].size_bytes
 
 
 def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
@@ -77,6 +68,16 @@ def test_the_remark_names_bytes_and_cost():
     remark = searcher.remark(task, simulator, searcher.search(task, simulator))
     assert "moves" in remark
     assert "ms (" in remark
+
+
+def test_explain_says_the_same_number_of_moved_bytes():
+    """Weights and optimizer state, both of them."""
+    task = replace(toy_task(10), memory=ns.MemoryUse("adam"))
+    searcher = Replan(Random().search(task, Simulator(random_models())), improvement=FEW)
+    plan = searcher.search(task, Simulator(random_models()))
+    shown = readable_bytes(sum(move.size_bytes for move in table_moves(searcher.start, plan)))
+    assert shown != readable_bytes(0)
+    assert searcher.remark(task, Simulator(random_models()), plan).startswith(f"moves {shown} of ")
 
 
 def test_starts_that_do_not_fit_the_task_are_refused():

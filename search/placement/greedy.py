@@ -10,18 +10,19 @@ import numpy as np
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
-from neuroshard.stages.search.kernels.greedy import place_greedily
+from neuroshard.stages.search.kernels.greedy import GreedyOutcome, Head, place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.layout import Layout
+from neuroshard.stages.search.space.room import Room, devices_with_room, put
 
 _THREADS = 2
 _WORTH_A_THREAD = 1 << 24  # shards x caps x devices: tens of milliseconds
 
 
 @dataclass(frozen=True)
-class Placements:
-    """P layouts of S shards, each placed under M caps on D devices.
+class PlacementGrid:
+    """Where P layouts of S shards go under each of M caps on D devices.
 
     Attributes:
         shards: (P, S, 2) item and width, in the order in which they were placed.
@@ -40,15 +41,15 @@ class Placements:
     repeated: BoolArray
 
 
-class Placer(Protocol):
+class GreedyPlacer(Protocol):
     """Places shards in descending cost, each where the device's cost ends lowest, under every cap and in memory."""
 
-    def place(self, layouts: Sequence[Layout], caps: IntArray) -> Placements:
+    def place(self, layouts: Sequence[Layout], caps: IntArray) -> PlacementGrid:
         """All layouts, which must have the same number of shards, under all caps (M,), in units of 4 columns."""
         ...
 
 
-def make_placer(model: ComputeModel, catalog: Catalog) -> Placer:
+def make_placer(model: ComputeModel, catalog: Catalog) -> GreedyPlacer:
     """The compiled placer for models of the papers' form, the plain one for others."""
     return _CompiledPlacer(model, catalog) if isinstance(model, SumModel) else _PlainPlacer(model, catalog)
 
@@ -68,38 +69,29 @@ class _CompiledPlacer:
         self._head = model.head
         self._memory_bytes = device_memory(catalog.items.task)
 
-    def place(self, layouts: Sequence[Layout], caps: IntArray) -> Placements:
+    def place(self, layouts: Sequence[Layout], caps: IntArray) -> PlacementGrid:
         """In threads where that is worth it; the result doesn't depend on it."""
         shards = _in_order(layouts, self._catalog)
         work = shards.shape[0] * shards.shape[1] * len(caps) * len(self._memory_bytes)
         pieces = min(_THREADS, len(layouts)) if work > _WORTH_A_THREAD else 1
-        slots = self._slots(layouts, shards)
-        parts = zip(np.array_split(shards, pieces), np.array_split(slots, pieces), strict=True)
         with ThreadPoolExecutor(pieces) as pool:
-            return _joined(list(pool.map(lambda part: self._place(part[0], part[1], caps), parts)))
+            return _joined(list(pool.map(lambda part: self._place(part, caps), np.array_split(shards, pieces))))
 
-    def _slots(self, layouts: Sequence[Layout], shards: IntArray) -> IntArray:
-        """(P, S) for shards of a split item its number among the layout's split items, else -1."""
-        slots = np.full(shards.shape[:2], -1, dtype=np.int64)
-        for p, layout in enumerate(layouts):
-            for slot, (item, _) in enumerate(layout.splits):
-                slots[p, shards[p, :, 0] == item] = slot
-        return slots
-
-    def _place(self, shards: IntArray, slots: IntArray, caps: IntArray) -> Placements:
-        count, num_shards = slots.shape
+    def _place(self, shards: IntArray, caps: IntArray) -> PlacementGrid:
+        count, num_shards, _ = shards.shape
         shape = (count, len(caps), len(self._memory_bytes))
-        devices = np.empty((count, len(caps), num_shards), dtype=np.int64)
-        score, units = np.zeros(shape), np.zeros(shape, dtype=np.int64)
-        state = np.zeros((count, len(caps), 2), dtype=np.bool_)
-        place_greedily(
-            np.ascontiguousarray(shards[..., 0]), np.ascontiguousarray(shards[..., 1]), slots, int(slots.max()) + 1,
-            caps, self._memory_bytes, self._catalog.items.limits,
-            self._catalog.first, self._catalog.size_bytes, self._catalog.vectors, self._head.bias, self._head.weight,
-            -self._head.offset, devices, score, units, state,
-        )  # fmt: skip
-        compute_ms = self._head.finish(score) * (units > 0)
-        return Placements(shards, devices, compute_ms, units, state[..., 0], state[..., 1])
+        outcome = GreedyOutcome(
+            np.empty((count, len(caps), num_shards), dtype=np.int64),
+            np.zeros(shape),
+            np.empty(shape, dtype=np.int64),
+            np.empty(shape[:2], dtype=np.bool_),
+            np.empty(shape[:2], dtype=np.bool_),
+        )
+        room = Room.empty(self._catalog, self._memory_bytes)
+        head = Head(self._head.bias, self._head.weight, -self._head.offset)
+        place_greedily(shards, caps, self._memory_bytes, room, self._catalog.vectors, head, outcome)
+        compute_ms = self._head.finish(outcome.score) * (outcome.units > 0)
+        return PlacementGrid(shards, outcome.devices, compute_ms, outcome.units, outcome.alive, outcome.repeated)
 
 
 class _PlainPlacer:
@@ -111,37 +103,30 @@ class _PlainPlacer:
         self._batch_size = catalog.items.task.batch_size
         self._memory_bytes = device_memory(catalog.items.task)
 
-    def place(self, layouts: Sequence[Layout], caps: IntArray) -> Placements:
+    def place(self, layouts: Sequence[Layout], caps: IntArray) -> PlacementGrid:
         """One layout and cap after the other."""
         shards = _in_order(layouts, self._catalog)
         return _joined([_joined([self._place(one, int(cap)) for cap in caps], axis=1) for one in shards])
 
-    def _place(self, shards: IntArray, cap: int) -> Placements:
+    def _place(self, shards: IntArray, cap: int) -> PlacementGrid:
         """One layout, (S, 2), under one cap."""
-        held: IntArray = np.zeros(self._catalog.items.limits.allowed.shape, dtype=np.int64)
+        room = Room.empty(self._catalog, self._memory_bytes)
+        room.free_units[:] = cap
         devices = np.full((1, 1, len(shards)), -1, dtype=np.int64)
         alive = True
         for s, (item, width) in enumerate(shards.tolist()):
-            options = [d for d in range(held.shape[1]) if self._fits(held, item, width, d, cap)]
+            options = np.flatnonzero(devices_with_room(room, item, width)).tolist()
             if not options:
                 alive = False
                 break
-            costs = self._costs([_with(held[:, d], item, width) for d in options])
+            costs = self._costs([_with(room.held[:, d], item, width) for d in options])
             device = options[int(np.argmin(costs))]
-            held[item, device] += width
+            put(room, item, width, device)
             devices[0, 0, s] = device
-        compute_ms = self._costs(list(held.T))
+        compute_ms = self._costs(list(room.held.T))
+        units = room.held.sum(axis=0)
         flags = np.array([[alive]]), np.array([[False]])
-        return Placements(
-            shards[None], devices, compute_ms[None, None], held.sum(axis=0)[np.newaxis, np.newaxis], *flags
-        )
-
-    def _fits(self, held: IntArray, item: int, width: int, device: int, cap: int) -> bool:
-        items, content = self._catalog.items, _with(held[:, device], item, width)
-        size = int(self._catalog.size_bytes[self._catalog.first + content].sum())
-        repeated = items.limits.min_shards[item] > 1 and held[item, device] > 0
-        free = items.limits.allowed[item, device] and not held[items.rivals_of(item), device].any() and not repeated
-        return bool(free) and int(content.sum()) <= cap and size <= self._memory_bytes[device]
+        return PlacementGrid(shards[None], devices, compute_ms[None, None], units[None, None], *flags)
 
     def _costs(self, contents: Sequence[IntArray]) -> FloatArray:
         """(n,) ms of devices that hold so many units (I,) of each item."""
@@ -160,11 +145,11 @@ def _with(content: IntArray, item: int, width: int) -> IntArray:
     return after
 
 
-def _joined(parts: list[Placements], axis: int = 0) -> Placements:
+def _joined(parts: list[PlacementGrid], axis: int = 0) -> PlacementGrid:
     """Placements of several groups of layouts (axis 0) or caps (axis 1) together."""
     arrays = {
         field.name: np.concatenate([getattr(part, field.name) for part in parts], axis=axis)
-        for field in fields(Placements)
+        for field in fields(PlacementGrid)
         if not (axis == 1 and field.name == "shards")
     }
-    return Placements(**({"shards": parts[0].shards} | arrays))
+    return PlacementGrid(**({"shards": parts[0].shards} | arrays))

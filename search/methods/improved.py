@@ -1,0 +1,74 @@
+"""First plans, of which the cheapest is made better by local search: what searches are composed of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.models import SumModel
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import NonNegative
+from neuroshard.searcher import Found, Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
+from neuroshard.stages.search.local.search import CostedPlan, LocalSearch, MoveLimit
+from neuroshard.stages.search.methods.starts import Start, cheapest_start
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.tasks.task import Task
+from neuroshard.units import ByteSize
+
+
+@dataclass(frozen=True)
+@checked
+class ImprovedSearch(Searcher):
+    """Local search from the cheapest of some first plans.
+
+    Compute models that are not of the papers' form get no local search.
+
+    Attributes:
+        starts: give the first plans.
+        improvement: local search.
+        caution: how many of their margins are added to plans' costs when local search compares them: above 0, plans
+            whose prediction is less certain have to promise more. Needs models that know their margins.
+        max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
+            text such as "20GB"; None sets no limit.
+    """
+
+    starts: tuple[Start, ...]
+    improvement: Improvement = field(default_factory=Improvement)
+    caution: NonNegative = 0.0
+    max_moved_bytes: ByteSize | None = None
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan found, never one that costs more than the first plans.
+
+        Raises:
+            InfeasibleError: no start has a plan.
+            UserError: the models can't serve the task, or know no margins to be cautious by.
+        """
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """With a warning if a time limit cut the local search short."""
+        catalog = Catalog.checked(task, simulator)
+        rank = self._rank(catalog, simulator)
+        held = cheapest_start(self.starts, catalog, simulator)
+        model = simulator.models.compute
+        if not isinstance(model, SumModel):
+            return Found(catalog.items.plan(held))
+        local = LocalSearch(catalog, simulator, model, MoveLimit(held, self.max_moved_bytes))
+        improved = self.improvement.improve(local, local.costed(held), rank)
+        return Found(catalog.items.plan(improved.best.held), improved.remark)
+
+    def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[CostedPlan], float]:
+        """What plans are compared by: predicted cost and as many margins as caution asks for, ms."""
+        if self.caution == 0:
+            return predicted_ms
+        if simulator.models.margins is None:
+            raise UserError(f"searcher: caution={self.caution} needs models that know their margins; these don't")
+
+        def cautious_ms(plan: CostedPlan) -> float:
+            cost = simulator.cost(catalog.items.task, catalog.items.plan(plan.held))
+            return cost.total_ms + self.caution * cost.margin_ms
+
+        return cautious_ms

@@ -1,0 +1,71 @@
+"""First plans: what local search sets out from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from neuroshard.arrays import IntArray
+from neuroshard.errors import InfeasibleError
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.layout import Layout
+
+_EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
+
+
+class Start(Protocol):
+    """Gives a first plan of a task."""
+
+    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+        """(I, D) units of 4 columns of each item on each device; None if this start finds no plan.
+
+        Raises:
+            InfeasibleError: nothing fits, so that no other start need be asked.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EvenLayouts:
+    """The cheapest of some layouts whose shards are all small enough, each placed by grid search.
+
+    The published search splits one shard at a time, a few times; many devices want many tables split.
+
+    Attributes:
+        grid: caps of the greedy grid search.
+    """
+
+    grid: GridSettings = field(default_factory=GridSettings)
+
+    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+        """None if no layout fits."""
+        grid = GridSearch(catalog, simulator, self.grid)
+        layouts = dict.fromkeys(Layout.even(catalog, most) for most in _EVEN_SHARES)
+        best = min((grid.place([layout])[0] for layout in layouts), key=lambda placed: placed.cost_ms)
+        return grid.held(best) if best.cost_ms < float("inf") else None
+
+
+@dataclass(frozen=True)
+class ExistingPlan:
+    """A plan that is there already: of the same tables, and within the task's limits."""
+
+    plan: Plan
+
+    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+        """The plan itself."""
+        return catalog.items.held(self.plan)
+
+
+def cheapest_start(starts: Sequence[Start], catalog: Catalog, simulator: Simulator) -> IntArray:
+    """(I, D) the first plan that costs least, the earliest one among equals.
+
+    Raises:
+        InfeasibleError: no start has a plan.
+    """
+    found = [held for start in starts if (held := start.first_held(catalog, simulator)) is not None]
+    if not found:
+        raise InfeasibleError("no plan to start from was found; give the devices more memory")
+    costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in found])
+    return found[min(range(len(found)), key=lambda index: costs[index].total_ms)]

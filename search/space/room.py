@@ -1,0 +1,71 @@
+"""Devices that are filled shard by shard, and the one rule of what still goes where: compiled, and for Python alike."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.stages.search.space.limits import Limits, may_lie
+from neuroshard.stages.search.space.sizes import Sizes
+
+
+class Room(NamedTuple):
+    """What lies on D devices so far, and what is left of them; `put` changes it in place.
+
+    Attributes:
+        limits: the items'.
+        first, size_bytes: bytes of every shard, as `Sizes` has them.
+        held: (I, D) units of 4 columns of each item on each device.
+        free_bytes: (D,) of memory.
+        free_units: (D,) until a device has as many columns as it may.
+    """
+
+    limits: Limits
+    first: IntArray
+    size_bytes: IntArray
+    held: IntArray
+    free_bytes: IntArray
+    free_units: IntArray
+
+    @classmethod
+    def empty(cls, sizes: Sizes, memory_bytes: IntArray) -> "Room":
+        """Devices with memory_bytes (D,) that may have all columns."""
+        held = np.zeros(sizes.items.limits.allowed.shape, dtype=np.int64)
+        units = np.full(len(memory_bytes), sizes.full_width.sum())
+        return cls(sizes.items.limits, sizes.first, sizes.size_bytes, held, memory_bytes.copy(), units)
+
+
+@njit(cache=True, nogil=True)
+def may_put(room: Room, item: int, width: int, device: int) -> bool:
+    """Whether a shard of an item, `width` units wide, may go to a device.
+
+    Its columns and its bytes must find room, its item be allowed there, and none of its item's rivals lie there. Two
+    shards of an item become one where they meet, so those of an item that needs several devices must not.
+    """
+    if width > room.free_units[device]:
+        return False
+    if room.limits.min_shards[item] > 1 and room.held[item, device] > 0:
+        return False
+    before = room.first[item] + room.held[item, device]
+    if room.size_bytes[before + width] - room.size_bytes[before] > room.free_bytes[device]:
+        return False
+    return bool(may_lie(room.limits, room.held, item, device, -1))
+
+
+@njit(cache=True, nogil=True)
+def devices_with_room(room: Room, item: int, width: int) -> BoolArray:
+    """(D,) whether a shard of an item, `width` units wide, may go to each device."""
+    found: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
+    for device in range(len(found)):
+        found[device] = may_put(room, item, width, device)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def put(room: Room, item: int, width: int, device: int) -> None:
+    """Put a shard of an item, `width` units wide, on a device."""
+    before = room.first[item] + room.held[item, device]
+    room.free_bytes[device] -= room.size_bytes[before + width] - room.size_bytes[before]
+    room.free_units[device] -= width
+    room.held[item, device] += width

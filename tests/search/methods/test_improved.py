@@ -1,0 +1,112 @@
+"""Searches are composed: first plans from anywhere, then local search."""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pytest
+
+from neuroshard.arrays import IntArray
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.registry import build, described
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan
+from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.space.moved import moved_between
+from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+
+NONE, FEW = Improvement(shakes=0, max_plans=1), Improvement(shakes=5)
+
+
+@dataclass(frozen=True)
+class _OneDevice:
+    """A start of somebody else's: everything on one device, or nothing at all."""
+
+    device: int | None
+
+    def first_held(self, catalog, simulator) -> IntArray | None:
+        if self.device is None:
+            return None
+        held = np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64)
+        held[:, self.device] = catalog.full_width
+        return held
+
+
+class TestImprovedSearch(SearcherConformance):
+    def make(self):
+        return ImprovedSearch((EvenLayouts(), BeamSearch(max_splits=1)), FEW)
+
+
+def test_local_search_sets_out_from_any_start():
+    task, simulator = toy_task(8), Simulator(random_models())
+    start = ImprovedSearch((_OneDevice(2),), NONE).search(task, replace_compute(simulator))
+    assert set(start.devices) == {2}
+    better = ImprovedSearch((_OneDevice(2),), FEW).search(task, simulator)
+    assert simulator.cost(task, better).total_ms < simulator.cost(task, start).total_ms
+
+
+def replace_compute(simulator):
+    """Models of another form, which get no local search."""
+    return Simulator(replace(simulator.models, compute=OpaqueCompute()))
+
+
+def test_the_cheapest_start_counts_and_the_first_among_equals():
+    task, simulator = toy_task(8), replace_compute(Simulator(linear_models()))
+    cheap = Random(1).search(task, simulator)
+    for starts in ((_OneDevice(0), ExistingPlan(cheap)), (ExistingPlan(cheap), _OneDevice(None), _OneDevice(3))):
+        assert ImprovedSearch(starts).search(task, simulator) == cheap
+    assert set(ImprovedSearch((_OneDevice(3), _OneDevice(1))).search(task, simulator).devices) == {3}
+
+
+def test_starts_without_a_plan_are_left_out_unless_all_are():
+    task, simulator = toy_task(8), replace_compute(Simulator(linear_models()))
+    assert set(ImprovedSearch((_OneDevice(None), _OneDevice(1))).search(task, simulator).devices) == {1}
+    with pytest.raises(InfeasibleError, match="no plan to start from"):
+        ImprovedSearch((_OneDevice(None),)).search(task, simulator)
+
+
+def test_a_limit_on_moved_bytes_counts_from_the_start():
+    task, simulator = toy_task(10), Simulator(random_models())
+    start = Random(1).search(task, simulator)
+    limit = task.size_bytes // 10
+    limited, free = (
+        ImprovedSearch((ExistingPlan(start),), FEW, max_moved_bytes=most).search(task, simulator)
+        for most in (limit, None)
+    )
+    assert 0 < moved_between(start, limited).sum() <= limit < moved_between(start, free).sum()
+    assert Replan(start, limit, FEW).search(task, simulator) == limited
+
+
+def test_neuroshard_is_the_published_search_and_even_layouts_improved():
+    """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
+    grid, improvement = GridSettings(points=3), Improvement(shakes=7)
+    ours = NeuroShard(4, 2, 5, grid, improvement, 0.5)
+    assert not isinstance(ours, BeamSearch)
+    assert ours.parts == ImprovedSearch((BeamSearch(4, 2, 5, grid), EvenLayouts(grid)), improvement, 0.5)
+    assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts()))
+    assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
+
+
+def test_every_setting_is_known_by_one_name():
+    published, ours = (described("searcher", name) for name in ("neuroshard_published", "neuroshard"))
+    assert {key for key in published if key != "_target_"} < set(ours)
+    given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
+    built = build("searcher", "neuroshard", caution=0.5, **given)
+    expected = ImprovedSearch(
+        (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2))), Improvement(shakes=1), 0.5
+    )
+    assert built.parts == expected
+
+
+def test_caution_is_refused_before_any_work():
+    class Unasked:
+        def first_held(self, catalog, simulator):
+            raise AssertionError("asked")
+
+    with pytest.raises(UserError, match="know their margins"):
+        ImprovedSearch((Unasked(),), caution=1.0).search(toy_task(4), Simulator(linear_models()))

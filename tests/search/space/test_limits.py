@@ -1,0 +1,147 @@
+"""Where a shard may lie: the compiled rule, beside what plans say of themselves and a plain one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.costs import SimulatorCosts
+from neuroshard.stages.search.rl.environment import Environment
+from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.limits import keeps_limits, may_lie, open_devices
+from neuroshard.stages.search.space.room import Room, devices_with_room, may_put, put
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import constrained_task, random_models, toy_task
+
+SEEDS = range(8)
+
+
+def _random_held(items, rng):
+    """Every item on one to three devices, allowed there or not."""
+    held = np.zeros(items.limits.allowed.shape, dtype=np.int64)
+    for number, item in enumerate(items.items):
+        devices = rng.permutation(held.shape[1])[
+            : rng.integers(1, min(3, item.max_shards, item.width, held.shape[1]) + 1)
+        ]
+        cuts = np.sort(rng.choice(np.arange(1, item.width), size=len(devices) - 1, replace=False))
+        held[number, devices] = np.diff([0, *cuts, item.width])
+    return held
+
+
+def _may_lie(items, held, item, device, leaving):
+    there = set(np.flatnonzero(held[:, device])) - {leaving}
+    return bool(items.limits.allowed[item, device]) and not there.intersection(items.rivals_of(item).tolist())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_rule_is_that_of_items(seed):
+    items, rng = Items.of(constrained_task(seed)), np.random.default_rng(seed)
+    answers = []
+    for _ in range(10):
+        held = _random_held(items, rng)
+        for item in range(len(items)):
+            for leaving in (-1, *items.rivals_of(item).tolist()):
+                found = [may_lie(items.limits, held, item, d, leaving) for d in range(held.shape[1])]
+                assert found == [_may_lie(items, held, item, d, leaving) for d in range(held.shape[1])]
+            answers += found
+            assert open_devices(items.limits, held, item).tolist() == [
+                _may_lie(items, held, item, d, -1) for d in range(held.shape[1])
+            ]
+    assert {True, False} == set(answers)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_limits_are_kept_where_plans_break_none(seed):
+    items, rng = Items.of(constrained_task(seed)), np.random.default_rng(seed)
+    for _ in range(200):
+        held = _random_held(items, rng)
+        if keeps_limits(items.limits, held):
+            broken = items.plan(held).violations
+            assert not [line for line in broken if not line.startswith("device ")]
+
+
+def test_every_limit_counts():
+    tables = tuple(replace(table, dim=dim) for table, dim in zip(toy_task(2).tables, (32, 16), strict=True))
+    task = Task(tables, Topology(3, 1 << 30), 256)
+    rules = (TableRule(task.tables[0].name, devices=(0, 1), min_shards=2), TableRule(task.tables[1].name, min_dim=8))
+    apart = ((task.tables[0].name, task.tables[1].name),)
+    task = Task(task.tables, task.topology, task.batch_size, constraints=Constraints(rules))
+    items = Items.of(task)
+    wide, other = (item.width for item in items.items)
+    good = np.array([[wide - 1, 1, 0], [other, 0, 0]])
+    assert keeps_limits(items.limits, good)
+    for row, held in ((0, [wide - 1, 0, 1]), (0, [wide, 0, 0]), (1, [other - 1, 0, 1]), (1, [0, 0, 0])):
+        bad = good.copy()
+        bad[row] = held
+        assert not keeps_limits(items.limits, bad)
+    kept_apart = Items.of(
+        Task(task.tables, task.topology, task.batch_size, constraints=Constraints(rules, apart=apart))
+    )
+    assert not keeps_limits(kept_apart.limits, good)
+    assert keeps_limits(kept_apart.limits, np.array([[wide - 1, 1, 0], [0, 0, other]]))
+
+
+def _room(task):
+    sizes = Sizes.of(Items.of(task))
+    return sizes, Room.empty(sizes, device_memory(task))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_room_is_what_is_left(seed):
+    """Shards are put wherever they may be; what may be put is worked out anew each time."""
+    task, rng = constrained_task(seed), np.random.default_rng(seed)
+    sizes, room = _room(task)
+    room.free_units[:] = cap = int(sizes.full_width.sum() * 0.6)
+    limits = sizes.items.limits
+    for item in rng.permutation(sizes.num_items).tolist():
+        width = int(sizes.full_width[item])
+        for part in (width - width // 2, width // 2) if limits.max_shards[item] > 1 and width > 1 else (width,):
+            expected = []
+            for device in range(len(room.free_bytes)):
+                after = room.held[:, device].copy()
+                after[item] += part
+                fits = sizes.size_bytes[sizes.first + after].sum() <= device_memory(task)[device] and after.sum() <= cap
+                meets = limits.min_shards[item] > 1 and room.held[item, device] > 0
+                expected.append(bool(fits) and not meets and _may_lie(sizes.items, room.held, item, device, -1))
+            assert devices_with_room(room, item, part).tolist() == expected
+            assert [may_put(room, item, part, device) for device in range(len(expected))] == expected
+            if any(expected):
+                put(room, item, part, int(rng.choice(np.flatnonzero(expected))))
+
+
+def test_the_last_byte_and_the_last_column_fit():
+    task = toy_task(1, num_devices=1)
+    size, width = task.tables[0].size_bytes, task.tables[0].dim // 4
+    for memory_bytes, units, fits in ((size, width, True), (size - 1, width, False), (size, width - 1, False)):
+        _, room = _room(Task(task.tables, Topology(1, memory_bytes), task.batch_size))
+        room.free_units[:] = units
+        assert may_put(room, 0, width, 0) == fits
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_policies_play_by_the_same_rule(seed):
+    """The environment's legal actions, of whole tables, are the devices with room."""
+    task = constrained_task(seed)
+    whole = tuple(rule for rule in task.constraints.rules if (rule.min_shards or 1) == 1)
+    constraints = Constraints(whole, (), task.constraints.together, task.constraints.apart)
+    task = Task(task.tables, task.topology, task.batch_size, task.memory, constraints)
+    environment = Environment(
+        TaskBatch.of([task], "test"), SimulatorCosts(Simulator(random_models(task.topology.num_devices, seed)))
+    )
+    sizes, room = _room(task)
+    state, rng = environment.reset(), np.random.default_rng(seed)
+    for item in environment.order[0].tolist():
+        legal = environment.legal(state)
+        open_to = devices_with_room(room, item, int(sizes.full_width[item]))
+        assert legal[0].tolist() == open_to.tolist()
+        if not open_to.any():
+            break
+        device = int(rng.choice(np.flatnonzero(open_to)))
+        put(room, item, int(sizes.full_width[item]), device)
+        state = environment.step(state, legal, torch.tensor([device]))
