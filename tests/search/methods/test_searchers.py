@@ -116,7 +116,8 @@ def test_caution_prefers_plans_that_are_more_certain():
     margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
     comm = random_set_comm()
     simulator = Simulator(CostModels(random_ensemble(), comm, comm, None, None, margins))
-    bold, careful = (NeuroShard(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
+    improvement = Improvement(shakes=40)
+    bold, careful = (NeuroShard(improvement=improvement, caution=caution, choice=None) for caution in (0.0, 3.0))
     gains = []
     for seed in range(6):
         task = toy_task(15, seed=seed)
