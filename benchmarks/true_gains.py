@@ -6,32 +6,33 @@ usage: true_gains.py [--devices gpu,cpu] [--forms default,paper] [--noise 0.05] 
 Samples are drawn as `neuroshard collect` draws them, "measured" on a made-up device, and models are fitted to them as
 `neuroshard pretrain` fits them. Tasks are of tables that no sample held. A row is a device, form of models, noise
 (standard deviation of the logarithm of what is measured), number of compute samples (half as many exchanges) and
-number of devices in the tasks. Gains are the default search's over the published one, relative; --regret: on so many
-tasks, plans are also compared with a small beam search that knows the truth, some seconds a task.
+number of devices in the tasks. Gains are relative, over the published search: of the default search, and of the same
+where it takes every predicted gain for true (searcher.choice=null). --regret: on so many tasks of each row, plans are
+also compared with those of a small beam search that knows the truth, some seconds a task.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, reduce
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
+from neuroshard.arrays import BoolArray, FloatArray
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.records.splits import split_tables
-from neuroshard.registry import build, compose_config, instantiate_config
-from neuroshard.searcher import Searcher
+from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.result import margins_of
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.dlrm_like import dlrm_like
@@ -107,8 +108,8 @@ def _tables(batch_size: int, seed: int) -> Any:
 
 
 def _by_split(measurements: list[Any]) -> Measured:
-    parts = ([m for m in measurements if m.split == name] for name in ("train", "valid", "test"))
-    return Measured(*parts, measurements)
+    train, valid, test = ([m for m in measurements if m.split == name] for name in ("train", "valid", "test"))
+    return Measured(train, valid, test, measurements)
 
 
 def _silent(_epoch: int, _loss: float) -> None:
@@ -143,6 +144,16 @@ class Costs:
         """Share of the plans whose true cost lies within the interval."""
         return float((np.abs(self.predicted - self.true) <= self.margin).mean())
 
+    def where(self, chosen: BoolArray, other: "Costs") -> "Costs":
+        """These plans where `chosen` (N,), elsewhere the other ones."""
+        pairs = ((getattr(self, part.name), getattr(other, part.name)) for part in fields(self))
+        return Costs(*(np.where(chosen, *pair) for pair in pairs))
+
+    def joined(self, other: "Costs") -> "Costs":
+        """Both one after the other."""
+        pairs = ((getattr(self, part.name), getattr(other, part.name)) for part in fields(self))
+        return Costs(*(np.concatenate(pair) for pair in pairs))
+
 
 def true_ms(plans: Sequence[Plan], truth: CostModels) -> FloatArray:
     """(N,) true costs."""
@@ -151,78 +162,77 @@ def true_ms(plans: Sequence[Plan], truth: CostModels) -> FloatArray:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The published search's plans, the default search's, and those of a search that knows the truth (R, ms)."""
+    """Plans of the published search, of the default one, and of the default one without its choice.
+
+    Attributes:
+        taken: (N,) whether the choice took the improved plan.
+        knowing: (R,) true ms of plans for the first R tasks by a search that knows the truth.
+    """
 
     published: Costs
-    default: Costs
+    improved: Costs
+    taken: BoolArray
     knowing: FloatArray
 
-    @property
-    def predicted_gain(self) -> FloatArray:
-        """(N,) relative."""
-        return 1 - self.default.predicted / self.published.predicted
-
-    @property
-    def true_gain(self) -> FloatArray:
-        """(N,) relative."""
-        return 1 - self.default.true / self.published.true
-
     def joined(self, other: "Comparison") -> "Comparison":
-        """Both one after the other."""
-        both = (
-            Costs(*(np.concatenate([getattr(a, f), getattr(b, f)]) for f in ("predicted", "margin", "true")))
-            for a, b in ((self.published, other.published), (self.default, other.default))
+        """Both one after the other; only one may know the truth."""
+        return Comparison(
+            self.published.joined(other.published),
+            self.improved.joined(other.improved),
+            np.concatenate([self.taken, other.taken]),
+            np.concatenate([self.knowing, other.knowing]),
         )
-        return Comparison(*both, np.concatenate([self.knowing, other.knowing]))
 
-    def row(self) -> str:
-        """Of a markdown table."""
-        predicted, true = self.predicted_gain, self.true_gain
+    def rows(self) -> tuple[str, str]:
+        """Of a markdown table: every gain taken for true, and the default."""
+        return self._row("every gain", self.improved), self._row(
+            "default", self.improved.where(self.taken, self.published)
+        )
+
+    def _row(self, name: str, ours: Costs) -> str:
+        predicted, true = (1 - getattr(ours, kind) / getattr(self.published, kind) for kind in ("predicted", "true"))
         error = true.std(ddof=1) / len(true) ** 0.5
         known = len(self.knowing)
-        regret = (
-            " / ".join(f"{(c.true[:known] / self.knowing - 1).mean():.1%}" for c in (self.published, self.default))
-            if known
-            else "-"
-        )
+        above = [f"{(costs.true[:known] / self.knowing - 1).mean():.1%}" for costs in (self.published, ours) if known]
         return (
-            f"{predicted.mean():.2%} | {true.mean():.2%} ± {error:.2%} | {(true < -_WORSE).mean():.0%} "
-            f"| {self.published.bias:+.1%} / {self.default.bias:+.1%} "
-            f"| {self.published.covered:.0%} / {self.default.covered:.0%} | {regret} |"
+            f"{name} | {(predicted != 0).mean():.0%} | {predicted.mean():.2%} | {true.mean():.2%} ± {error:.2%} "
+            f"| {(true < -_WORSE).mean():.0%} | {self.published.bias:+.1%} / {ours.bias:+.1%} "
+            f"| {self.published.covered:.0%} / {ours.covered:.0%} | {' / '.join(above) or '-'} |"
         )
 
 
 COLUMNS = (
-    "device | models | noise | samples | devices | predicted gain | true gain | worse by > 1% "
-    "| bias: published / default | in 90%: published / default | above a search that knows: published / default"
+    "device | models | noise | samples | devices | search | other plans | predicted gain | true gain | worse by > 1% "
+    "| bias: published / this | in 90%: published / this | above a search that knows: published / this"
 )
 
 
-def compared(setting: Setting, searchers: Sequence[Searcher], tasks: int, known: int) -> Comparison:
-    """The first search beside the second, with models fitted for `setting`; on `known` tasks with the truth, too."""
+def compared(setting: Setting, tasks: int, known: int) -> Comparison:
+    """With models fitted for `setting`; on the first `known` tasks beside a search that knows the truth."""
     models, truth, asked = setting.fitted(), setting.made_up.truth, setting.tasks(tasks)
-    plans = [[searcher.search(task, Simulator(models)) for task in asked] for searcher in searchers]
-    best = [_TRUTH_SEARCH.search(task, Simulator(truth)) for task in asked[:known]]
-    published, default = (Costs.of(some, models, truth) for some in plans)
-    return Comparison(published, default, true_ms(best, truth))
+    simulator, default = Simulator(models), NeuroShard()
+    assert default.choice is not None
+    published = [BeamSearch().search(task, simulator) for task in asked]
+    improved = [replace(default, choice=None).search(task, simulator) for task in asked]
+    pairs = zip(published, improved, strict=True)
+    taken = np.array([default.choice.choose(first, other, simulator) is other for first, other in pairs])
+    knowing = [_TRUTH_SEARCH.search(task, Simulator(truth)) for task in asked[:known]]
+    costs = [Costs.of(plans, models, truth) for plans in (published, improved)]
+    return Comparison(costs[0], costs[1], taken, true_ms(knowing, truth))
 
 
 def main() -> None:
     asked = _arguments()
-    searchers = [build("searcher", name) for name in ("neuroshard_published", "neuroshard")]
     print(f"{asked.tasks} tasks, {len(asked.seeds)} fit(s)\n\n| {COLUMNS} |\n{'| --- ' * (COLUMNS.count('|') + 1)}|")
     for one in _settings(asked):
         parts = [
-            compared(replace(one, seed=seed), searchers, asked.tasks, asked.regret if first else 0)
-            for first, seed in ((number == 0, seed) for number, seed in enumerate(asked.seeds))
+            compared(replace(one, seed=seed), asked.tasks, asked.regret if seed == asked.seeds[0] else 0)
+            for seed in asked.seeds
         ]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = whole.joined(part)
-        print(
-            f"| {one.device} | {one.form} | {one.noise:.0%} | {one.samples} | {one.num_devices} | {whole.row()}",
-            flush=True,
-        )
+        for row in reduce(Comparison.joined, parts).rows():
+            print(
+                f"| {one.device} | {one.form} | {one.noise:.0%} | {one.samples} | {one.num_devices} | {row}", flush=True
+            )
 
 
 def _settings(asked: argparse.Namespace) -> Iterator[Setting]:
@@ -232,17 +242,19 @@ def _settings(asked: argparse.Namespace) -> Iterator[Setting]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=__doc__)
-    many = {
-        "devices": (str, list(MADE_UP)), "forms": (str, list(_FORMS)), "noise": (float, [0.05]),
-        "samples": (int, [400]), "num-devices": (int, [4, 8]), "seeds": (int, [0]),
-    }  # fmt: skip
-    for name, (kind, default) in many.items():
-        parser.add_argument(
-            f"--{name}", default=default, type=lambda text, kind=kind: [kind(part) for part in text.split(",")]
-        )
+    parser.add_argument("--devices", type=_several(str), default=list(MADE_UP))
+    parser.add_argument("--forms", type=_several(str), default=list(_FORMS))
+    parser.add_argument("--noise", type=_several(float), default=[0.05])
+    parser.add_argument("--samples", type=_several(int), default=[400])
+    parser.add_argument("--num-devices", type=_several(int), default=[4, 8])
+    parser.add_argument("--seeds", type=_several(int), default=[0])
     for name, count in (("tasks", 20), ("regret", 0), ("epochs", None)):
-        parser.add_argument(f"--{name}", default=count, type=int)
+        parser.add_argument(f"--{name}", type=int, default=count)
     return parser.parse_args()
+
+
+def _several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

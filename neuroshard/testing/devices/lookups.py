@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
+from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.tables.reuse import MEAN_COUNTS
 
@@ -34,12 +34,12 @@ def bounded_by(*times_ms: FloatArray) -> FloatArray:
     return largest
 
 
-def owners(sets: LoadSets) -> FloatArray:
+def owners(sets: LoadSets) -> IntArray:
     """(n,) the number of each load's set."""
     return np.repeat(np.arange(len(sets)), sets.counts)
 
 
 def totals(sets: LoadSets, amounts: FloatArray) -> FloatArray:
     """(B,) sums over each set of amounts (n,)."""
-    sums: FloatArray = np.bincount(owners(sets), amounts, minlength=len(sets))
+    sums: FloatArray = np.bincount(owners(sets), amounts, minlength=len(sets)).astype(np.float64)
     return sums
