@@ -15,7 +15,8 @@ class Choice:
     """Keeps a plan unless another one's predicted gain is large beside what the predictions may be off by.
 
     A search for lower predictions finds better plans, and errors of the models as well: gains that are small beside
-    the margins don't come true. Models that know no margins are believed as they are.
+    the margins don't come true. Gains are of expected costs (`Cost.expected_ms`), which count little of what is gained
+    by balancing devices more finely than they are known. Models that know no margins are believed as they are.
 
     Attributes:
         doubt: share of both plans' margins that a gain must exceed, where the models' members disagree: margins then
@@ -24,17 +25,16 @@ class Choice:
             at 1 the two intervals must not overlap.
     """
 
-    doubt: NonNegative = 0.125
+    doubt: NonNegative = 0.2
     blind_doubt: NonNegative = 1.0
 
     def choose(self, first: Plan, other: Plan, simulator: Simulator) -> Plan:
         """`other`, plan of the same task, if its gain is believed; else `first`."""
-        costs = simulator.costs(first.task, [first, other])
-        gain_ms = costs[0].total_ms - costs[1].total_ms
-        asked = 0.0
-        if simulator.models.margins is not None:
-            asked = self._doubt_of(other, simulator) * (costs[0].margin_ms + costs[1].margin_ms)
-        return other if gain_ms > asked else first
+        before, after = simulator.costs(first.task, [first, other])
+        if simulator.models.margins is None:
+            return other if after.total_ms < before.total_ms else first
+        asked_ms = self._doubt_of(other, simulator) * (before.margin_ms + after.margin_ms)
+        return other if before.expected_ms - after.expected_ms > asked_ms else first
 
     def _doubt_of(self, plan: Plan, simulator: Simulator) -> float:
         sets = LoadSets.of(plan.device_tables, plan.task.batch_size)

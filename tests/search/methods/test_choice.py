@@ -54,7 +54,7 @@ def _two_plans():
 def _asked_share(simulator):
     """What share of both margins the gain is."""
     first, other = simulator.costs(_two_plans()[0].task, _two_plans())
-    return (first.total_ms - other.total_ms) / (first.margin_ms + other.margin_ms)
+    return (first.expected_ms - other.expected_ms) / (first.margin_ms + other.margin_ms)
 
 
 @pytest.mark.parametrize(("compute", "setting"), [(LinearCompute(), "blind_doubt"), (Disagreeing(), "doubt")])
