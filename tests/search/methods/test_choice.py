@@ -15,7 +15,8 @@ from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.starts import ExistingPlan
-from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_task
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
 
 FEW = Improvement(shakes=10)
 ERROR = 0.15
@@ -66,6 +67,28 @@ def test_a_gain_is_believed_beyond_a_share_of_both_margins(compute, setting):
         other_setting = {"doubt", "blind_doubt"} - {setting}
         choice = Choice(**{setting: share * factor, other_setting.pop(): 1e6 * (factor < 1)})
         assert choice.choose(first, other, simulator) == chosen
+
+
+def test_without_members_no_saving_of_all_devices_together_counts():
+    """Two tables, one on each device, or both halved: cheaper in all, says the model, and no better balanced."""
+
+    @dataclass(frozen=True)
+    class Flattering(LinearCompute):
+        def embed(self, loads):
+            return super().embed(loads) * np.where(loads.dim < 64, 0.1, 1.0)[:, None].astype(np.float32)
+
+    @dataclass(frozen=True)
+    class FlatteringMembers(Flattering, Disagreeing):
+        pass
+
+    tables = tuple(replace(toy_tables(1)[0], name=f"t{i}").with_dim(64) for i in range(2))
+    task = Task(tables, Topology(2, 1 << 30), 256)
+    first = Plan(task, (Shard(0, 0, 64), Shard(1, 0, 64)), (0, 1))
+    halves = tuple(Shard(t, 32 * h, 32) for t in range(2) for h in range(2))
+    other = Plan(task, halves, (0, 1, 0, 1))
+    models = replace(linear_models(2), margins=_simulator(LinearCompute(), 0.1).models.margins)
+    for compute, chosen in ((Flattering(), first), (FlatteringMembers(), other)):
+        assert Choice(1.0, 1.0).choose(first, other, Simulator(replace(models, compute=compute))) is chosen
 
 
 def test_a_plan_that_gains_nothing_is_never_chosen():
