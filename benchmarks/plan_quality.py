@@ -2,7 +2,8 @@
 
 usage: plan_quality.py MODEL NUM_DEVICES BATCH_SIZE [COUNT]    (MODEL: a bundle's name or path, or roofline:h100)
 
-Tasks are drawn as the papers draw them: max dim 128, 4 GiB devices. Whether the gain is real, only hardware says.
+Tasks are drawn as the papers draw them: max dim 128, 4 GiB devices. Every predicted gain is taken for true
+(searcher.choice=null); whether it is, true_gains.py shows on made-up devices, and hardware on real ones.
 With a roofline, costs stand beside a lower bound of any plan's: all tables' costs in equal parts, unsplit, and
 exchanges as if all devices had equally many columns.
 """
@@ -27,8 +28,8 @@ from neuroshard.traffic import Traffic
 
 SEARCHERS: tuple[Searcher, ...] = (
     BeamSearch(),
-    NeuroShard(improvement=Improvement(shakes=0)),
-    NeuroShard(),
+    NeuroShard(improvement=Improvement(shakes=0), choice=None),
+    NeuroShard(choice=None),
 )
 NAMES = ("published search", "local search, no shakes", "neuroshard")
 

@@ -12,7 +12,8 @@ from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.search import CostedPlan, LocalSearch, MoveLimit
-from neuroshard.stages.search.methods.starts import Start, cheapest_start
+from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
 from neuroshard.units import ByteSize
@@ -32,15 +33,18 @@ class ImprovedSearch(Searcher):
             whose prediction is less certain have to promise more. Needs models that know their margins.
         max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
             text such as "20GB"; None sets no limit.
+        choice: whether the plan found is believed to be cheaper than the first start's, which is kept where it isn't;
+            None believes every prediction.
     """
 
     starts: tuple[Start, ...]
     improvement: Improvement = field(default_factory=Improvement)
     caution: NonNegative = 0.0
     max_moved_bytes: ByteSize | None = None
+    choice: Choice | None = None
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found, never one that costs more than the first plans.
+        """The cheapest plan found, never one that costs more than the first start's.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -52,13 +56,17 @@ class ImprovedSearch(Searcher):
         """With a warning if a time limit cut the local search short."""
         catalog = Catalog.checked(task, simulator)
         rank = self._rank(catalog, simulator)
-        held = cheapest_start(self.starts, catalog, simulator)
+        first = first_plans(self.starts, catalog, simulator)
+        held, remark = cheapest(first, catalog, simulator), None
         model = simulator.models.compute
-        if not isinstance(model, SumModel):
-            return Found(catalog.items.plan(held))
-        local = LocalSearch(catalog, simulator, model, MoveLimit(held, self.max_moved_bytes))
-        improved = self.improvement.improve(local, local.costed(held), rank)
-        return Found(catalog.items.plan(improved.best.held), improved.remark)
+        if isinstance(model, SumModel):
+            local = LocalSearch(catalog, simulator, model, MoveLimit(held, self.max_moved_bytes))
+            improved = self.improvement.improve(local, local.costed(held), rank)
+            held, remark = improved.best.held, improved.remark
+        return Found(self._believed(catalog.items.plan(first[0]), catalog.items.plan(held), simulator), remark)
+
+    def _believed(self, first: Plan, found: Plan, simulator: Simulator) -> Plan:
+        return found if self.choice is None else self.choice.choose(first, found, simulator)
 
     def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[CostedPlan], float]:
         """What plans are compared by: predicted cost and as many margins as caution asks for, ms."""

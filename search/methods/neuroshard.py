@@ -1,4 +1,4 @@
-"""The published search and evenly split layouts, then local search from the cheaper plan."""
+"""The published search and evenly split layouts, then local search from the cheaper plan, where that is believed."""
 
 from dataclasses import dataclass, field
 
@@ -8,6 +8,7 @@ from neuroshard.schema import Count, NonNegative, PositiveCount
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.starts import EvenLayouts
@@ -20,13 +21,14 @@ from neuroshard.tasks.task import Task
 class NeuroShard(Searcher):
     """The published search, evenly split layouts beside it, then local search from the cheapest plan.
 
-    By prediction it never costs more than the published search. Its parts' settings lie side by side, so that users
-    needn't know which part is meant.
+    By prediction it never costs more than the published search, whose plan is kept where the gain may be the models'
+    error. Its parts' settings lie side by side, so that users needn't know which part is meant.
 
     Attributes:
         num_candidates, beam_width, max_splits: the published search's.
         grid: caps of the greedy grid search, for both starts.
         improvement, caution: the local search's.
+        choice: when its plan is taken instead of the published search's.
     """
 
     num_candidates: PositiveCount = 10
@@ -35,12 +37,14 @@ class NeuroShard(Searcher):
     grid: GridSettings = field(default_factory=GridSettings)
     improvement: Improvement = field(default_factory=Improvement)
     caution: NonNegative = 0.0
+    choice: Choice | None = field(default_factory=Choice)
 
     @property
     def parts(self) -> ImprovedSearch:
         """The starts and the local search that it is composed of, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
-        return ImprovedSearch((published, EvenLayouts(self.grid)), self.improvement, self.caution)
+        starts = (published, EvenLayouts(self.grid))
+        return ImprovedSearch(starts, self.improvement, self.caution, choice=self.choice)
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found."""

@@ -58,8 +58,8 @@ class ExistingPlan:
         return catalog.items.held(self.plan)
 
 
-def cheapest_start(starts: Sequence[Start], catalog: Catalog, simulator: Simulator) -> IntArray:
-    """(I, D) the first plan that costs least, the earliest one among equals.
+def first_plans(starts: Sequence[Start], catalog: Catalog, simulator: Simulator) -> list[IntArray]:
+    """(I, D) every start's plan, in order.
 
     Raises:
         InfeasibleError: no start has a plan.
@@ -67,5 +67,10 @@ def cheapest_start(starts: Sequence[Start], catalog: Catalog, simulator: Simulat
     found = [held for start in starts if (held := start.first_held(catalog, simulator)) is not None]
     if not found:
         raise InfeasibleError("no plan to start from was found; give the devices more memory")
-    costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in found])
-    return found[min(range(len(found)), key=lambda index: costs[index].total_ms)]
+    return found
+
+
+def cheapest(plans: Sequence[IntArray], catalog: Catalog, simulator: Simulator) -> IntArray:
+    """(I, D) the plan that costs least, the earliest one among equals."""
+    costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in plans])
+    return plans[min(range(len(plans)), key=lambda index: costs[index].total_ms)]

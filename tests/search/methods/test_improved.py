@@ -10,6 +10,7 @@ from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.registry import build, described
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -87,10 +88,11 @@ def test_a_limit_on_moved_bytes_counts_from_the_start():
 def test_neuroshard_is_the_published_search_and_even_layouts_improved():
     """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
     grid, improvement = GridSettings(points=3), Improvement(shakes=7)
-    ours = NeuroShard(4, 2, 5, grid, improvement, 0.5)
+    choice = Choice(doubt=0.3)
+    ours = NeuroShard(4, 2, 5, grid, improvement, 0.5, choice)
     assert not isinstance(ours, BeamSearch)
-    assert ours.parts == ImprovedSearch((BeamSearch(4, 2, 5, grid), EvenLayouts(grid)), improvement, 0.5)
-    assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts()))
+    assert ours.parts == ImprovedSearch((BeamSearch(4, 2, 5, grid), EvenLayouts(grid)), improvement, 0.5, None, choice)
+    assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts()), choice=Choice())
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
 
@@ -100,7 +102,7 @@ def test_every_setting_is_known_by_one_name():
     given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
     built = build("searcher", "neuroshard", caution=0.5, **given)
     expected = ImprovedSearch(
-        (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2))), Improvement(shakes=1), 0.5
+        (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2))), Improvement(shakes=1), 0.5, None, Choice()
     )
     assert built.parts == expected
 

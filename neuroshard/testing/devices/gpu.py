@@ -1,0 +1,79 @@
+"""A made-up GPU."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray
+from neuroshard.loads import LoadSets
+from neuroshard.models import ComputeModel
+from neuroshard.tables.reuse import MEAN_COUNTS
+from neuroshard.testing.devices.lookups import bounded_by, hit_share, owners, rounded_up, totals, unique_rows
+
+_SECTOR_BYTES = 32
+_GRADIENT_BYTES = 4
+_WARP_COLUMNS = 32
+
+
+@dataclass(frozen=True)
+class MadeUpGpu(ComputeModel):
+    """One fused call forward and one backward, each as long as its tightest bound; not a sum over tables.
+
+    Memory moves sectors of 32 bytes. All tables of a call share the L2, so each table's misses hang on all others. A
+    call is bound by memory, by the L2, by instructions (one for every 32 columns of a lookup), or, backward, by the
+    table whose updates crowd most on few rows.
+
+    Attributes:
+        launch_ms: of a call.
+        memory_bytes_per_ms, l2_bytes_per_ms, l2_bytes: bandwidths and the cache's size.
+        instruction_ms, sort_ms: of 32 columns of a lookup; of a lookup, when gradients are grouped by row.
+        crowd_ms: of an update that waits for another one of the same row.
+    """
+
+    launch_ms: float = 0.03
+    memory_bytes_per_ms: float = 3e9
+    l2_bytes_per_ms: float = 8e9
+    l2_bytes: float = 40e6
+    instruction_ms: float = 1e-8
+    sort_ms: float = 3e-8
+    crowd_ms: float = 2e-6
+
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """(B,) ms."""
+        cost: FloatArray = (2 * self.launch_ms + self._forward_ms(sets) + self._backward_ms(sets)) * (sets.counts > 0)
+        return cost
+
+    def _forward_ms(self, sets: LoadSets) -> FloatArray:
+        loads, unique = sets.loads, unique_rows(sets.loads)
+        sectors = rounded_up(loads.dim * loads.bytes_per_element, _SECTOR_BYTES)
+        missed = 1 - hit_share(self.l2_bytes, totals(sets, unique * sectors))[owners(sets)]
+        moved = (unique + (loads.lookups - unique) * missed) * sectors + loads.outputs * loads.dim * _GRADIENT_BYTES
+        return bounded_by(
+            totals(sets, moved) / self.memory_bytes_per_ms,
+            totals(sets, loads.lookups * sectors) / self.l2_bytes_per_ms,
+            totals(sets, loads.lookups * np.ceil(loads.dim / _WARP_COLUMNS)) * self.instruction_ms,
+        )
+
+    def _backward_ms(self, sets: LoadSets) -> FloatArray:
+        loads, unique = sets.loads, unique_rows(sets.loads)
+        sectors = rounded_up(loads.dim * loads.bytes_per_element, _SECTOR_BYTES)
+        gradients = rounded_up(loads.dim * _GRADIENT_BYTES, _SECTOR_BYTES)
+        missed = 1 - hit_share(self.l2_bytes, totals(sets, loads.outputs * gradients))[owners(sets)]
+        again = np.maximum(loads.lookups - loads.outputs, 0) * missed
+        moved = 2 * unique * sectors + (loads.outputs + again) * gradients
+        crowd = np.zeros(len(sets))
+        np.maximum.at(crowd, owners(sets), _rows_uses(loads.reuse))
+        bound = bounded_by(
+            totals(sets, moved) / self.memory_bytes_per_ms,
+            totals(sets, loads.lookups * gradients) / self.l2_bytes_per_ms,
+            totals(sets, loads.lookups * np.ceil(loads.dim / _WARP_COLUMNS)) * self.instruction_ms,
+            crowd * self.crowd_ms,
+        )
+        return bound + totals(sets, loads.lookups) * self.sort_ms
+
+
+def _rows_uses(reuse: FloatArray) -> FloatArray:
+    """(n,) how often the row of a lookup is looked up, mean over lookups."""
+    lookups = reuse * MEAN_COUNTS
+    uses: FloatArray = (lookups @ MEAN_COUNTS) / lookups.sum(axis=1)
+    return uses

@@ -1,0 +1,46 @@
+"""Which of two plans is believed to be the cheaper one."""
+
+from dataclasses import dataclass
+
+from neuroshard.checked import checked
+from neuroshard.loads import LoadSets
+from neuroshard.models import ComputeModel
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import NonNegative
+from neuroshard.simulator import Simulator
+
+
+@dataclass(frozen=True)
+@checked
+class Choice:
+    """Keeps a plan unless another one's predicted gain is large beside what the predictions may be off by.
+
+    A search for lower predictions finds better plans, and errors of the models as well: gains that are small beside
+    the margins don't come true. Gains are of expected costs (`Cost.expected_ms`), which count little of what is gained
+    by balancing devices more finely than they are known. Models that know no margins are believed as they are.
+
+    Attributes:
+        doubt: share of both plans' margins that a gain must exceed, where the models' members disagree: margins then
+            tell tables that the models know from others.
+        blind_doubt: the same for models without members, whose margins don't grow away from what they were fitted to;
+            at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't one of all devices
+            together: the same tables rarely cost less in all, and that is where such models are led astray most.
+    """
+
+    doubt: NonNegative = 0.15
+    blind_doubt: NonNegative = 1.0
+
+    def choose(self, first: Plan, other: Plan, simulator: Simulator) -> Plan:
+        """`other`, plan of the same task, if its gain is believed; else `first`."""
+        before, after = simulator.costs(first.task, [first, other])
+        if simulator.models.margins is None:
+            return other if after.total_ms < before.total_ms else first
+        gain_ms, margins_ms = before.expected_ms - after.expected_ms, before.margin_ms + after.margin_ms
+        if _have_members(simulator.models.compute, other):
+            return other if gain_ms > self.doubt * margins_ms else first
+        saved_ms = max(0.0, float((before.compute - after.compute).mean()))
+        return other if gain_ms - saved_ms > self.blind_doubt * margins_ms else first
+
+
+def _have_members(model: ComputeModel, plan: Plan) -> bool:
+    return bool(model.spread_ms(LoadSets.of(plan.device_tables, plan.task.batch_size)).any())

@@ -1,0 +1,89 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from neuroshard.loads import LoadSets
+from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
+from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, MadeUpGpu, measured_comm, measured_compute
+
+_TABLES = dlrm_like(num_tables=40, batch_size=4096)
+
+
+class _PhysicalComputeOnly(PhysicalComputeConformance):
+    test_a_set_is_the_sum_of_its_vectors = None
+
+
+class TestMadeUpGpu(_PhysicalComputeOnly):
+    def make(self):
+        return MadeUpGpu()
+
+
+class TestMadeUpCpu(_PhysicalComputeOnly):
+    def make(self):
+        return MadeUpCpu()
+
+
+class TestMadeUpExchange(PhysicalCommConformance):
+    def make(self):
+        return MadeUpExchange(0.1, 1e6, 2.0)
+
+
+def _costs(compute, batch_size=4096):
+    rng = np.random.default_rng(0)
+    widths = 4 * rng.integers(1, 33, size=(60, 8))
+    sets = [
+        [_TABLES[i].with_dim(int(w)) for i, w in zip(rng.choice(40, size=8, replace=False), row, strict=True)]
+        for row in widths
+    ]
+    return compute.predict(LoadSets.of(sets, batch_size))
+
+
+def test_the_two_kinds_of_device_rank_sets_differently():
+    tau = kendalltau(_costs(MadeUpGpu()), _costs(MadeUpCpu())).statistic
+    assert 0.2 < tau < 0.9
+
+
+@pytest.mark.parametrize("device", MADE_UP.values(), ids=MADE_UP)
+def test_costs_are_not_a_sum_over_tables(device):
+    sets = LoadSets.of([_TABLES, *([table] for table in _TABLES)], device.batch_size)
+    together, *alone = device.compute.predict(sets)
+    assert abs(together / sum(alone) - 1) > 0.02
+
+
+def test_gpu_sectors_make_narrow_tables_as_dear_as_wider_ones():
+    four, eight = (MadeUpGpu(memory_bytes_per_ms=1.0).predict(LoadSets.of([[t]], 64))[0] for t in
+                   (_TABLES[0].with_dim(4), _TABLES[0].with_dim(8)))  # fmt: skip
+    assert eight < 1.1 * four
+
+
+def test_cpu_widths_that_fill_no_vector_are_dearer_than_the_next_that_does():
+    rest, full = (MadeUpCpu().predict(LoadSets.of([[_TABLES[0].with_dim(w)]], 4096))[0] for w in (60, 64))
+    assert rest > full
+
+
+@pytest.mark.parametrize("device", MADE_UP.values(), ids=MADE_UP)
+def test_measurements_scatter_around_the_truth_by_the_noise(device):
+    compute = [(ComputeSample(_TABLES[:4], device.batch_size), "train")] * 400
+    comm = [(CommSample((64, 128, 4, 0), (0.0, 1.0, 2.0, 0.5), device.batch_size), "train")] * 400
+    exact, noisy = (measured_compute(device, compute, noise, np.random.default_rng(0)) for noise in (0.0, 0.1))
+    true_ms = device.compute.predict(LoadSets.of([_TABLES[:4]], device.batch_size))
+    assert np.array_equal(exact[0].repeats.times_ms, true_ms)
+    factors = np.log([m.repeats.times_ms[0] for m in noisy] / true_ms)
+    assert abs(factors.mean()) < 0.02
+    assert 0.08 < factors.std() < 0.12
+    exchanges = np.array([m.repeats.times_ms[0] for m in measured_comm(device, comm, 0.1, np.random.default_rng(0))])
+    assert exchanges.shape == (400, 2, 4)
+    assert (exchanges[:, 0] > np.array([2.0, 1.0, 0.0, 1.5])).all()  # nobody is done before the last has started
+    again = measured_comm(device, comm, 0.1, np.random.default_rng(0))
+    assert np.array_equal(exchanges[7], again[7].repeats.times_ms[0])
+
+
+@pytest.mark.parametrize("compute", [MadeUpGpu(), MadeUpCpu()], ids=["gpu", "cpu"])
+def test_caches_are_shared_a_table_costs_more_beside_others(compute):
+    table, others = replace(_TABLES[0], name="one").with_dim(64), [t.with_dim(128) for t in _TABLES[1:30]]
+    with_it, without, alone = compute.predict(LoadSets.of([[table, *others], others, [table]], 65536))
+    assert with_it - without != pytest.approx(alone, rel=0.01)

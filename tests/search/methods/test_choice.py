@@ -1,0 +1,133 @@
+"""A gain is believed where it is large beside the margins."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.plans.plan import Plan, Shard
+from neuroshard.registry import build
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.methods.starts import ExistingPlan
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task
+
+FEW = Improvement(shakes=10)
+ERROR = 0.15
+
+
+@dataclass(frozen=True)
+class Wrong(LinearCompute):
+    """Widths that halving never gives look cheaper than they are: the published search doesn't use them."""
+
+    def embed(self, loads):
+        halved = np.log2(loads.dim) % 1 == 0
+        return super().embed(loads) * np.where(halved, 1.0, 1 - ERROR)[:, None].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Disagreeing(LinearCompute):
+    """With members, though it has none, that disagree by a constant."""
+
+    def spread_ms(self, sets):
+        return np.full(len(sets), 1e-9)
+
+
+def _simulator(compute, relative):
+    """Half the width of intervals: `relative` of a compute cost, nothing of an exchange."""
+    margins = Margins(Margin(relative, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
+    return Simulator(replace(linear_models(), compute=compute, margins=margins))
+
+
+def _two_plans():
+    """Everything on one device, and spread over four."""
+    task = toy_task(8)
+    shards = tuple(Shard(i, 0, table.dim) for i, table in enumerate(task.tables))
+    return Plan(task, shards, (0,) * 8), Plan(task, shards, tuple(range(4)) * 2)
+
+
+def _asked_share(simulator):
+    """What share of both margins the gain is."""
+    first, other = simulator.costs(_two_plans()[0].task, _two_plans())
+    return (first.expected_ms - other.expected_ms) / (first.margin_ms + other.margin_ms)
+
+
+@pytest.mark.parametrize(("compute", "setting"), [(LinearCompute(), "blind_doubt"), (Disagreeing(), "doubt")])
+def test_a_gain_is_believed_beyond_a_share_of_both_margins(compute, setting):
+    simulator, (first, other) = _simulator(compute, 0.5), _two_plans()
+    share = _asked_share(simulator)
+    assert 0.1 < share < 3
+    for factor, chosen in ((0.99, other), (1.01, first)):
+        other_setting = {"doubt", "blind_doubt"} - {setting}
+        choice = Choice(**{setting: share * factor, other_setting.pop(): 1e6 * (factor < 1)})
+        assert choice.choose(first, other, simulator) == chosen
+
+
+def test_without_members_no_saving_of_all_devices_together_counts():
+    """Two tables, one on each device, or both halved: cheaper in all, says the model, and no better balanced."""
+
+    @dataclass(frozen=True)
+    class Flattering(LinearCompute):
+        def embed(self, loads):
+            return super().embed(loads) * np.where(loads.dim < 64, 0.1, 1.0)[:, None].astype(np.float32)
+
+    @dataclass(frozen=True)
+    class FlatteringMembers(Flattering, Disagreeing):
+        pass
+
+    tables = tuple(replace(toy_tables(1)[0], name=f"t{i}").with_dim(64) for i in range(2))
+    task = Task(tables, Topology(2, 1 << 30), 256)
+    first = Plan(task, (Shard(0, 0, 64), Shard(1, 0, 64)), (0, 1))
+    halves = tuple(Shard(t, 32 * h, 32) for t in range(2) for h in range(2))
+    other = Plan(task, halves, (0, 1, 0, 1))
+    models = replace(linear_models(2), margins=_simulator(LinearCompute(), 0.1).models.margins)
+    for compute, chosen in ((Flattering(), first), (FlatteringMembers(), other)):
+        assert Choice(1.0, 1.0).choose(first, other, Simulator(replace(models, compute=compute))) is chosen
+
+
+def test_a_plan_that_gains_nothing_is_never_chosen():
+    first, other = _two_plans()
+    for simulator in (Simulator(linear_models()), _simulator(LinearCompute(), 0.1)):
+        assert Choice(0.0, 0.0).choose(other, first, simulator) is other
+        assert Choice(0.0, 0.0).choose(first, first, simulator) is first
+
+
+def test_models_that_know_no_margins_are_believed():
+    first, other = _two_plans()
+    assert Choice(1e6, 1e6).choose(first, other, Simulator(linear_models())) is other
+
+
+def test_the_first_start_stays_where_the_gain_is_not_believed():
+    first, other = _two_plans()
+    starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
+    for one in (simulator, Simulator(replace(simulator.models, compute=OpaqueCompute()))):
+        doubting, believing = (ImprovedSearch(starts, FEW, choice=c) for c in (Choice(1e3, 1e3), None))
+        assert set(doubting.search(first.task, one).devices) == {0}
+        assert set(believing.search(first.task, one).devices) == {0, 1, 2, 3}
+
+
+def test_gains_that_are_errors_of_the_model_are_left():
+    """The truth is known: without a choice many plans are worse, with it none by more than 1%."""
+    truth, wrong = Simulator(linear_models()), _simulator(Wrong(), ERROR)
+    gains = []
+    for seed in range(10):
+        task = toy_task(24, seed=seed)
+        searchers = (BeamSearch(), NeuroShard(improvement=FEW, choice=None), NeuroShard(improvement=FEW))
+        published, bold, ours = (truth.cost(task, searcher.search(task, wrong)).total_ms for searcher in searchers)
+        gains.append((1 - bold / published, 1 - ours / published))
+    bold, ours = np.array(gains).T
+    assert (bold < -0.01).mean() >= 0.3
+    assert ours.min() > -0.01
+    assert ours.mean() >= 0
+
+
+def test_the_setting_comes_from_the_config():
+    assert build("searcher", "neuroshard") == NeuroShard()
+    assert build("searcher", "neuroshard", choice={"doubt": 0.5}).parts.choice == Choice(doubt=0.5)
+    assert build("searcher", "neuroshard", choice=None).parts.choice is None
