@@ -27,7 +27,7 @@ class Choice:
             together: the same tables rarely cost less in all, and that is where such models are led astray most.
     """
 
-    doubt: NonNegative = 0.15
+    doubt: NonNegative = 0.25
     blind_doubt: NonNegative = 1.0
 
     def choose(self, first: Plan, other: Plan, simulator: Simulator) -> Plan:
