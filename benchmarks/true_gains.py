@@ -19,7 +19,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from neuroshard.stages.pretrain.measured import Measured
 
 from neuroshard.arrays import BoolArray, FloatArray
 from neuroshard.models import CostModels
@@ -32,6 +31,7 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.result import margins_of
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
@@ -77,7 +77,7 @@ class Setting:
         models = CostModels(model, forward, backward, self.made_up.batch_size, ranges)
         return replace(models, margins=margins_of(models, compute, comm))
 
-    def _measured(self) -> tuple[Measured, Measured]:
+    def _measured(self) -> tuple[SplitMeasurements, SplitMeasurements]:
         rng, device = np.random.default_rng([self.seed, self.samples]), self.made_up
         split = split_tables(_tables(device.batch_size, _SEEN), self.seed)
         sets = ComputeAugmentation(max_tables=20, any_width_share=0.5)
@@ -107,9 +107,9 @@ def _tables(batch_size: int, seed: int) -> Any:
     return dlrm_like(batch_size=batch_size, seed=seed)
 
 
-def _by_split(measurements: list[Any]) -> Measured:
+def _by_split(measurements: list[Any]) -> SplitMeasurements:
     train, valid, test = ([m for m in measurements if m.split == name] for name in ("train", "valid", "test"))
-    return Measured(train, valid, test, measurements)
+    return SplitMeasurements(train, valid, test, measurements)
 
 
 def _silent(_epoch: int, _loss: float) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.plan import Plan, Shard
+from neuroshard.plans.plan import assemble
 from neuroshard.registry import build
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
@@ -48,8 +48,8 @@ def _simulator(compute, relative):
 def _two_plans():
     """Everything on one device, and spread over four."""
     task = toy_task(8)
-    shards = tuple(Shard(i, 0, table.dim) for i, table in enumerate(task.tables))
-    return Plan(task, shards, (0,) * 8), Plan(task, shards, tuple(range(4)) * 2)
+    dims = [(i, table.dim) for i, table in enumerate(task.tables)]
+    return assemble(task, [(i, dim, 0) for i, dim in dims]), assemble(task, [(i, dim, i % 4) for i, dim in dims])
 
 
 def _asked_share(simulator):
@@ -83,9 +83,8 @@ def test_without_members_no_saving_of_all_devices_together_counts():
 
     tables = tuple(replace(toy_tables(1)[0], name=f"t{i}").with_dim(64) for i in range(2))
     task = Task(tables, Topology(2, 1 << 30), 256)
-    first = Plan(task, (Shard(0, 0, 64), Shard(1, 0, 64)), (0, 1))
-    halves = tuple(Shard(t, 32 * h, 32) for t in range(2) for h in range(2))
-    other = Plan(task, halves, (0, 1, 0, 1))
+    first = assemble(task, [(0, 64, 0), (1, 64, 1)])
+    other = assemble(task, [(table, 32, device) for table in range(2) for device in range(2)])
     models = replace(linear_models(2), margins=_simulator(LinearCompute(), 0.1).models.margins)
     for compute, chosen in ((Flattering(), first), (FlatteringMembers(), other)):
         assert Choice(1.0, 1.0).choose(first, other, Simulator(replace(models, compute=compute))) is chosen
@@ -108,8 +107,8 @@ def test_the_first_start_stays_where_the_gain_is_not_believed():
     starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
     for one in (simulator, Simulator(replace(simulator.models, compute=OpaqueCompute()))):
         doubting, believing = (ImprovedSearch(starts, FEW, choice=c) for c in (Choice(1e3, 1e3), None))
-        assert set(doubting.search(first.task, one).devices) == {0}
-        assert set(believing.search(first.task, one).devices) == {0, 1, 2, 3}
+        assert {placement.device for placement in doubting.search(first.task, one).placements} == {0}
+        assert {placement.device for placement in believing.search(first.task, one).placements} == {0, 1, 2, 3}
 
 
 def test_gains_that_are_errors_of_the_model_are_left():

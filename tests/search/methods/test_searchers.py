@@ -123,7 +123,9 @@ class _UnsureOfMany(LinearCompute):
 def test_caution_prefers_plans_that_are_more_certain():
     margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
     simulator = Simulator(CostModels(_UnsureOfMany(), LinearComm(4), LinearComm(4), None, None, margins))
-    bold, careful = (NeuroShard(improvement=Improvement(shakes=40), caution=caution) for caution in (0.0, 3.0))
+    bold, careful = (
+        NeuroShard(improvement=Improvement(shakes=40), caution=caution, choice=None) for caution in (0.0, 3.0)
+    )
     gains = []
     for seed in range(6):
         task = toy_task(15, seed=seed)
