@@ -40,8 +40,9 @@ class Improvement:
     """How long a plan is improved, and how.
 
     Local search takes the best step from the most loaded devices until none helps; then random steps shake the best
-    plan, and it goes on from there. What ends it is counted, so the same call gives the same plan on every machine,
-    unless a time limit is asked for.
+    plan, again and again, and what comes of it is improved: by estimates of communication first, and by all that the
+    models say where that comes near the best plan. What ends it is counted, so the same call gives the same plan on
+    every machine, unless a time limit is asked for.
 
     Attributes:
         shakes: how often the best plan is shaken.
@@ -66,8 +67,9 @@ class Improvement:
         clock: Clock = time.monotonic,
     ) -> Improved:
         """The best plan found by `rank`, the lowest; by cost, never one that costs more than `plan`."""
-        first = local.best_step(plan) or plan  # compiles on its first call, which must not count against the limit
-        local.others(first, 0, [self.seed])
+        # Both are compiled by their first calls, which must not count against the limit.
+        first = local.best_step(plan) or plan
+        first = min(first, *local.others(first, 0, [self.seed]), key=predicted_ms)
         budget = _Budget(self, local, clock)
         best = min(plan, _descend(local, first, budget), key=rank)
         made = 0
