@@ -4,20 +4,16 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import IntArray
-from neuroshard.stages.search.kernels.steps import (
+from neuroshard.stages.search.kernels.estimates import (
     AllShards,
-    Bounds,
     Contents,
     Costs,
-    Steps,
-    best_steps,
     estimate_ms,
     fill,
-    may_move,
-    moved_by,
     ready_all,
     score_with,
 )
+from neuroshard.stages.search.kernels.steps import Bounds, Steps, best_steps, may_move, moved_by
 from neuroshard.stages.search.space.compiled import leaf
 from neuroshard.stages.search.space.limits import Limits
 

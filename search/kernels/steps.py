@@ -6,7 +6,17 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.kernels.exchanges import Exchanges, backward_ms, step_ms, transfer_ms
+from neuroshard.stages.search.kernels.estimates import (
+    AllShards,
+    Contents,
+    Costs,
+    after_ms,
+    others_of,
+    ready_all,
+    ready_ms,
+    score_with,
+)
+from neuroshard.stages.search.kernels.exchanges import step_ms
 from neuroshard.stages.search.space.compiled import fast_leaf, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.moved import arriving_bytes
@@ -14,41 +24,6 @@ from neuroshard.stages.search.space.moved import arriving_bytes
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
 _USUAL = 0.9  # of the transfer before a step, that is left of it after
-
-
-class AllShards(NamedTuple):
-    """Every possible shard of I items, as the catalog has them.
-
-    Attributes:
-        limits: the items'.
-        first: (I,) first entry of each item.
-        size_bytes, state_bytes, vectors: (N,), (N,), (N, H) of each entry.
-        least_score: (N,) what each adds to the score of a device that holds nothing of its item, at least.
-    """
-
-    limits: Limits
-    first: IntArray
-    size_bytes: IntArray
-    state_bytes: IntArray
-    vectors: Float32Array
-    least_score: FloatArray
-
-
-class Contents(NamedTuple):
-    """What lies on D devices.
-
-    Attributes:
-        held: (I, D) units of each item on each device.
-        sums: (D, H) of the vectors on each device, bias included.
-        size_bytes, units: (D,) bytes and units on each device.
-        score: (D,) sum(relu(sums) * weight); 0 for an empty device.
-    """
-
-    held: IntArray
-    sums: Float32Array
-    size_bytes: IntArray
-    units: IntArray
-    score: FloatArray
 
 
 class Bounds(NamedTuple):
@@ -63,22 +38,6 @@ class Bounds(NamedTuple):
     memory_bytes: IntArray
     before: IntArray
     bytes_left: int
-
-
-class Costs(NamedTuple):
-    """What plans are estimated by.
-
-    Attributes:
-        bias, weight: (H,) of the compute model's head.
-        offset, scale_ms: its, from scores to ms.
-        exchanges: what communication costs.
-    """
-
-    bias: Float32Array
-    weight: Float32Array
-    offset: float
-    scale_ms: float
-    exchanges: Exchanges
 
 
 class Steps(NamedTuple):
@@ -109,15 +68,6 @@ def _contents(held: IntArray) -> tuple[IntArray, IntArray, IntArray]:
                     items[filled[d]] = i
                     filled[d] += 1
     return shards, start, items
-
-
-@fast_leaf
-def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
-    """The score of sums `base` after one vector more and one less."""
-    total = np.float32(0)
-    for h in range(len(weight)):
-        total += max(base[h] + plus[h] - minus[h], np.float32(0)) * weight[h]
-    return float(total)
 
 
 @leaf
@@ -156,103 +106,6 @@ def moved_by(
     less = _more_moved(all_shards, item, before[item, source], now_source, now_source - portion)
     more = _more_moved(all_shards, item, before[item, target], now_target, now_target + portion)
     return int(less + more)
-
-
-@njit(cache=True, nogil=True)
-def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
-    """Everything else from what is held."""
-    held, sums, size, units, score = contents
-    first, nothing = all_shards.first, np.zeros(len(costs.weight), np.float32)
-    for d in range(held.shape[1]):
-        sums[d], size[d], units[d], score[d] = costs.bias, 0, 0, 0.0
-        for i in range(held.shape[0]):
-            if held[i, d] > 0:
-                sums[d] += all_shards.vectors[first[i] + held[i, d]]
-                size[d] += all_shards.size_bytes[first[i] + held[i, d]]
-                units[d] += held[i, d]
-        if units[d] > 0:
-            score[d] = score_with(sums[d], nothing, nothing, costs.weight)
-
-
-@leaf
-def _ready_ms(costs: Costs, score: float, units: int, widest: int) -> float:
-    """When a device's backward communication and compute have ended."""
-    compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
-    return compute + backward_ms(costs.exchanges, units, widest)
-
-
-@njit(cache=True, nogil=True)
-def ready_all(contents: Contents, costs: Costs) -> FloatArray:
-    """(D,) ms."""
-    ready, widest = np.empty(len(contents.units)), contents.units.max()
-    for d in range(len(ready)):
-        ready[d] = _ready_ms(costs, contents.score[d], contents.units[d], widest)
-    return ready
-
-
-@njit(cache=True, nogil=True)
-def estimate_ms(contents: Contents, costs: Costs) -> float:
-    """The cost of a plan, estimated."""
-    return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
-
-
-class _Others(NamedTuple):
-    """All devices but two: when the last and the one before are ready, the first, all together; the most units."""
-
-    last: float
-    before: float
-    first: float
-    total: float
-    last_units: int
-    widest: int
-
-
-@leaf
-def _others(ready: FloatArray, units: IntArray, source: int, target: int) -> _Others:
-    last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0, 0
-    for d in range(len(ready)):
-        if d not in (source, target):
-            total += ready[d]
-            first = min(first, ready[d])
-            widest = max(widest, units[d])
-            if ready[d] > last:
-                last, before, last_units = ready[d], last, units[d]
-            elif ready[d] > before:
-                before = ready[d]
-    return _Others(last, before, first, total, last_units, widest)
-
-
-@leaf
-def _after_ms(
-    costs: Costs, others: _Others, count: int, ends: tuple[tuple[float, int], tuple[float, int]], now: tuple[int, int]
-) -> float:
-    """A plan's cost after a step.
-
-    `ends` are the scores and units of its two devices then, `count` all devices, `now` the widest device's units and
-    the mean before the step.
-    """
-    (score, units), (other_score, other_units) = ends
-    widest = max(others.widest, units, other_units)
-    shift = backward_ms(costs.exchanges, now[1], widest) - backward_ms(costs.exchanges, now[1], now[0])
-    one, other = _ready_ms(costs, score, units, widest), _ready_ms(costs, other_score, other_units, widest)
-    high, low = max(one, other), min(one, other)
-    last = max(others.last + shift, high)
-    before = max(min(others.last + shift, high), others.before + shift, low)
-    if count == 2:
-        last, before = high, low
-    first = min(others.first + shift, low)
-    mean = (others.total + shift * (count - 2) + one + other) / count
-    longest = 0.0
-    for ready, own in (
-        (one, units),
-        (other, other_units),
-        (others.last + shift, others.last_units),
-        (last, others.widest),
-    ):
-        if own > 0:
-            left = transfer_ms(costs.exchanges, own, widest, last - ready, last - before, last - mean, last - first)
-            longest = max(longest, left)
-    return last + longest
 
 
 @leaf
@@ -295,7 +148,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     for target in range(num_devices):
         if target == source:
             continue
-        others = _others(ready, units, source, target)
+        others = others_of(ready, units, source, target)
         if others.last + transfer >= worth:
             continue
         for p_out in range(start[source], start[source + 1]):
@@ -308,7 +161,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                 left_score = without[p_out] if whole else score_with(sums[source], vectors[out1], vectors[out0], weight)
                 in0, in1 = first[i] + held[i, target], first[i] + held[i, target] + portion
                 adds = least[in1] if in0 == first[i] else -np.inf
-                none_back = _ready_ms(costs, left_score, left, now[0]) + transfer >= worth
+                none_back = ready_ms(costs, left_score, left, now[0]) + transfer >= worth
                 hopeless = none_back and least[first[i]] == 0  # whatever came back would only add to it
                 if whole:
                     out[:] = sums[source] - vectors[out0]
@@ -319,7 +172,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     back_units = held[back, target] if back >= 0 else 0
                     there = score[target] if back < 0 else without[p]
                     arrived = units[target] + portion - back_units
-                    if back == i or _ready_ms(costs, there + adds, arrived, now[0]) + transfer >= worth:
+                    if back == i or ready_ms(costs, there + adds, arrived, now[0]) + transfer >= worth:
                         continue
                     moved, returned, c0 = 0, left_score, first[i]  # an empty shard: nothing comes back
                     source_size = size[source] + size_bytes[out1] - size_bytes[out0]
@@ -328,7 +181,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         b0 = first[back] + held[back, source]
                         b1, c0 = b0 + back_units, first[back] + back_units
                         brings = least[b1] if b0 == first[back] else -np.inf
-                        if _ready_ms(costs, left_score + brings, left + back_units, now[0]) + transfer >= worth:
+                        if ready_ms(costs, left_score + brings, left + back_units, now[0]) + transfer >= worth:
                             continue
                         if not may_move(limits, held, shards[back], back, back_units, (target, source), i):
                             continue
@@ -345,7 +198,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         continue
                     there = _score_after_swap(sums[target], vectors[in1], vectors[in0], vectors[c0], weight)
                     ends = (returned, left + back_units), (there, arrived)
-                    value = _after_ms(costs, others, num_devices, ends, now)
+                    value = after_ms(costs, others, num_devices, ends, now)
                     if value < worth:
                         count = _keep(best, count, (source, target, i, portion, back), value)
                         if count == len(best.estimate):

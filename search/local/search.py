@@ -14,6 +14,7 @@ from neuroshard.models import SumModel
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.kernels.descent import explore
+from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, fill
 from neuroshard.stages.search.kernels.exchanges import Exchanges
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
@@ -21,13 +22,9 @@ from neuroshard.stages.search.kernels.steps import (
     SOURCE,
     TARGET,
     UNITS_OUT,
-    AllShards,
     Bounds,
-    Contents,
-    Costs,
     Steps,
     best_steps,
-    fill,
 )
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory

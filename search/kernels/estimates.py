@@ -1,0 +1,169 @@
+"""Plans and what they are estimated to cost, without a call of the models: compiled."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.kernels.exchanges import Exchanges, backward_ms, step_ms, transfer_ms
+from neuroshard.stages.search.space.compiled import fast_leaf, leaf
+from neuroshard.stages.search.space.limits import Limits
+
+
+class AllShards(NamedTuple):
+    """Every possible shard of I items, as the catalog has them.
+
+    Attributes:
+        limits: the items'.
+        first: (I,) first entry of each item.
+        size_bytes, state_bytes, vectors: (N,), (N,), (N, H) of each entry.
+        least_score: (N,) what each adds to the score of a device that holds nothing of its item, at least.
+    """
+
+    limits: Limits
+    first: IntArray
+    size_bytes: IntArray
+    state_bytes: IntArray
+    vectors: Float32Array
+    least_score: FloatArray
+
+
+class Contents(NamedTuple):
+    """What lies on D devices.
+
+    Attributes:
+        held: (I, D) units of each item on each device.
+        sums: (D, H) of the vectors on each device, bias included.
+        size_bytes, units: (D,) bytes and units on each device.
+        score: (D,) sum(relu(sums) * weight); 0 for an empty device.
+    """
+
+    held: IntArray
+    sums: Float32Array
+    size_bytes: IntArray
+    units: IntArray
+    score: FloatArray
+
+
+class Costs(NamedTuple):
+    """What plans are estimated by.
+
+    Attributes:
+        bias, weight: (H,) of the compute model's head.
+        offset, scale_ms: its, from scores to ms.
+        exchanges: what communication costs.
+    """
+
+    bias: Float32Array
+    weight: Float32Array
+    offset: float
+    scale_ms: float
+    exchanges: Exchanges
+
+
+@fast_leaf
+def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
+    """The score of sums `base` after one vector more and one less."""
+    total = np.float32(0)
+    for h in range(len(weight)):
+        total += max(base[h] + plus[h] - minus[h], np.float32(0)) * weight[h]
+    return float(total)
+
+
+@njit(cache=True, nogil=True)
+def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
+    """Everything else from what is held."""
+    held, sums, size, units, score = contents
+    first, nothing = all_shards.first, np.zeros(len(costs.weight), np.float32)
+    for d in range(held.shape[1]):
+        sums[d], size[d], units[d], score[d] = costs.bias, 0, 0, 0.0
+        for i in range(held.shape[0]):
+            if held[i, d] > 0:
+                sums[d] += all_shards.vectors[first[i] + held[i, d]]
+                size[d] += all_shards.size_bytes[first[i] + held[i, d]]
+                units[d] += held[i, d]
+        if units[d] > 0:
+            score[d] = score_with(sums[d], nothing, nothing, costs.weight)
+
+
+@leaf
+def ready_ms(costs: Costs, score: float, units: int, widest: int) -> float:
+    """When a device's backward communication and compute have ended."""
+    compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
+    return compute + backward_ms(costs.exchanges, units, widest)
+
+
+@njit(cache=True, nogil=True)
+def ready_all(contents: Contents, costs: Costs) -> FloatArray:
+    """(D,) ms."""
+    ready, widest = np.empty(len(contents.units)), contents.units.max()
+    for d in range(len(ready)):
+        ready[d] = ready_ms(costs, contents.score[d], contents.units[d], widest)
+    return ready
+
+
+@njit(cache=True, nogil=True)
+def estimate_ms(contents: Contents, costs: Costs) -> float:
+    """The cost of a plan, estimated."""
+    return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
+
+
+class Others(NamedTuple):
+    """All devices but two: when the last and the one before are ready, the first, all together; the most units."""
+
+    last: float
+    before: float
+    first: float
+    total: float
+    last_units: int
+    widest: int
+
+
+@leaf
+def others_of(ready: FloatArray, units: IntArray, source: int, target: int) -> Others:
+    """Of all devices but two, from when they are ready and their units, (D,)."""
+    last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0, 0
+    for d in range(len(ready)):
+        if d not in (source, target):
+            total += ready[d]
+            first = min(first, ready[d])
+            widest = max(widest, units[d])
+            if ready[d] > last:
+                last, before, last_units = ready[d], last, units[d]
+            elif ready[d] > before:
+                before = ready[d]
+    return Others(last, before, first, total, last_units, widest)
+
+
+@leaf
+def after_ms(
+    costs: Costs, others: Others, count: int, ends: tuple[tuple[float, int], tuple[float, int]], now: tuple[int, int]
+) -> float:
+    """A plan's cost after a step.
+
+    `ends` are the scores and units of its two devices then, `count` all devices, `now` the widest device's units and
+    the mean before the step.
+    """
+    (score, units), (other_score, other_units) = ends
+    widest = max(others.widest, units, other_units)
+    shift = backward_ms(costs.exchanges, now[1], widest) - backward_ms(costs.exchanges, now[1], now[0])
+    one, other = ready_ms(costs, score, units, widest), ready_ms(costs, other_score, other_units, widest)
+    high, low = max(one, other), min(one, other)
+    last = max(others.last + shift, high)
+    before = max(min(others.last + shift, high), others.before + shift, low)
+    if count == 2:
+        last, before = high, low
+    first = min(others.first + shift, low)
+    mean = (others.total + shift * (count - 2) + one + other) / count
+    longest = 0.0
+    for ready, own in (
+        (one, units),
+        (other, other_units),
+        (others.last + shift, others.last_units),
+        (last, others.widest),
+    ):
+        if own > 0:
+            left = transfer_ms(costs.exchanges, own, widest, last - ready, last - before, last - mean, last - first)
+            longest = max(longest, left)
+    return last + longest
