@@ -73,7 +73,7 @@ class Collect:
         if is_follower():
             self.hardware.follow()
             return None
-        with RunDirectory(Path(self.out)).held():
+        with RunDirectory(Path(self.out)).held(["manifest.json"]):
             return self._collect(DataDirectory(Path(self.out)))
 
     def _collect(self, directory: DataDirectory) -> Summary:

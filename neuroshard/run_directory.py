@@ -6,7 +6,7 @@ kind of run it is, and what else there is to say of it.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from neuroshard.errors import UserError
 from neuroshard.files import check_directory, exclusive, read_json, write_json
+from neuroshard.places import check_nothing_else
 from neuroshard.schema import of_format, parse, shown
 from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.tasks.task import Task
@@ -44,13 +45,16 @@ class RunDirectory:
         return cls(_next_free(Path("runs") / kind, name) if out is None else Path(out))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, marks: Collection[str] = (_RUN, _SETTINGS, "policy.json")) -> Iterator[None]:
         """Keep other runs out of it; a run that leaves no file leaves no new directory either.
 
+        `marks` are the files that say that what is there is of this kind.
+
         Raises:
-            UserError: it can't be written to, or another run is at work there.
+            UserError: it can't be written to, holds something else, or another run is at work there.
         """
         check_directory(self.path)
+        check_nothing_else(self.path, marks)
         with exclusive(self.path):
             yield
 

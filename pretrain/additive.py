@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -77,6 +77,8 @@ class Additive(HiddenLayers):
         corrections: width of the head's hidden layer.
     """
 
+    goes_on_from: ClassVar[Any] = AdditiveCompute
+
     hidden: tuple[int, ...] = (128, 64)
     features: str = "physical_reuse"
     corrections: int = 16
@@ -92,7 +94,7 @@ class Additive(HiddenLayers):
         Raises:
             UserError: the start is of another form; or there are several batch sizes, which the features don't show.
         """
-        check_start(start, AdditiveCompute)
+        check_start(start, self)
         features = FeatureSet(self.features) if start is None else start.features
         train, valid = compute_tables(measured, features)
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
@@ -120,6 +122,8 @@ class Ensemble:
         members: how many.
     """
 
+    goes_on_from: ClassVar[Any] = ComputeEnsemble
+
     member: Additive = field(default_factory=Additive)
     members: int = 4
 
@@ -134,7 +138,7 @@ class Ensemble:
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
         """Every member fitted; from `start`'s members on, if it is given."""
-        check_start(start, ComputeEnsemble)
+        check_start(start, self)
         starts = [None] * self.members if start is None else start.members
         fitted = []
         for number, one in enumerate(starts):

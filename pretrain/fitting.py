@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from neuroshard.errors import UserError
 from neuroshard.models import CommModel, SumModel
@@ -19,6 +19,8 @@ OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on th
 class ComputeFitter(Protocol):
     """Fits compute models of one form."""
 
+    goes_on_from: ClassVar[Any]  # the kind of model that `start` may be; None begins from nothing
+
     @property
     def epochs(self) -> int:
         """At most so many are trained."""
@@ -31,6 +33,8 @@ class ComputeFitter(Protocol):
 
 class CommFitter(Protocol):
     """Fits communication models of one form."""
+
+    goes_on_from: ClassVar[Any]  # as for compute models
 
     @property
     def epochs(self) -> int:
@@ -63,13 +67,15 @@ class HiddenLayers:
         return self.training.epochs
 
 
-def check_start(start: Any, kind: type) -> None:
-    """Raise UserError unless `start` is None or a model of that kind."""
-    if start is not None and not isinstance(start, kind):
-        raise UserError(
-            f"init is a model of the kind {start.kind!r}, but {kind.__name__} is to be fitted; "
-            "choose the compute_model and comm_model of the bundle, or leave init out"
-        )
+def check_start(start: Any, fitter: ComputeFitter | CommFitter) -> None:
+    """Raise UserError unless `start` is None or a model that the fitter can go on from."""
+    if start is None or (fitter.goes_on_from is not None and isinstance(start, fitter.goes_on_from)):
+        return
+    can = "begins from nothing" if fitter.goes_on_from is None else f"goes on from {fitter.goes_on_from.kind!r} only"
+    raise UserError(
+        f"init is a model of the kind {start.kind!r}, and {type(fitter).__name__} {can}; "
+        "choose the compute_model and comm_model of the bundle, or leave init out"
+    )
 
 
 def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:

@@ -1,7 +1,7 @@
 """Fitting models of the papers' form: NeuroShard, section 3.2, and its published layer widths."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ class PaperCompute:
         training: how it is fitted.
     """
 
+    goes_on_from: ClassVar[Any] = None
+
     features: str = "paper"
     table: tuple[int, ...] = (128, 32)
     head: int = 64
@@ -55,7 +57,7 @@ class PaperCompute:
         Raises:
             UserError: a start is given; or the samples are of several batch sizes, which the features don't show.
         """
-        check_start(start, type(None))
+        check_start(start, self)
         features = FeatureSet(self.features)
         train, valid = compute_tables(measured, features)
         normaliser, scale_ms = Normaliser.fitted(train.features), float(train.cost_ms.mean())
@@ -70,6 +72,8 @@ class PaperCompute:
 class PaperComm(HiddenLayers):
     """One network from the columns and starts of a fixed number of devices, sorted, to their costs."""
 
+    goes_on_from: ClassVar[Any] = None
+
     hidden: tuple[int, ...] = (128, 64, 32, 16)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
@@ -78,7 +82,7 @@ class PaperComm(HiddenLayers):
         Raises:
             UserError: a start is given; or the exchanges are of several batch sizes or numbers of devices.
         """
-        check_start(start, type(None))
+        check_start(start, self)
         only_value(batch_sizes(measured.everything), "batch sizes", "choose comm_model=set")
         counts = [len(measurement.sample.dims) for measurement in measured.everything]
         num_devices = only_value(counts, "numbers of devices", "choose comm_model=set")

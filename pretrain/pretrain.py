@@ -15,12 +15,13 @@ from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import DataSummary, ModelName, ModelTest, ModelTests
 from neuroshard.models.trust import Ranges
+from neuroshard.places import check_nothing_else
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
-from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes, check_start
 from neuroshard.stages.pretrain.result import PretrainResult, margins_of, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.threads import torch_threads
@@ -59,13 +60,14 @@ class Pretrain:
         """
         check_directory(Path(self.out))
         check_place(Path(self.out))
+        check_nothing_else(Path(self.out), ["bundle.json"])
         start = None if self.init is None else CostModels.load(self.init)
         directory = DataDirectory(Path(self.data))
         manifest = directory.manifest()
         compute = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
         compute = compute.combining(self.max_tables).limited(self.max_samples)
         comm = SplitMeasurements.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
-        with RunDirectory(Path(self.out)).held(), torch_threads(1):
+        with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
             fitted = self._fit(compute, comm, start)
             margins = margins_of(fitted, compute, comm)
             metrics = tested(fitted, margins, compute, comm)
@@ -76,6 +78,9 @@ class Pretrain:
     def _fit(self, compute: SplitMeasurements, comm: SplitMeasurements, start: CostModels | None) -> CostModels:
         """The three models, without margins."""
         starts = [None] * 3 if start is None else [start.compute, start.forward, start.backward]
+        check_start(starts[0], self.compute_model)
+        for one in starts[1:]:
+            check_start(one, self.comm_model)
         with progress_bar() as progress:
             compute_model = self.compute_model.fit(
                 compute, starts[0], self.seed, _bar(progress, "compute", self.compute_model.epochs)

@@ -1,7 +1,7 @@
 """Fitting compute models without a network: non-negative least squares on what sets of tables move."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.linear_model import LinearRegression
@@ -25,6 +25,8 @@ class Regression:
         features: name of the feature set.
     """
 
+    goes_on_from: ClassVar[Any] = None
+
     features: str = "physical"
 
     def __post_init__(self) -> None:
@@ -41,7 +43,7 @@ class Regression:
         Raises:
             UserError: a start is given; or the samples are of several batch sizes, which the features don't show.
         """
-        check_start(start, type(None))
+        check_start(start, self)
         features = FeatureSet(self.features)
         train, valid = compute_tables(measured, features)
         model = _solved(features, train)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -100,6 +100,8 @@ class SetCommunication(HiddenLayers):
         parts: of a transfer, besides the one that remains after the last device's start.
     """
 
+    goes_on_from: ClassVar[Any] = SetComm
+
     hidden: tuple[int, ...] = (64, 32)
     parts: int = 8
 
@@ -113,7 +115,7 @@ class SetCommunication(HiddenLayers):
         Raises:
             UserError: the start is of another form.
         """
-        check_start(start, SetComm)
+        check_start(start, self)
         train, valid = (_Devices.of(part, direction) for part in (measured.train, measured.valid))
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
         scale_ms = float(np.median(train.transfer_ms)) if start is None else start.scale_ms

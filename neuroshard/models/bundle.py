@@ -193,6 +193,9 @@ def _restored(path: Path, name: ModelName, described: _Described, tensors: Tenso
     prefix = f"{name}."
     own = {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}
     try:
-        return kinds[described.kind].restored(described.settings, own)
+        model = kinds[described.kind].restored(described.settings, own)
+        if surplus := set(own).difference(model.tensors()):
+            raise ValueError(f"tensor {min(surplus)!r} belongs to nothing")
+        return model
     except ValueError as error:
         raise UserError(f"model bundle {path}: its {name} model is malformed: {error}; {_AGAIN}") from None

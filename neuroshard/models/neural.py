@@ -82,8 +82,9 @@ class NeuralComm(NetworkComm):
     """A network from every device's columns and start delay to every device's cost.
 
     Devices are alike, so they are sorted by start delay, then columns, before the network sees them, and put back
-    after: permuting the devices permutes the costs. Only differences of start delays count, and a device's cost is
-    the wait for the last device to start plus what the network gives (in multiples of `scale_ms`).
+    after: permuting the devices permutes the costs, but for devices that are alike in both. Only differences of start
+    delays count, and a device's cost is the wait for the last device to start plus what the network gives (in multiples
+    of `scale_ms`).
     """
 
     kind: ClassVar[str] = "sorted"

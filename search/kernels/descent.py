@@ -14,7 +14,6 @@ from neuroshard.stages.search.kernels.estimates import (
     score_with,
 )
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, best_steps, may_move, moved_by
-from neuroshard.stages.search.space.compiled import leaf
 from neuroshard.stages.search.space.limits import Limits
 
 _LEAST_GAIN = 1e-6  # relative
@@ -87,7 +86,7 @@ def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) 
     return 0
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def _allowed(held: IntArray, limits: Limits, step: tuple[int, int, int, int, int], back_units: int) -> bool:
     source, target, out, portion, back = step
     shards = int(np.count_nonzero(held[out]))
@@ -98,14 +97,14 @@ def _allowed(held: IntArray, limits: Limits, step: tuple[int, int, int, int, int
     return bool(may_move(limits, held, int(np.count_nonzero(held[back])), back, back_units, (target, source), out))
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def _bytes_at(size_bytes: IntArray, first: IntArray, held: IntArray, item: int, device: int, more: int) -> int:
     """Bytes that `more` units of an item add on a device."""
     before = first[item] + held[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
     """Bytes more that have to be moved after a step."""
     source, target, out, portion, back = step
@@ -115,7 +114,7 @@ def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[in
     return int(moved)
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs) -> None:
     source, target, out, portion, back = step
     back_units = plan.held[back, target] if back >= 0 else 0
@@ -131,7 +130,7 @@ def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int
             plan.score[device] = 0.0
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: int) -> None:
     """So many units more (or less) of an item on a device; its score is left alone."""
     before = all_shards.first[item] + plan.held[item, device]

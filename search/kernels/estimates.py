@@ -120,7 +120,7 @@ class Others(NamedTuple):
     widest: int
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def others_of(ready: FloatArray, units: IntArray, source: int, target: int) -> Others:
     """Of all devices but two, from when they are ready and their units, (D,)."""
     last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0, 0
@@ -136,7 +136,7 @@ def others_of(ready: FloatArray, units: IntArray, source: int, target: int) -> O
     return Others(last, before, first, total, last_units, widest)
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def after_ms(
     costs: Costs, others: Others, count: int, ends: tuple[tuple[float, int], tuple[float, int]], now: tuple[int, int]
 ) -> float:

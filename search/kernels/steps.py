@@ -96,7 +96,7 @@ def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int)
     return int(arriving_bytes(state_bytes, first, was, then) - arriving_bytes(state_bytes, first, was, now))
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def moved_by(
     all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
@@ -108,7 +108,7 @@ def moved_by(
     return int(less + more)
 
 
-@leaf
+@njit(cache=True, nogil=True)
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
     """Write a step down, in place of the worst if there is no room; how many there are then."""
     place = count

@@ -19,6 +19,8 @@ from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tasks.task import Task
 from neuroshard.units import ByteSize, readable_bytes
 
+_LEAST_MS = 1e-9  # models may say that nothing costs anything
+
 
 @dataclass(frozen=True)
 @checked
@@ -71,7 +73,7 @@ class Replan(Searcher):
         before, after = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
         return (
             f"moves {readable_bytes(moved_between(start, plan).sum())} of {readable_bytes(total_state_bytes(task))}, "
-            f"predicted {before:.2f} -> {after:.2f} ms ({1 - after / before:.1%} less)"
+            f"predicted {before:.2f} -> {after:.2f} ms ({1 - after / max(before, _LEAST_MS):.1%} less)"
         )
 
     def _start_for(self, task: Task) -> Plan:

@@ -53,7 +53,8 @@ class TaskBatch:
         shapes = {(len(some), some.task.topology.num_devices) for some in items}
         if len(shapes) > 1:
             raise UserError(
-                f"tasks of one batch must have equally many tables and devices, these have {sorted(shapes)}"
+                f"tasks of one batch must have equally many tables and devices, these have {sorted(shapes)}; "
+                "set tasks.draw.min_tables and max_tables to one number"
             )
         for some in items:
             check_whole(some, method)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
+from neuroshard.places import check_nothing_else
 from neuroshard.plans.picture import save_png
 from neuroshard.schema import PathName
 from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
@@ -67,6 +68,7 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
         raise UserError(f"out={out} is not a directory; give the report another one")
     if any(out.samefile(run) for run in runs):
         raise UserError(f"out={out} holds a run that is to be reported; give the report another directory")
+    check_nothing_else(out, ())
 
 
 @dataclass(frozen=True, eq=False)

@@ -177,7 +177,7 @@ def test_impossible_batch_sizes_are_refused(tmp_path):
 
 def test_another_runs_directory_is_refused(tmp_path):
     RunDirectory(tmp_path / "data").finish("evaluate", {})
-    with pytest.raises(UserError, match="data holds a run already"):
+    with pytest.raises(UserError, match=r"data holds a run \(run.json\)"):
         collect_run(tmp_path / "data").run()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["run.json"]
 

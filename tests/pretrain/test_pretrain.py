@@ -305,7 +305,7 @@ def test_a_regression_finds_costs_that_are_linear(data):
     model = CostModels.load(data / "bundle").compute
     assert (model.weight >= 0).all()
     assert np.allclose(*(some.predict(LoadSets.of([TABLES[:3]], 256)) for some in (model, LinearCompute())), rtol=1e-2)
-    with pytest.raises(UserError, match="init is a model of the kind 'linear'"):
+    with pytest.raises(UserError, match="init is a model of the kind 'linear', and Regression begins from nothing"):
         _pretrain(data, "further", init=str(data / "bundle"), **LINEAR).run()
 
 
@@ -321,3 +321,12 @@ def test_metrics_by_hand():
 def test_impossible_training_is_refused(setting):
     with pytest.raises(UserError, match=str(next(iter(setting)))):
         TrainingSettings(**setting)
+
+
+def test_a_start_of_another_form_is_refused_before_anything_is_fitted(data, monkeypatch):
+    """The communication model's too."""
+    _pretrain(data, **BRIEF_SETS).run()
+    monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
+    mixed = BRIEF_SETS | {"comm_model": PaperComm(training=BRIEF)}
+    with pytest.raises(UserError, match="kind 'set', and PaperComm begins from nothing"):
+        _pretrain(data, "wrong", init=str(data / "bundle"), **mixed).run()

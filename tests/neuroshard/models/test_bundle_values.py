@@ -73,6 +73,24 @@ def test_wrong_values_are_refused_or_harmless(bundles, form):
     assert loaded > TRIES // 20
 
 
+@pytest.mark.parametrize("form", ["newer", "paper", "linear"])
+def test_tensors_that_belong_to_nothing_are_refused(bundles, form):
+    tree = json.loads((bundles / form / "bundle.json").read_text())
+    tensors = safetensors.numpy.load(next((bundles / form).glob("weights-*")).read_bytes())
+    _write(bundles / "changed", tree, tensors | {"compute.more": np.zeros(3, np.float32)})
+    with pytest.raises(UserError, match="tensor 'more' belongs to nothing"):
+        CostModels.load(bundles / "changed")
+
+
+def test_a_member_that_is_left_out_is_missed(bundles):
+    tree = json.loads((bundles / "newer" / "bundle.json").read_text())
+    tensors = safetensors.numpy.load(next((bundles / "newer").glob("weights-*")).read_bytes())
+    tree["models"]["compute"]["settings"]["members"].pop()
+    _write(bundles / "changed", tree, tensors)
+    with pytest.raises(UserError, match="belongs to nothing"):
+        CostModels.load(bundles / "changed")
+
+
 def _check_harmless(models, plan, seed):
     try:
         cost = Simulator(models).cost(plan.task, plan)

@@ -6,6 +6,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.errors import UserError
+from neuroshard.models import CostModels
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
@@ -16,6 +17,7 @@ from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from neuroshard.testing.toys import LinearComm, LinearCompute
 from neuroshard.units import readable_bytes
 
 FEW = Improvement(shakes=5)
@@ -110,3 +112,10 @@ def test_impossible_settings_are_refused():
     assert free == limited
     with pytest.raises(UserError, match="papers' form"):
         Replan(start).search(task, Simulator(replace(linear_models(), compute=OpaqueCompute())))
+
+
+def test_a_plan_that_costs_nothing_has_a_remark():
+    free = CostModels(LinearCompute(0.0, 0.0), LinearComm(4, 0.0), LinearComm(4, 0.0), 256)
+    task, simulator = toy_task(4), Simulator(free)
+    replan = Replan(Random().search(task, simulator))
+    assert "0.00 -> 0.00 ms" in replan.remark(task, simulator, replan.search(task, simulator))
