@@ -103,7 +103,7 @@ class LocalSearch:
             catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.vectors,
             catalog.least_score,
         )  # fmt: skip
-        head = self._head
+        head = model.head
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, self._exchanges())
         self._looked = 0
 
@@ -199,7 +199,7 @@ class LocalSearch:
         for device, sign in ((steps[:, SOURCE], -1), (steps[:, TARGET], 1)):
             sums, after = self._after(plan, steps, device, sign)
             units[row, device] = after
-            compute_ms[row, device] = self._compute(sums, after)[1]
+            compute_ms[row, device] = self._compute_ms(sums, after)
         forward, backward = self._communication(compute_ms, units)
         total: FloatArray = (compute_ms + backward + forward).max(axis=1)
         return total
@@ -214,10 +214,9 @@ class LocalSearch:
         change = vectors[entry + moved] - vectors[entry] + vectors[entry_back + returned] - vectors[entry_back]
         return plan.contents.sums[device] + change, plan.units[device] + moved + returned
 
-    def _compute(self, sums: Float32Array, units: IntArray) -> tuple[FloatArray, FloatArray]:
-        """(...,) scores and ms of devices with sums (..., H), bias included."""
-        score = (np.maximum(sums, 0) @ self._head.weight).astype(np.float64)
-        return score * (units > 0), self._head.finish(score) * (units > 0)
+    def _compute_ms(self, sums: Float32Array, units: IntArray) -> FloatArray:
+        """(...,) of devices with sums (..., H), bias included; nothing for empty ones."""
+        return self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (units > 0)
 
     def _communication(self, compute_ms: FloatArray, units: IntArray) -> tuple[FloatArray, FloatArray]:
         """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
