@@ -9,13 +9,11 @@ from rich.progress import Progress
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.files import check_directory
 from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import DataSummary, ModelName, ModelTest, ModelTests
 from neuroshard.models.trust import Ranges
-from neuroshard.places import check_nothing_else
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import BACKWARD, FORWARD
@@ -58,16 +56,14 @@ class Pretrain:
             UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, or `init` is of
                 other forms.
         """
-        check_directory(Path(self.out))
         check_place(Path(self.out))
-        check_nothing_else(Path(self.out), ["bundle.json"])
-        start = None if self.init is None else CostModels.load(self.init)
-        directory = DataDirectory(Path(self.data))
-        manifest = directory.manifest()
-        compute = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
-        compute = compute.combining(self.max_tables).limited(self.max_samples)
-        comm = SplitMeasurements.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
+            start = None if self.init is None else CostModels.load(self.init)
+            directory = DataDirectory(Path(self.data))
+            manifest = directory.manifest()
+            compute = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
+            compute = compute.combining(self.max_tables).limited(self.max_samples)
+            comm = SplitMeasurements.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
             fitted = self._fit(compute, comm, start)
             margins = margins_of(fitted, compute, comm)
             metrics = tested(fitted, margins, compute, comm)
