@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.space.compiled import leaf
+from neuroshard.stages.search.space.compiled import fast_leaf, leaf
 from neuroshard.stages.search.space.room import Room, may_put, put
 
 
@@ -40,18 +40,35 @@ class GreedyOutcome(NamedTuple):
     repeated: BoolArray
 
 
+@fast_leaf
+def _score_with(base: Float32Array, vectors: Float32Array, before: int, after: int, weight: Float32Array) -> float:
+    """The score of a device with sums `base` (H,) when entry `after` takes the place of entry `before`."""
+    total = np.float32(0)
+    for h in range(len(weight)):
+        total += max(base[h] + vectors[after, h] - vectors[before, h], np.float32(0)) * weight[h]
+    return float(total)
+
+
 @leaf
-def _least_loaded(score: FloatArray) -> int:
-    """The first device of the lowest score."""
-    least = 0
-    for d in range(1, len(score)):
-        if score[d] < score[least]:
-            least = d
-    return least
+def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
+    """Move the device at a node of a heap, lowest score on top, to where its score belongs."""
+    device = heap[node]
+    while node > 0 and score[heap[(node - 1) // 2]] > score[device]:
+        heap[node] = heap[(node - 1) // 2]
+        node = (node - 1) // 2
+    while 2 * node + 1 < size:
+        child = 2 * node + 1
+        if child + 1 < size and score[heap[child + 1]] < score[heap[child]]:
+            child += 1
+        if score[heap[child]] >= score[device]:
+            break
+        heap[node] = heap[child]
+        node = child
+    heap[node] = device
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
-def place_greedily(  # noqa: PLR0912  # one loop: calls take longer than what they would do
+@njit(cache=True, nogil=True)
+def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     shards: IntArray,
     caps: IntArray,
     memory_bytes: IntArray,
@@ -65,11 +82,12 @@ def place_greedily(  # noqa: PLR0912  # one loop: calls take longer than what th
 
     A shard goes to the device whose compute cost ends lowest, among those where its columns stay under the cap and
     its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
-    device become one shard.
+    device become one shard. Devices are looked at from the lowest score on, as long as what the shard adds at least
+    could make them the best.
 
     Args:
         shards: (P, S, 2) item and width, in order.
-        caps: (M,) units of 4 columns on a device at most.
+        caps: (M,) units of 4 columns on a device at most, ascending.
         memory_bytes: (D,).
         room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
         vectors, least_score: the catalog's.
@@ -79,8 +97,11 @@ def place_greedily(  # noqa: PLR0912  # one loop: calls take longer than what th
     bias, weight, floor = head
     first, held = room.first, room.held
     num_layouts, num_shards, _ = shards.shape
-    num_devices, hidden = len(memory_bytes), len(bias)
-    sums = np.empty((num_devices, hidden), np.float32)
+    num_devices = len(memory_bytes)
+    sums = np.empty((num_devices, len(bias)), np.float32)
+    heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
+    spread = np.zeros(len(held), np.int64)  # devices that hold each item
+    idle_score = max(0.0, floor)
     for p in range(num_layouts):
         for m in range(len(caps)):
             for d in range(num_devices):
@@ -89,41 +110,67 @@ def place_greedily(  # noqa: PLR0912  # one loop: calls take longer than what th
             room.free_units[:] = caps[m]
             devices, score = outcome.devices[p, m], outcome.score[p, m]
             devices[:] = -1
+            in_use, first_idle, capped = 0, 0, False
             for s in range(num_shards):
                 i, w = shards[p, s, 0], shards[p, s, 1]
-                best, best_score, nothing_there = -1, np.inf, False
+                best, best_score, best_node = -1, np.inf, -1
                 empty, adds = first[i], least_score[first[i] + w]
-                likely = _least_loaded(score)  # tried first: it rules most others out
-                for attempt in range(-1, num_devices):
-                    d = attempt if attempt >= 0 else likely
+                waiting = min(in_use, 1)
+                branches[0] = 0
+                while waiting:
+                    waiting -= 1
+                    node = branches[waiting]
+                    d = heap[node]
+                    beyond = score[d] + adds > best_score
+                    if beyond and spread[i] == 0:
+                        continue  # so are the devices below it
+                    for child in range(2 * node + 1, min(2 * node + 3, in_use)):
+                        branches[waiting] = child
+                        waiting += 1
                     before = empty + held[i, d]
-                    known = score[d] if score[d] > floor else 0.0
-                    if before == empty and known + adds > best_score:
+                    if beyond and before == empty:
                         continue
-                    if (attempt == likely) or (nothing_there and caps[m] == room.free_units[d]):
-                        continue  # of devices that hold nothing, the first stands for all
-                    if not may_put(room, i, w, d):
+                    capped |= w > room.free_units[d]
+                    if may_put(room, i, w, d):
+                        total = max(_score_with(sums[d], vectors, before, before + w, weight), floor)
+                        if total < best_score or (total == best_score and d < best):
+                            best, best_score, best_node = d, total, node
+                for d in range(first_idle, num_devices):
+                    if idle_score + adds > best_score:
+                        break
+                    if room.free_units[d] < caps[m]:
+                        first_idle += d == first_idle
                         continue
-                    total = np.float32(0)
-                    for h in range(hidden):
-                        total += (
-                            max(sums[d, h] + vectors[before + w, h] - vectors[before, h], np.float32(0)) * weight[h]
-                        )
-                    device_score = max(np.float64(total), floor)
-                    nothing_there = nothing_there or caps[m] == room.free_units[d]
-                    if device_score < best_score or (device_score == best_score and d < best):
-                        best, best_score = d, device_score
+                    capped |= w > room.free_units[d]
+                    if may_put(room, i, w, d):
+                        total = max(_score_with(sums[d], vectors, empty, empty + w, weight), floor)
+                        if total < best_score or (total == best_score and d < best):
+                            best, best_score, best_node = d, total, in_use
+                        break  # of devices that hold nothing, the first stands for all
                 if best < 0:
                     break
                 before = first[i] + held[i, best]
-                for h in range(hidden):
+                for h in range(len(bias)):
                     sums[best, h] += vectors[before + w, h] - vectors[before, h]
+                spread[i] += before == empty
                 put(room, i, w, best)
                 score[best] = best_score
                 devices[s] = best
+                if best_node == in_use:
+                    heap[in_use] = best
+                    in_use += 1
+                _settle(heap, in_use, best_node, score)
             outcome.units[p, m] = caps[m] - room.free_units
             outcome.alive[p, m] = devices[-1] >= 0
             outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()
             for s in range(num_shards):
                 if devices[s] >= 0:
                     held[shards[p, s, 0], devices[s]] = 0
+                    spread[shards[p, s, 0]] = 0
+            if not capped:  # nor would any higher cap be felt
+                for higher in range(m + 1, len(caps)):
+                    outcome.devices[p, higher] = devices
+                    outcome.score[p, higher] = score
+                    outcome.units[p, higher] = outcome.units[p, m]
+                    outcome.alive[p, higher] = outcome.repeated[p, higher] = outcome.alive[p, m]
+                break
