@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.arrays import IntArray
 from neuroshard.checked import checked
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import Count, PositiveCount
@@ -12,7 +12,7 @@ from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.layout import Layout
+from neuroshard.stages.search.space.layout import fewest_shards, one_split_each, splittable
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.tasks.task import Task
 
@@ -52,39 +52,40 @@ class BeamSearch(Searcher):
         return packed(catalog)
 
     def _beam_search(self, grid: GridSearch) -> PlacedLayout:
-        beam = grid.place([Layout.least(grid.catalog)])
+        catalog = grid.catalog
+        beam = grid.place(fewest_shards(catalog)[None])
         best = beam[0]
         for _ in range(self.max_splits):
-            layouts = _one_more_split(beam, grid.catalog, self.num_candidates)
-            if not layouts:
+            layouts = _one_more_split([placed.layout for placed in beam], catalog, self.num_candidates)
+            if not len(layouts):
                 break
-            beam = sorted(grid.place(layouts), key=lambda placed: _rank(placed, grid.catalog))[: self.beam_width]
+            placed = grid.place(layouts, keep=self.beam_width)
+            beam = sorted(placed, key=lambda layout: _rank(layout, catalog))[: self.beam_width]
             best = min(best, beam[0], key=lambda placed: placed.cost_ms)
         return best
 
 
-def _one_more_split(beam: list[PlacedLayout], catalog: Catalog, num_candidates: int) -> list[Layout]:
-    """Every layout that splits one candidate of one layout of the beam, without repeats."""
-    layouts = [
-        placed.layout.split(item, width, catalog)
-        for placed in beam
-        for item, width in _candidates(placed.layout, catalog, num_candidates)
-    ]
-    return list(dict.fromkeys(layouts))
+def _one_more_split(beam: list[IntArray], catalog: Catalog, num_candidates: int) -> IntArray:
+    """(P, S + 1) every layout that splits one candidate of one layout (S,) of the beam, without repeats."""
+    found = [one_split_each(catalog, layout, _candidates(layout, catalog, num_candidates)) for layout in beam]
+    layouts = np.concatenate(found)
+    fresh = {layout.tobytes(): row for row, layout in reversed(list(enumerate(layouts)))}
+    split: IntArray = layouts[sorted(fresh.values())]
+    return split
 
 
-def _candidates(layout: Layout, catalog: Catalog, count: int) -> list[tuple[int, int]]:
-    """Shards (item, width) worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
-    shards = layout.splittable(catalog)
-    entries = catalog.first[shards[:, 0]] + shards[:, 1]
-    values: list[FloatArray] = [catalog.size_bytes[entries].astype(np.float64), catalog.cost_ms[entries]]
-    chosen = [shards[i] for value in values for i in np.argsort(-value, kind="stable")[:count]]
-    return list(dict.fromkeys((int(item), int(width)) for item, width in chosen))
+def _candidates(layout: IntArray, catalog: Catalog, count: int) -> IntArray:
+    """(n,) shards worth splitting: the `count` largest in bytes and the `count` most expensive, together."""
+    shards = splittable(catalog, layout)
+    values = (-catalog.size_bytes[shards], -catalog.cost_ms[shards])
+    chosen = np.concatenate([shards[np.argsort(value, kind="stable")[:count]] for value in values])
+    _, earliest = np.unique(chosen, return_index=True)
+    candidates: IntArray = chosen[np.sort(earliest)]
+    return candidates
 
 
 def _rank(placed: PlacedLayout, catalog: Catalog) -> tuple[float, int]:
     """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
     if placed.cost_ms < float("inf"):
         return placed.cost_ms, 0
-    shards = placed.layout.shards(catalog)
-    return placed.cost_ms, int(catalog.size_bytes[catalog.first[shards[:, 0]] + shards[:, 1]].max())
+    return placed.cost_ms, int(catalog.size_bytes[placed.layout].max())

@@ -10,7 +10,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.layout import Layout
+from neuroshard.stages.search.space.layout import even_layout
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
 
@@ -42,8 +42,9 @@ class EvenLayouts:
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
         """None if no layout fits."""
         grid = GridSearch(catalog, simulator, self.grid)
-        layouts = dict.fromkeys(Layout.even(catalog, most) for most in _EVEN_SHARES)
-        best = min((grid.place([layout])[0] for layout in layouts), key=lambda placed: placed.cost_ms)
+        even = (even_layout(catalog, most) for most in _EVEN_SHARES)
+        layouts = {layout.tobytes(): layout for layout in even}.values()
+        best = min((grid.place(layout[None])[0] for layout in layouts), key=lambda placed: placed.cost_ms)
         return grid.held(best) if best.cost_ms < float("inf") else None
 
 

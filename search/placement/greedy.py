@@ -13,7 +13,6 @@ from neuroshard.models import ComputeModel, SumModel
 from neuroshard.stages.search.kernels.greedy import GreedyOutcome, Head, place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.layout import Layout
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
 
 _THREADS = 2
@@ -44,8 +43,8 @@ class PlacementGrid:
 class GreedyPlacer(Protocol):
     """Places shards in descending cost, each where the device's cost ends lowest, under every cap and in memory."""
 
-    def place(self, layouts: Sequence[Layout], caps: IntArray) -> PlacementGrid:
-        """All layouts, which must have the same number of shards, under all caps (M,), in units of 4 columns."""
+    def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
+        """P layouts (P, S) under all caps (M,), in units of 4 columns, ascending."""
         ...
 
 
@@ -54,26 +53,37 @@ def make_placer(model: ComputeModel, catalog: Catalog) -> GreedyPlacer:
     return _CompiledPlacer(model, catalog) if isinstance(model, SumModel) else _PlainPlacer(model, catalog)
 
 
-def _in_order(layouts: Sequence[Layout], catalog: Catalog) -> IntArray:
-    """(P, S, 2) every layout's shards in descending cost of the shard alone; those that may not go anywhere first."""
-    shards = np.stack([layout.shards(catalog) for layout in layouts])
-    cost = catalog.cost_ms[catalog.first[shards[..., 0]] + shards[..., 1]]
-    anywhere = ~catalog.items.confined[shards[..., 0]]
-    order = np.lexsort((shards[..., 1], shards[..., 0], -cost, anywhere), axis=1)
-    return np.take_along_axis(shards, order[..., None], axis=1)
+class _Order:
+    """Shards in descending cost of the shard alone; those that may not go anywhere first."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        anywhere = ~catalog.items.confined[catalog.item]
+        self._entries = np.lexsort((-catalog.cost_ms, anywhere))
+        self._place = np.empty_like(self._entries)
+        self._place[self._entries] = np.arange(len(self._entries))
+
+    def __call__(self, layouts: IntArray) -> IntArray:
+        """(P, S, 2) items and widths of layouts (P, S), in order."""
+        entries = self._entries[np.sort(self._place[layouts], axis=1)]
+        item = self._catalog.item[entries]
+        return np.stack([item, entries - self._catalog.first[item]], axis=-1)
 
 
 class _CompiledPlacer:
     def __init__(self, model: SumModel, catalog: Catalog) -> None:
         self._catalog = catalog
         self._head = model.head
+        self._in_order = _Order(catalog)
         self._memory_bytes = device_memory(catalog.items.task)
 
-    def place(self, layouts: Sequence[Layout], caps: IntArray) -> PlacementGrid:
+    def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """In threads where that is worth it; the result doesn't depend on it."""
-        shards = _in_order(layouts, self._catalog)
+        shards = self._in_order(layouts)
         work = shards.shape[0] * shards.shape[1] * len(caps) * len(self._memory_bytes)
         pieces = min(_THREADS, len(layouts)) if work > _WORTH_A_THREAD else 1
+        if pieces == 1:
+            return self._place(shards, caps)
         with ThreadPoolExecutor(pieces) as pool:
             return _joined(list(pool.map(lambda part: self._place(part, caps), np.array_split(shards, pieces))))
 
@@ -101,13 +111,14 @@ class _PlainPlacer:
 
     def __init__(self, model: ComputeModel, catalog: Catalog) -> None:
         self._model = model
+        self._in_order = _Order(catalog)
         self._catalog = catalog
         self._batch_size = catalog.items.task.batch_size
         self._memory_bytes = device_memory(catalog.items.task)
 
-    def place(self, layouts: Sequence[Layout], caps: IntArray) -> PlacementGrid:
+    def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """One layout and cap after the other."""
-        shards = _in_order(layouts, self._catalog)
+        shards = self._in_order(layouts)
         return _joined([_joined([self._place(one, int(cap)) for cap in caps], axis=1) for one in shards])
 
     def _place(self, shards: IntArray, cap: int) -> PlacementGrid:

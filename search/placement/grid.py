@@ -1,6 +1,5 @@
 """Greedy grid search (NeuroShard, section 3.3): many layouts, each placed under every cap, the cheapest kept."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,8 +12,9 @@ from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.placement.greedy import PlacementGrid, make_placer
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.layout import Layout
 from neuroshard.traffic import Traffic
+
+_COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlacedLayout:
-    """A layout with its best placement: (S, 2) shards as (item, width) and the device of each, (S,).
+    """A layout (S,) with its best placement: (S, 2) shards as (item, width) and the device of each, (S,).
 
     `cost_ms` is the plan's predicted cost, infinite where nothing fits; some shards then have no device.
     """
 
-    layout: Layout
+    layout: IntArray
     shards: IntArray
     devices: IntArray
     cost_ms: float
@@ -66,12 +66,11 @@ class GridSearch:
         caps = np.unique(np.floor(mean_units * factors + 1e-9).astype(np.int64))
         self._caps = np.append(caps, self.catalog.full_width.sum())
 
-    def place(self, layouts: Sequence[Layout]) -> list[PlacedLayout]:
-        """The best placement of each layout; all must have the same number of shards."""
+    def place(self, layouts: IntArray, keep: int = 1) -> list[PlacedLayout]:
+        """The best placement of each of P layouts (P, S), if it is among the `keep` cheapest; others may look dearer."""
         grid = self._placer.place(layouts, self._caps)
-        total = self._total_ms(grid)
-        last_resort = np.where(np.isfinite(total[:, -1:]), np.finfo(np.float64).max, np.inf)
-        best = np.argmin(np.concatenate([total[:, :-1], last_resort], axis=1), axis=1)
+        total = self._total_ms(grid, keep)
+        best = np.argmin(total, axis=1)
         return [
             PlacedLayout(layout, grid.shards[p], grid.devices[p, best[p]], float(total[p, best[p]]))
             for p, layout in enumerate(layouts)
@@ -83,12 +82,29 @@ class GridSearch:
         np.add.at(held, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return held
 
-    def _total_ms(self, grid: PlacementGrid) -> FloatArray:
-        """(P, M) the plans' costs; infinite where a shard has no place, or the previous cap's placement is repeated."""
-        fresh = grid.alive & ~grid.repeated
-        compute = grid.compute_ms[fresh]
-        traffic = Traffic.of_columns(grid.units[fresh] * DIM_MULTIPLE, self.catalog.items.task.batch_size)
-        forward, backward = self._simulator.communication(traffic, compute)
+    def _total_ms(self, grid: PlacementGrid, keep: int) -> FloatArray:
+        """(P, M) the plans' costs; infinite where a shard has no place, or the placement doesn't count.
+
+        Those that are the previous cap's again don't count, nor do those without a cap beside others. A plan costs at
+        least what its slowest device computes, so those that can't be among the `keep` cheapest aren't costed.
+        """
+        counts = grid.alive & ~grid.repeated
+        counts[:, -1] &= ~grid.alive[:, :-1].any(axis=1)
         total = np.full(grid.alive.shape, np.inf)
-        total[fresh] = comparable((compute + forward + backward).max(axis=1))
+        layout, cap = counts.nonzero()
+        least = comparable(grid.compute_ms[layout, cap].max(axis=1))
+        order, done, most = np.argsort(least, kind="stable"), 0, np.inf
+        while done < len(order) and least[order[done]] <= most:
+            some = order[done : done + max(_COSTED_TOGETHER, done)]
+            total[layout[some], cap[some]] = self._costs(grid, layout[some], cap[some])
+            done += len(some)
+            if keep <= len(total):
+                most = np.partition(total.min(axis=1), keep - 1)[keep - 1]
         return total
+
+    def _costs(self, grid: PlacementGrid, layout: IntArray, cap: IntArray) -> FloatArray:
+        """(n,) of the placements of some layouts (n,) under some caps (n,)."""
+        compute = grid.compute_ms[layout, cap]
+        traffic = Traffic.of_columns(grid.units[layout, cap] * DIM_MULTIPLE, self.catalog.items.task.batch_size)
+        forward, backward = self._simulator.communication(traffic, compute)
+        return comparable((compute + forward + backward).max(axis=1))

@@ -1,6 +1,7 @@
 """Bytes of every possible shard of a task, as arrays."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -46,6 +47,11 @@ class Sizes:
     def num_items(self) -> int:
         """I, the number of items."""
         return len(self.first)
+
+    @cached_property
+    def item(self) -> IntArray:
+        """(N,) the item of each entry."""
+        return np.repeat(np.arange(self.num_items), self.full_width + 1)
 
     @property
     def whole(self) -> IntArray:
