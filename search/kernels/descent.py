@@ -1,9 +1,8 @@
 """Plans shaken and made better, many from one: compiled, by estimates alone."""
 
 import numpy as np
-from numba import njit
 
-from neuroshard.arrays import IntArray
+from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.stages.search.kernels.estimates import (
     AllShards,
     Contents,
@@ -14,6 +13,7 @@ from neuroshard.stages.search.kernels.estimates import (
     score_with,
 )
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, best_steps, may_move, moved_by
+from neuroshard.stages.search.space.compiled import kernel
 from neuroshard.stages.search.space.limits import Limits
 
 _LEAST_GAIN = 1e-6  # relative
@@ -21,10 +21,10 @@ _TRIES = 64  # to draw a step that is allowed
 _MOST_STEPS = 10_000  # float32's noise must not keep a descent going for ever
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def explore(
     start: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, shake_steps: int, seeds: IntArray,
-    found: Contents,
+    found: Contents, estimate: FloatArray,
 ) -> int:  # fmt: skip
     """From one plan, K others: each shaken by random steps, then improved by the best step until none helps.
 
@@ -34,6 +34,7 @@ def explore(
         shake_steps: random steps in a shake.
         seeds: (K,) one for every plan; equal seeds give equal plans.
         found: the K plans, an axis in front of every array; filled.
+        estimate: (K,) of their costs, ms; filled.
 
     Returns:
         how many plans were looked at.
@@ -49,10 +50,11 @@ def explore(
             left -= _shake(plan, all_shards, Bounds(bounds.memory_bytes, bounds.before, left), costs)
         looked += _descend(plan, all_shards, Bounds(bounds.memory_bytes, bounds.before, left), costs)
         fill(plan, all_shards, costs)  # what single precision added up on the way is gone
+        estimate[k] = estimate_ms(plan, costs)
     return looked
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) -> int:
     """One random step that is allowed, if some are drawn before long; bytes more that it moves."""
     held = plan.held
@@ -86,7 +88,7 @@ def _shake(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) 
     return 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _allowed(held: IntArray, limits: Limits, step: tuple[int, int, int, int, int], back_units: int) -> bool:
     source, target, out, portion, back = step
     shards = int(np.count_nonzero(held[out]))
@@ -97,14 +99,14 @@ def _allowed(held: IntArray, limits: Limits, step: tuple[int, int, int, int, int
     return bool(may_move(limits, held, int(np.count_nonzero(held[back])), back, back_units, (target, source), out))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _bytes_at(size_bytes: IntArray, first: IntArray, held: IntArray, item: int, device: int, more: int) -> int:
     """Bytes that `more` units of an item add on a device."""
     before = first[item] + held[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
     """Bytes more that have to be moved after a step."""
     source, target, out, portion, back = step
@@ -114,7 +116,7 @@ def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[in
     return int(moved)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs) -> None:
     source, target, out, portion, back = step
     back_units = plan.held[back, target] if back >= 0 else 0
@@ -130,7 +132,7 @@ def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int
             plan.score[device] = 0.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: int) -> None:
     """So many units more (or less) of an item on a device; its score is left alone."""
     before = all_shards.first[item] + plan.held[item, device]
@@ -140,7 +142,7 @@ def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: i
     plan.held[item, device] += units
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _descend(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs) -> int:
     """The best step from the most loaded devices until none helps; how many were looked at."""
     best = Steps(np.empty((1, 5), np.int64), np.empty(1))

@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.exchanges import Exchanges, backward_ms, step_ms, transfer_ms
-from neuroshard.stages.search.space.compiled import fast_leaf, leaf
+from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits
 
 
@@ -71,7 +70,7 @@ def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weig
     return float(total)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
     """Everything else from what is held."""
     held, sums, size, units, score = contents
@@ -94,7 +93,7 @@ def ready_ms(costs: Costs, score: float, units: int, widest: int) -> float:
     return compute + backward_ms(costs.exchanges, units, widest)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def ready_all(contents: Contents, costs: Costs) -> FloatArray:
     """(D,) ms."""
     ready, widest = np.empty(len(contents.units)), contents.units.max()
@@ -103,7 +102,7 @@ def ready_all(contents: Contents, costs: Costs) -> FloatArray:
     return ready
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def estimate_ms(contents: Contents, costs: Costs) -> float:
     """The cost of a plan, estimated."""
     return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
@@ -120,7 +119,7 @@ class Others(NamedTuple):
     widest: int
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def others_of(ready: FloatArray, units: IntArray, source: int, target: int) -> Others:
     """Of all devices but two, from when they are ready and their units, (D,)."""
     last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0, 0
@@ -136,7 +135,7 @@ def others_of(ready: FloatArray, units: IntArray, source: int, target: int) -> O
     return Others(last, before, first, total, last_units, widest)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def after_ms(
     costs: Costs, others: Others, count: int, ends: tuple[tuple[float, int], tuple[float, int]], now: tuple[int, int]
 ) -> float:
@@ -158,10 +157,8 @@ def after_ms(
     mean = (others.total + shift * (count - 2) + one + other) / count
     longest = 0.0
     for ready, own in (
-        (one, units),
-        (other, other_units),
-        (others.last + shift, others.last_units),
         (last, others.widest),
+        (high, units if one >= other else other_units),
     ):
         if own > 0:
             left = transfer_ms(costs.exchanges, own, widest, last - ready, last - before, last - mean, last - first)

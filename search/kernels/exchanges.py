@@ -3,10 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.stages.search.space.compiled import leaf
+from neuroshard.stages.search.space.compiled import kernel, leaf
 
 
 class Exchanges(NamedTuple):
@@ -71,7 +70,7 @@ def transfer_ms(
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def step_ms(exchanges: Exchanges, ready: FloatArray, units: IntArray) -> float:
     """Of D devices that hold so many units and start forward communication when they are ready, ms; both (D,)."""
     order = np.argsort(ready)

@@ -3,10 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.space.compiled import fast_leaf, leaf
+from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.room import Room, may_put, put
 
 
@@ -67,7 +66,7 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
     heap[node] = device
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     shards: IntArray,
     caps: IntArray,

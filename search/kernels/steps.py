@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.estimates import (
@@ -17,13 +16,12 @@ from neuroshard.stages.search.kernels.estimates import (
     score_with,
 )
 from neuroshard.stages.search.kernels.exchanges import step_ms
-from neuroshard.stages.search.space.compiled import fast_leaf, leaf
+from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.moved import arriving_bytes
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
-_USUAL = 0.9  # of the transfer before a step, that is left of it after
 
 
 class Bounds(NamedTuple):
@@ -47,7 +45,7 @@ class Steps(NamedTuple):
     estimate: FloatArray
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _contents(held: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """(I,) shards of each item; and which items each device holds, ascending: items[start[d] : start[d + 1]]."""
     num_items, num_devices = held.shape
@@ -96,7 +94,7 @@ def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int)
     return int(arriving_bytes(state_bytes, first, was, then) - arriving_bytes(state_bytes, first, was, now))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def moved_by(
     all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
@@ -108,7 +106,7 @@ def moved_by(
     return int(less + more)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
     """Write a step down, in place of the worst if there is no room; how many there are then."""
     place = count
@@ -120,7 +118,7 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
     return min(count + 1, len(best.estimate))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
@@ -138,23 +136,25 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     shards, start, items = _contents(held)
     ready = ready_all(contents, costs)
     now = (units.max(), int(units.mean()))
-    transfer = _USUAL * (step_ms(costs.exchanges, ready, units) - ready.max())  # is left after the last start, about
+    transfer = step_ms(costs.exchanges, ready, units) - ready.max()  # is left after the last start, about
     without = np.empty(len(items))  # score of each shard's device without it
+    joining = np.empty(len(items))  # what each shard would add to the source's score
     for d in range(num_devices):
         for p in range(start[d], start[d + 1]):
             here = first[items[p]]
             without[p] = score_with(sums[d], vectors[here], vectors[here + held[items[p], d]], weight)
+    for p in range(len(items)):
+        joining[p] = np.nan  # not known yet
     out, count, looked = np.empty_like(sums[source]), 0, 0
-    for target in range(num_devices):
+    for target in np.argsort(ready):  # from the most promising on: the better a step is, the more it rules out
         if target == source:
             continue
         others = others_of(ready, units, source, target)
-        if others.last + transfer >= worth:
-            continue
+        floor = others.last + transfer  # no step with this target costs less, about
         for p_out in range(start[source], start[source + 1]):
             i = items[p_out]
             portion = held[i, source]
-            while portion > 0:
+            while portion > 0 and floor < worth:
                 whole = portion == held[i, source]
                 out0, out1 = first[i] + held[i, source], first[i] + held[i, source] - portion
                 left = units[source] - portion
@@ -163,10 +163,14 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                 adds = least[in1] if in0 == first[i] else -np.inf
                 none_back = ready_ms(costs, left_score, left, now[0]) + transfer >= worth
                 hopeless = none_back and least[first[i]] == 0  # whatever came back would only add to it
+                arriving = 0.0  # what the shard would add to the target's score
                 if whole:
                     out[:] = sums[source] - vectors[out0]
+                    arriving = score_with(sums[target], vectors[in1], vectors[in0], weight) - score[target]
                 swaps = start[target + 1] if whole and not hopeless else start[target]
                 for p in range(start[target] - 1 + none_back, swaps):
+                    if floor >= worth:
+                        break
                     back = items[p] if p >= start[target] else -1
                     looked += 1
                     back_units = held[back, target] if back >= 0 else 0
@@ -182,6 +186,14 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         b1, c0 = b0 + back_units, first[back] + back_units
                         brings = least[b1] if b0 == first[back] else -np.inf
                         if ready_ms(costs, left_score + brings, left + back_units, now[0]) + transfer >= worth:
+                            continue
+                        if np.isnan(joining[p]):
+                            joining[p] = score_with(sums[source], vectors[b1], vectors[b0], weight) - score[source]
+                        about = max(
+                            ready_ms(costs, left_score + joining[p], left + back_units, now[0]),
+                            ready_ms(costs, there + arriving, arrived, now[0]),
+                        )
+                        if about + transfer >= worth:
                             continue
                         if not may_move(limits, held, shards[back], back, back_units, (target, source), i):
                             continue

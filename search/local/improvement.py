@@ -11,7 +11,7 @@ from neuroshard.checked import checked
 from neuroshard.schema import Count, PositiveCount, Seed
 from neuroshard.stages.search.local.search import CostedPlan, LocalSearch
 
-_NEAR = 1.005  # times the best plan's cost: worth to be improved by all that the models say
+_NEAR = 1.001  # times the best plan's cost: worth to be improved by all that the models say
 _TOGETHER = 10  # shakes of one plan that are costed in one call
 Clock = Callable[[], float]  # seconds from some moment on
 
@@ -69,14 +69,14 @@ class Improvement:
         """The best plan found by `rank`, the lowest; by cost, never one that costs more than `plan`."""
         # Both are compiled by their first calls, which must not count against the limit.
         first = local.best_step(plan) or plan
-        first = min(first, *local.others(first, 0, [self.seed]), key=predicted_ms)
+        first = min([first, *local.others(first, 0, [self.seed])], key=predicted_ms)
         budget = _Budget(self, local, clock)
         best = min(plan, _descend(local, first, budget), key=rank)
         made = 0
         while made < self.shakes and not budget.spent:
             seeds = range(self.seed + made, self.seed + min(made + _TOGETHER, self.shakes))
-            found = min(local.others(best, self.shake_steps, seeds), key=predicted_ms)
-            if found.cost_ms < best.cost_ms * _NEAR:
+            found = min(local.others(best, self.shake_steps, seeds), key=predicted_ms, default=best)
+            if found is not best and found.cost_ms < best.cost_ms * _NEAR:
                 found = _descend(local, found, budget)
             best = min(best, found, key=rank)
             made += len(seeds)

@@ -5,6 +5,7 @@ step covers them all. Steps start at the devices that make the plan expensive.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from neuroshard.models import SumModel
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.kernels.descent import explore
-from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, fill
+from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, estimate_ms, fill
 from neuroshard.stages.search.kernels.exchanges import Exchanges
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
@@ -32,6 +33,9 @@ from neuroshard.stages.search.space.moved import moved_bytes
 from neuroshard.traffic import Traffic
 
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
+_COSTED_PLANS = 2  # of those that were explored together, so many that look best are
+_NEAR = 1.0003  # times what a plan is estimated at: others that look dearer aren't costed
+_THREADS = 2
 _OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
 _LEAST_GAIN = 1e-6  # relative
 _NO_LIMIT = 1 << 62  # far from where 64 bits end: bytes that come back are added to what is left
@@ -120,16 +124,25 @@ class LocalSearch:
         return self._costed(contents)[0]
 
     def others(self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int]) -> list[CostedPlan]:
-        """(K,) plans made of this one, each shaken by random steps and then improved by estimates, costed.
+        """The best of K plans made of this one, each shaken by random steps and then improved by estimates, costed.
 
-        Every one depends on its seed alone.
+        Every one of the K depends on its seed alone, so they are made in threads. None is left where all look dearer.
         """
-        found = self._nothing(len(seeds))
+        found, estimate = self._nothing(len(seeds)), np.empty(len(seeds))
         bounds = self._bounds(plan)
-        self._looked += explore(
-            plan.contents, self._shards, bounds, self._costs, shake_steps, np.array(seeds, dtype=np.int64), found
-        )
-        return self._costed(found)
+
+        def explored(numbers: IntArray) -> int:
+            part = slice(numbers[0], numbers[-1] + 1)
+            some = Contents(*(array[part] for array in found))
+            own = np.array(seeds[part], dtype=np.int64)
+            return explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, some, estimate[part])
+
+        parts = np.array_split(np.arange(len(seeds)), min(_THREADS, len(seeds)))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            self._looked += sum(pool.map(explored, parts))
+        near = estimate_ms(plan.contents, self._costs) * _NEAR
+        best = [k for k in np.argsort(estimate, kind="stable")[:_COSTED_PLANS] if estimate[k] < near]
+        return self._costed(Contents(*(array[best] for array in found))) if best else []
 
     def _nothing(self, count: int) -> Contents:
         """Room for the contents of so many plans, an axis in front of every array."""

@@ -67,7 +67,7 @@ class GridSearch:
         self._caps = np.append(caps, self.catalog.full_width.sum())
 
     def place(self, layouts: IntArray, keep: int = 1) -> list[PlacedLayout]:
-        """The best placement of each of P layouts (P, S), if it is among the `keep` cheapest; others may look dearer."""
+        """The best placement of each of P layouts (P, S); those not among the `keep` cheapest may look dearer."""
         grid = self._placer.place(layouts, self._caps)
         total = self._total_ms(grid, keep)
         best = np.argmin(total, axis=1)

@@ -1,20 +1,47 @@
-"""How functions are compiled that others call in their innermost loops."""
+"""How functions are compiled, and how long what was compiled is kept."""
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import njit
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+_SOURCES = ("kernels", "space")  # folders of the search that hold compiled functions
+_ANY_ORDER = {"reassoc", "contract", "nsz"}
+
+
+@cache
+def sources_digest() -> str:
+    """Of all files that hold compiled functions."""
+    search = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in _SOURCES for path in (search / folder).glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def kernel(function: _Function) -> _Function:
+    """Compiled, and kept on disk until any of the sources changes."""
+    return _kept(njit(cache=True, nogil=True)(function))
 
 
 def leaf(function: _Function) -> _Function:
     """Compiled into its callers: in a call, counting references to its arrays takes longer than what it does."""
-    compiled: Any = njit(cache=True, nogil=True, forceinline=True)(function)
-    return compiled  # type: ignore[no-any-return]
+    return _kept(njit(cache=True, nogil=True, forceinline=True)(function))
 
 
 def fast_leaf(function: _Function) -> _Function:
     """A leaf whose sums may be taken in any order."""
-    compiled: Any = njit(cache=True, nogil=True, forceinline=True, fastmath={"reassoc", "contract", "nsz"})(function)
-    return compiled  # type: ignore[no-any-return]
+    return _kept(njit(cache=True, nogil=True, forceinline=True, fastmath=_ANY_ORDER)(function))
+
+
+def _kept(compiled: Any) -> Any:
+    """The same function, kept on disk until any of the sources changes.
+
+    Numba looks at the file of the function alone, but what it keeps holds what the function calls in other files.
+    """
+    compiled._cache._cache_file._source_stamp = sources_digest()
+    return compiled

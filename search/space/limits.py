@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from neuroshard.arrays import BoolArray, IntArray
-from neuroshard.stages.search.space.compiled import leaf
+from neuroshard.stages.search.space.compiled import kernel, leaf
 
 
 class Limits(NamedTuple):
@@ -57,7 +56,7 @@ def may_lie(limits: Limits, held: IntArray | BoolArray, item: int, device: int, 
     return True
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def open_devices(limits: Limits, held: IntArray | BoolArray, item: int) -> BoolArray:
     """(D,) whether each device may hold a shard of an item beside what `held` (I, D) puts there."""
     found: BoolArray = np.zeros(held.shape[1], np.bool_)
@@ -66,7 +65,7 @@ def open_devices(limits: Limits, held: IntArray | BoolArray, item: int) -> BoolA
     return found
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def open_devices_of_each(limits: Limits, held: BoolArray, items: IntArray) -> BoolArray:
     """(n, D) whether each device may hold each of n items, whole, beside those that `held` (I, D) says it holds."""
     found: BoolArray = np.zeros((len(items), held.shape[1]), np.bool_)

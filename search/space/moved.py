@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-from numba import njit
 
 from neuroshard.arrays import IntArray
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.space.compiled import leaf
+from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
@@ -23,7 +22,7 @@ def arriving_bytes(state_bytes: IntArray, first: int, before: int, after: int) -
     return int(max(state_bytes[first + after] - state_bytes[first + before], 0))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def moved_bytes(state_bytes: IntArray, first: IntArray, before: IntArray, after: IntArray) -> IntArray:
     """(I,) bytes of weights and optimizer state of each item that arrive on any device.
 

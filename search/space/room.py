@@ -3,10 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from neuroshard.arrays import BoolArray, IntArray
-from neuroshard.stages.search.space.compiled import leaf
+from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.sizes import Sizes
 
@@ -54,7 +53,7 @@ def may_put(room: Room, item: int, width: int, device: int) -> bool:
     return bool(may_lie(room.limits, room.held, item, device, -1))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def devices_with_room(room: Room, item: int, width: int) -> BoolArray:
     """(D,) whether a shard of an item, `width` units wide, may go to each device."""
     found: BoolArray = np.zeros(len(room.free_bytes), np.bool_)

@@ -10,7 +10,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.layout import Layout
+from neuroshard.stages.search.space.layout import even_layout
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
@@ -163,13 +163,14 @@ def test_even_layouts_leave_no_shard_too_large(most):
     for seed in range(4):
         task = toy_task(10, num_devices=8, seed=seed)
         catalog = Catalog.checked(task, Simulator(linear_models(8)))
-        shards = Layout.even(catalog, most).shards(catalog)
-        cost = catalog.cost_ms[catalog.first[shards[:, 0]] + shards[:, 1]]
+        layout = even_layout(catalog, most)
+        item, width = catalog.item[layout], layout - catalog.first[catalog.item[layout]]
+        cost = catalog.cost_ms[layout]
         share = np.maximum(
-            cost / (catalog.cost_ms[catalog.whole].sum() / 8), shards[:, 1] / (catalog.full_width.sum() / 8)
+            cost / (catalog.cost_ms[catalog.whole].sum() / 8), width / (catalog.full_width.sum() / 8)
         )
-        count = np.bincount(shards[:, 0])[shards[:, 0]]
-        can_split = (count < 8) & (count < catalog.full_width[shards[:, 0]])
+        count = np.bincount(item)[item]
+        can_split = (count < 8) & (count < catalog.full_width[item])
         assert (share[can_split] <= most + 1e-9).all()
 
 
