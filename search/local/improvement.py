@@ -11,7 +11,7 @@ from neuroshard.checked import checked
 from neuroshard.schema import Count, PositiveCount, Seed
 from neuroshard.stages.search.local.search import CostedPlan, LocalSearch
 
-_NEAR = 1.001  # times the best plan's cost: worth to be improved by all that the models say
+_NEAR = 1.0003  # times the best plan's cost: worth to be costed and improved by all that the models say
 _TOGETHER = 10  # shakes of one plan that are costed in one call
 Clock = Callable[[], float]  # seconds from some moment on
 
@@ -75,7 +75,7 @@ class Improvement:
         made = 0
         while made < self.shakes and not budget.spent:
             seeds = range(self.seed + made, self.seed + min(made + _TOGETHER, self.shakes))
-            found = min(local.others(best, self.shake_steps, seeds), key=predicted_ms, default=best)
+            found = min(local.others(best, self.shake_steps, seeds, _NEAR), key=predicted_ms, default=best)
             if found is not best and found.cost_ms < best.cost_ms * _NEAR:
                 found = _descend(local, found, budget)
             best = min(best, found, key=rank)

@@ -33,8 +33,6 @@ from neuroshard.stages.search.space.moved import moved_bytes
 from neuroshard.traffic import Traffic
 
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
-_COSTED_PLANS = 2  # of those that were explored together, so many that look best are
-_NEAR = 1.0003  # times what a plan is estimated at: others that look dearer aren't costed
 _THREADS = 2
 _OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
 _LEAST_GAIN = 1e-6  # relative
@@ -123,10 +121,13 @@ class LocalSearch:
         fill(Contents(*(array[0] for array in contents)), self._shards, self._costs)
         return self._costed(contents)[0]
 
-    def others(self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int]) -> list[CostedPlan]:
-        """The best of K plans made of this one, each shaken by random steps and then improved by estimates, costed.
+    def others(
+        self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int], worth: float = np.inf
+    ) -> list[CostedPlan]:
+        """Plans made of this one, each shaken by random steps and then improved by estimates, costed.
 
-        Every one of the K depends on its seed alone, so they are made in threads. None is left where all look dearer.
+        Every one depends on its seed alone, so they are made in threads. Those that look dearer than `worth` times this
+        plan are left out.
         """
         found, estimate = self._nothing(len(seeds)), np.empty(len(seeds))
         bounds = self._bounds(plan)
@@ -140,9 +141,8 @@ class LocalSearch:
         parts = np.array_split(np.arange(len(seeds)), min(_THREADS, len(seeds)))
         with ThreadPoolExecutor(len(parts)) as pool:
             self._looked += sum(pool.map(explored, parts))
-        near = estimate_ms(plan.contents, self._costs) * _NEAR
-        best = [k for k in np.argsort(estimate, kind="stable")[:_COSTED_PLANS] if estimate[k] < near]
-        return self._costed(Contents(*(array[best] for array in found))) if best else []
+        near = estimate < estimate_ms(plan.contents, self._costs) * worth
+        return self._costed(Contents(*(array[near] for array in found))) if near.any() else []
 
     def _nothing(self, count: int) -> Contents:
         """Room for the contents of so many plans, an axis in front of every array."""
