@@ -48,30 +48,40 @@ class PlainSearch:
         return self._costed([self._estimates.costed(held)])[0]
 
     def others(self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int]) -> list[CostedPlan]:
-        """(K,) plans made of this one, each shaken by random steps and then improved by estimates, costed.
+        """(K,) plans made of this one, each shaken by random steps, improved by estimates, then step by step, costed.
 
-        Every one depends on its seed alone.
+        Every one depends on its seed alone. All go on side by side: a call of the model serves a step of each.
         """
-        return self._costed(self._estimates.others(plan, shake_steps, seeds))
+        found = dict(enumerate(self._costed(self._estimates.others(plan, shake_steps, seeds))))
+        better = found
+        while better := self._best_steps(better):
+            found |= better
+        return list(found.values())
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
-        steps = self._estimates.likely_steps(plan)
-        if not len(steps):
-            return None
-        compute_ms, total_ms = self._after(plan, steps)
-        best = int(np.argmin(total_ms))
-        if total_ms[best] >= plan.cost_ms * (1 - LEAST_GAIN):
-            return None
-        after = self._estimates.costed(applied(plan.held, steps[best]))
-        return self._modelled([after], compute_ms[best : best + 1])[0]
+        return self._best_steps({0: plan}).get(0)
 
-    def _after(self, plan: CostedPlan, steps: IntArray) -> tuple[FloatArray, FloatArray]:
-        """(K, D) compute cost and (K,) plan cost, ms, after the steps (K, 5)."""
+    def _best_steps(self, plans: dict[int, CostedPlan]) -> dict[int, CostedPlan]:
+        """`best_step` of each plan that has one, by the numbers they are given by; in one call of the model."""
+        tried = [(k, step) for k, plan in plans.items() for step in self._estimates.likely_steps(plan)]
+        if not tried:
+            return {}
+        compute_ms, total_ms = self._after([plans[k] for k, _ in tried], np.stack([step for _, step in tried]))
+        least = {k: plan.cost_ms * (1 - LEAST_GAIN) for k, plan in plans.items()}
+        best: dict[int, int] = {}
+        for number, (k, _) in enumerate(tried):
+            if total_ms[number] < least[k]:
+                least[k], best[k] = total_ms[number], number
+        after = [self._estimates.costed(applied(plans[k].held, tried[number][1])) for k, number in best.items()]
+        return dict(zip(best, self._modelled(after, compute_ms[list(best.values())]), strict=True))
+
+    def _after(self, plans: Sequence[CostedPlan], steps: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(K, D) compute cost and (K,) plan cost, ms, of K plans, each after its step, (K, 5)."""
         row, ends = np.arange(len(steps))[:, None], steps[:, [SOURCE, TARGET]]
-        contents = np.stack([_ends_after(plan.held, step) for step in steps])
-        compute_ms, units = np.tile(plan.compute_ms, (len(steps), 1)), np.tile(plan.units, (len(steps), 1))
-        compute_ms[row, ends] = self._compute_ms(contents.reshape(-1, len(plan.held))).reshape(-1, 2)
+        contents = np.stack([_ends_after(plan.held, step) for plan, step in zip(plans, steps, strict=True)])
+        compute_ms, units = np.stack([plan.compute_ms for plan in plans]), np.stack([plan.units for plan in plans])
+        compute_ms[row, ends] = self._compute_ms(contents.reshape(2 * len(steps), -1)).reshape(-1, 2)
         units[row, ends] = contents.sum(axis=2)
         forward, backward = self._communication(compute_ms, units)
         return compute_ms, (compute_ms + backward + forward).max(axis=1)
@@ -83,6 +93,8 @@ class PlainSearch:
 
     def _modelled(self, estimated: Sequence[CostedPlan], compute_ms: FloatArray) -> list[CostedPlan]:
         """Plans with their true compute costs (K, D): what is estimated from them on, too, sets out from these."""
+        if not estimated:
+            return []
         forward, backward = self._communication(compute_ms, np.stack([plan.units for plan in estimated]))
         ready_ms = compute_ms + backward
         return [
