@@ -19,7 +19,14 @@ from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing.toys import constrained_task, linear_models, random_models, toy_tables, toy_task
+from neuroshard.testing.toys import (
+    OpaqueCompute,
+    constrained_task,
+    linear_models,
+    random_models,
+    toy_tables,
+    toy_task,
+)
 from neuroshard.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -82,6 +89,19 @@ class SearcherConformance:
             else:
                 assert isinstance(found, InfeasibleError)
                 assert "\n" not in str(found)
+
+    def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
+        """Under a model that isn't a sum limits are kept and calls repeat, or an error says what is needed."""
+        models = replace(linear_models(), compute=OpaqueCompute())
+        for task in (toy_task(5), constrained_task(2, 8)):
+            found, again = (_error_of(self.make(), task, Simulator(models)) for _ in range(2))
+            if isinstance(found, Plan):
+                assert found.task == task
+                assert found.violations == ()
+                assert found == again
+            else:
+                assert "\n" not in str(found)
+                assert isinstance(found, InfeasibleError) or "model" in str(found)
 
     def test_one_table(self) -> None:
         """Fewer tables than devices leave devices empty."""

@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.schema import Count, PositiveCount, Seed
-from neuroshard.stages.search.local.search import CostedPlan, LocalSearch
+from neuroshard.stages.search.local.search import CostedPlan
+from neuroshard.stages.search.local.steps import LocalSteps
 
 _NEAR = 1.0003  # times the best plan's cost: worth to be costed and improved by all that the models say
 _TOGETHER = 10  # shakes of one plan that are costed in one call
@@ -47,7 +48,7 @@ class Improvement:
     Attributes:
         shakes: how often the best plan is shaken.
         shake_steps: random steps in a shake.
-        max_plans: plans looked at, about, as `LocalSearch.looked` counts them: on large tasks fewer shakes are made
+        max_plans: plans looked at, about, as `LocalSteps.looked` counts them: on large tasks fewer shakes are made
             than asked for. None sets no limit.
         time_limit_s: the best plan so far counts, which then depends on the machine; None sets no limit.
         seed: of the random steps.
@@ -61,7 +62,7 @@ class Improvement:
 
     def improve(
         self,
-        local: LocalSearch,
+        local: LocalSteps,
         plan: CostedPlan,
         rank: Callable[[CostedPlan], float] = predicted_ms,
         clock: Clock = time.monotonic,
@@ -94,7 +95,7 @@ class Improvement:
 class _Budget:
     """What is left: plans counted from here on, and time if that is limited. Where it isn't, no clock is read."""
 
-    def __init__(self, limits: Improvement, local: LocalSearch, clock: Clock) -> None:
+    def __init__(self, limits: Improvement, local: LocalSteps, clock: Clock) -> None:
         self._local, self._clock = local, clock
         self._most_looked = None if limits.max_plans is None else local.looked + limits.max_plans
         self._deadline = None if limits.time_limit_s is None else clock() + limits.time_limit_s
@@ -108,7 +109,7 @@ class _Budget:
         return self.out_of_time or (self._most_looked is not None and self._local.looked >= self._most_looked)
 
 
-def _descend(local: LocalSearch, plan: CostedPlan, budget: _Budget) -> CostedPlan:
+def _descend(local: LocalSteps, plan: CostedPlan, budget: _Budget) -> CostedPlan:
     """The best step again and again until none helps, or the budget is spent."""
     while not budget.spent and (cheaper := local.best_step(plan)) is not None:
         plan = cheaper

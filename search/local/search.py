@@ -35,7 +35,7 @@ from neuroshard.traffic import Traffic
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
 _THREADS = 2
 _OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
-_LEAST_GAIN = 1e-6  # relative
+LEAST_GAIN = 1e-6  # relative
 _NO_LIMIT = 1 << 62  # far from where 64 bits end: bytes that come back are added to what is left
 
 
@@ -181,20 +181,26 @@ class LocalSearch:
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
+        steps = self.likely_steps(plan)
+        if not len(steps):
+            return None
+        total_ms = self._totals(plan, steps)
+        best = int(np.argmin(total_ms))
+        if total_ms[best] >= plan.cost_ms * (1 - LEAST_GAIN):
+            return None
+        return self.costed(applied(plan.held, steps[best]))
+
+    def likely_steps(self, plan: CostedPlan) -> IntArray:
+        """(K, 5) steps, as the kernels have them, that are best by estimates, among those that are allowed."""
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
         found = [self._steps_from(plan, source) for source in sorted(sources)]
         steps = np.concatenate([steps for steps, _ in found])
         estimate = np.concatenate([estimate for _, estimate in found])
-        if not len(steps):
-            return None
-        kept = min(_COSTED_STEPS, len(steps))
-        steps = steps[np.sort(np.argpartition(estimate, kept - 1)[:kept])]
-        total_ms = self._totals(plan, steps)
-        best = int(np.argmin(total_ms))
-        if total_ms[best] >= plan.cost_ms * (1 - _LEAST_GAIN):
-            return None
-        return self.costed(_applied(plan.held, steps[best]))
+        if len(steps) <= _COSTED_STEPS:
+            return steps
+        likely: IntArray = steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
+        return likely
 
     def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
         """(K, 5) the steps from `source` that are best by their estimates (K,), among those that are allowed."""
@@ -255,7 +261,7 @@ class LocalSearch:
         return Exchanges(*steps, backward.reshape(shape), parts.copy(), forward.share, forward.lead)
 
 
-def _applied(held: IntArray, step: IntArray) -> IntArray:
+def applied(held: IntArray, step: IntArray) -> IntArray:
     """`held` (I, D) after one step (5,)."""
     source, target, out, units, back = step.tolist()
     after = held.copy()

@@ -3,12 +3,8 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from neuroshard.arrays import Float32Array
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads
-from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
+from neuroshard.models import CostModels, FreeComm
+from neuroshard.models.one_by_one import OneByOne
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
@@ -67,8 +63,6 @@ class SingleTableCosts(ModelChange):
 
     def of(self, models: CostModels) -> CostModels:
         """The same models, but for a device's compute cost: the sum of its tables', each alone."""
-        if not isinstance(models.compute, SumModel):
-            raise UserError("an ablation of the fused model needs a compute model that sums over tables")
         return replace(models, compute=OneByOne(models.compute), margins=None)
 
 
@@ -90,20 +84,3 @@ class OtherModels(ModelChange):
         """The digest of the other bundle, if it has one."""
         digest = CostModels.load(self.model).digest
         return () if digest is None else (digest,)
-
-
-@dataclass(frozen=True)
-class OneByOne(SumModel):
-    """A compute model by which a device's cost is the sum of its tables', each computed alone."""
-
-    fused: SumModel
-
-    @property
-    def head(self) -> ReluHead:
-        """A head that leaves a sum of costs as it is."""
-        return ReluHead.of_cost()
-
-    def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) the cost of each load alone."""
-        alone = self.fused.head(self.fused.embed(loads))
-        return alone[:, None].astype(np.float32)

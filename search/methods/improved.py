@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.models import SumModel
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import NonNegative
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
-from neuroshard.stages.search.local.search import CostedPlan, LocalSearch, MoveLimit
+from neuroshard.stages.search.local.search import CostedPlan
+from neuroshard.stages.search.local.steps import local_steps
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
 from neuroshard.stages.search.space.catalog import Catalog
@@ -23,8 +23,6 @@ from neuroshard.units import ByteSize
 @checked
 class ImprovedSearch(Searcher):
     """Local search from the cheapest of some first plans.
-
-    Compute models that are not of the papers' form get no local search.
 
     Attributes:
         starts: give the first plans.
@@ -57,13 +55,11 @@ class ImprovedSearch(Searcher):
         catalog = Catalog.checked(task, simulator)
         rank = self._rank(catalog, simulator)
         first = first_plans(self.starts, catalog, simulator)
-        held, remark = cheapest(first, catalog, simulator), None
-        model = simulator.models.compute
-        if isinstance(model, SumModel):
-            local = LocalSearch(catalog, simulator, model, MoveLimit(held, self.max_moved_bytes))
-            improved = self.improvement.improve(local, local.costed(held), rank)
-            held, remark = improved.best.held, improved.remark
-        return Found(self._believed(catalog.items.plan(first[0]), catalog.items.plan(held), simulator), remark)
+        held = cheapest(first, catalog, simulator)
+        local = local_steps(catalog, simulator, held, self.max_moved_bytes)
+        improved = self.improvement.improve(local, local.costed(held), rank)
+        found = catalog.items.plan(improved.best.held)
+        return Found(self._believed(catalog.items.plan(first[0]), found, simulator), improved.remark)
 
     def _believed(self, first: Plan, found: Plan, simulator: Simulator) -> Plan:
         return found if self.choice is None else self.choice.choose(first, found, simulator)

@@ -7,7 +7,6 @@ from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.files import digest_of
 from neuroshard.loads import Loads
-from neuroshard.models import SumModel
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import shown
 from neuroshard.searcher import Found, Searcher
@@ -49,18 +48,13 @@ class Replan(Searcher):
         """The cheapest plan found within the limit; the starting plan if none is cheaper.
 
         Raises:
-            UserError: the starting plan is for other tables or devices, breaks the task's limits, or the compute model
-                is not of the papers' form.
+            UserError: the starting plan is for other tables or devices, or breaks the task's limits.
         """
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short."""
-        start = self._start_for(task)
-        model = simulator.models.compute
-        if not isinstance(model, SumModel):
-            raise UserError(f"replan needs a compute model of the papers' form, not a {type(model).__name__}")
-        starts = (ExistingPlan(start),)
+        starts = (ExistingPlan(self._start_for(task)),)
         return ImprovedSearch(starts, self.improvement, max_moved_bytes=self.max_moved_bytes).find(task, simulator)
 
     def reads(self) -> tuple[str, ...]:

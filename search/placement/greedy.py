@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.stages.search.kernels.greedy import GreedyOutcome, Head, place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
 
@@ -113,7 +113,7 @@ class _PlainPlacer:
         self._model = model
         self._in_order = _Order(catalog)
         self._catalog = catalog
-        self._batch_size = catalog.items.task.batch_size
+        self._loads = DeviceLoads(catalog.items)
         self._memory_bytes = device_memory(catalog.items.task)
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
@@ -143,12 +143,7 @@ class _PlainPlacer:
 
     def _costs(self, contents: Sequence[IntArray]) -> FloatArray:
         """(n,) ms of devices that hold so many units (I,) of each item."""
-        items = self._catalog.items
-        sets = [
-            [table for item in np.flatnonzero(content).tolist() for table in items.tables(item, int(content[item]))]
-            for content in contents
-        ]
-        return self._model.predict(LoadSets.of(sets, self._batch_size))
+        return self._model.predict(self._loads.sets(np.array(contents)))
 
 
 def _with(content: IntArray, item: int, width: int) -> IntArray:

@@ -11,14 +11,13 @@ from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.ablations import (
     NoCommunication,
-    OneByOne,
     OtherModels,
     SingleTableCosts,
     WithModels,
 )
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.testing import LinearCompute, SumModelConformance, linear_models, random_models, toy_task
+from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, random_models, toy_task
 
 
 def _gap(searcher, simulator):
@@ -29,11 +28,6 @@ def _gap(searcher, simulator):
         costs = [simulator.cost(task, s.search(task, simulator)).total_ms for s in (searcher, BeamSearch())]
         ratios.append(costs[0] / costs[1])
     return np.mean(ratios)
-
-
-class TestOneByOne(SumModelConformance):
-    def make(self):
-        return OneByOne(random_models().compute)
 
 
 @dataclass(frozen=True)
@@ -63,6 +57,13 @@ def test_seeing_less_costs_more():
 def test_single_tables_are_the_whole_truth_of_a_linear_model():
     simulator = Simulator(linear_models())
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), simulator) == pytest.approx(1, abs=1e-3)
+
+
+def test_single_tables_of_a_model_of_any_form():
+    task, models = toy_task(6), replace(linear_models(), compute=OpaqueCompute())
+    found = WithModels(BeamSearch(), SingleTableCosts()).search(task, Simulator(models))
+    twice = replace(models, compute=LinearCompute(0.1, 0.02))  # alone, a table costs twice what the linear model says
+    assert found == BeamSearch().search(task, Simulator(twice))
 
 
 def test_other_models_are_searched_with(tmp_path):

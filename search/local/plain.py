@@ -1,0 +1,142 @@
+"""Local search under models of any form: steps are chosen by estimates that add up, and costed by the model itself."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.models.one_by_one import OneByOne
+from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.kernels.steps import SOURCE, TARGET
+from neuroshard.stages.search.local.search import LEAST_GAIN, CostedPlan, LocalSearch, MoveLimit, applied
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.contents import DeviceLoads
+from neuroshard.traffic import Traffic
+
+_LOOKED_PER_SET = 100  # a device's contents through the model take as long as so many plans that are only estimated
+_LEAST_SHARE = 0.01  # of what a shard costs alone, that it is taken to add to a device
+
+
+class PlainSearch:
+    """Improves plans of one task, under a compute model of any form: steps and limits are those of `LocalSearch`.
+
+    What shards of an item add to the devices that hold them in a first plan, in proportion to what they cost alone, is
+    what they are estimated to add to any device. Estimates say which steps are worth a look; the model costs those,
+    many devices in a call.
+    """
+
+    def __init__(self, catalog: Catalog, simulator: Simulator, start: IntArray, limit: MoveLimit | None = None) -> None:
+        """Estimates are of plans near `start` (I, D)."""
+        self._simulator = simulator
+        self._loads = DeviceLoads(catalog.items)
+        self._batch_size = catalog.items.task.batch_size
+        self._sets = 0
+        one_by_one = OneByOne(simulator.models.compute)
+        alone = Catalog.costed(catalog, one_by_one)
+        added = _scaled(alone, self._shares(alone, start))
+        self._estimates = LocalSearch(added, simulator, one_by_one, limit)
+
+    @property
+    def looked(self) -> int:
+        """Plans looked at so far; a device's contents that the model costed count as a hundred."""
+        return self._estimates.looked + self._sets * _LOOKED_PER_SET
+
+    def costed(self, held: IntArray) -> CostedPlan:
+        """The plan `held` (I, D), costed."""
+        return self._costed([self._estimates.costed(held)])[0]
+
+    def others(self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int]) -> list[CostedPlan]:
+        """(K,) plans made of this one, each shaken by random steps, improved by estimates, then step by step, costed.
+
+        Every one depends on its seed alone. All go on side by side: a call of the model serves a step of each.
+        """
+        found = dict(enumerate(self._costed(self._estimates.others(plan, shake_steps, seeds))))
+        better = found
+        while better := self._best_steps(better):
+            found |= better
+        return list(found.values())
+
+    def best_step(self, plan: CostedPlan) -> CostedPlan | None:
+        """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
+        return self._best_steps({0: plan}).get(0)
+
+    def _best_steps(self, plans: dict[int, CostedPlan]) -> dict[int, CostedPlan]:
+        """`best_step` of each plan that has one, by the numbers they are given by; in one call of the model."""
+        tried = [(k, step) for k, plan in plans.items() for step in self._estimates.likely_steps(plan)]
+        if not tried:
+            return {}
+        compute_ms, total_ms = self._after([plans[k] for k, _ in tried], np.stack([step for _, step in tried]))
+        least = {k: plan.cost_ms * (1 - LEAST_GAIN) for k, plan in plans.items()}
+        best: dict[int, int] = {}
+        for number, (k, _) in enumerate(tried):
+            if total_ms[number] < least[k]:
+                least[k], best[k] = total_ms[number], number
+        after = [self._estimates.costed(applied(plans[k].held, tried[number][1])) for k, number in best.items()]
+        return dict(zip(best, self._modelled(after, compute_ms[list(best.values())]), strict=True))
+
+    def _after(self, plans: Sequence[CostedPlan], steps: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(K, D) compute cost and (K,) plan cost, ms, of K plans, each after its step, (K, 5)."""
+        row, ends = np.arange(len(steps))[:, None], steps[:, [SOURCE, TARGET]]
+        contents = np.stack([_ends_after(plan.held, step) for plan, step in zip(plans, steps, strict=True)])
+        compute_ms, units = np.stack([plan.compute_ms for plan in plans]), np.stack([plan.units for plan in plans])
+        compute_ms[row, ends] = self._compute_ms(contents.reshape(2 * len(steps), -1)).reshape(-1, 2)
+        units[row, ends] = contents.sum(axis=2)
+        forward, backward = self._communication(compute_ms, units)
+        return compute_ms, (compute_ms + backward + forward).max(axis=1)
+
+    def _costed(self, estimated: Sequence[CostedPlan]) -> list[CostedPlan]:
+        """Plans as the model has them instead of estimates, in one call of it."""
+        contents = np.concatenate([plan.held.T for plan in estimated])
+        return self._modelled(estimated, self._compute_ms(contents).reshape(len(estimated), -1))
+
+    def _modelled(self, estimated: Sequence[CostedPlan], compute_ms: FloatArray) -> list[CostedPlan]:
+        """Plans with their true compute costs (K, D): what is estimated from them on, too, sets out from these."""
+        if not estimated:
+            return []
+        forward, backward = self._communication(compute_ms, np.stack([plan.units for plan in estimated]))
+        ready_ms = compute_ms + backward
+        return [
+            replace(
+                plan,
+                contents=plan.contents._replace(sums=compute[:, None].astype(np.float32), score=compute),
+                compute_ms=compute,
+                total_ms=total,
+                ready_ms=ready,
+            )
+            for plan, compute, total, ready in zip(estimated, compute_ms, ready_ms + forward, ready_ms, strict=True)
+        ]
+
+    def _compute_ms(self, contents: IntArray) -> FloatArray:
+        """(n,) ms of devices that hold so many units (n, I)."""
+        self._sets += len(contents)
+        return self._simulator.models.compute.predict(self._loads.sets(contents))
+
+    def _communication(self, compute_ms: FloatArray, units: IntArray) -> tuple[FloatArray, FloatArray]:
+        """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
+        return self._simulator.communication(Traffic.of_columns(units * DIM_MULTIPLE, self._batch_size), compute_ms)
+
+    def _shares(self, catalog: Catalog, start: IntArray) -> FloatArray:
+        """(I,) what shards of each item add to the devices of `start` (I, D), as a share of what they cost alone."""
+        item, device = start.nonzero()
+        without = start.T[device]
+        without[np.arange(len(item)), item] = 0
+        added, alone = np.zeros((2, len(start)))
+        np.add.at(added, item, self._compute_ms(start.T)[device] - self._compute_ms(without))
+        np.add.at(alone, item, catalog.cost_ms[catalog.first[item] + start[item, device]])
+        shares: FloatArray = np.divide(added, alone, out=np.ones(len(start)), where=alone > 0)
+        return np.maximum(shares, _LEAST_SHARE)
+
+
+def _scaled(catalog: Catalog, shares: FloatArray) -> Catalog:
+    """The catalog of a model that adds up, with so many (I,) times each item's costs."""
+    factor = np.repeat(shares, catalog.full_width + 1)
+    vectors = (catalog.vectors * factor[:, None]).astype(np.float32)
+    return replace(catalog, vectors=vectors, cost_ms=catalog.cost_ms * factor, least_score=catalog.least_score * factor)
+
+
+def _ends_after(held: IntArray, step: IntArray) -> IntArray:
+    """(2, I) what the source and the target of a step (5,) hold after it."""
+    two: IntArray = applied(held[:, step[[SOURCE, TARGET]]], np.array([0, 1, *step[TARGET + 1 :]])).T
+    return two
