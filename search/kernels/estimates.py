@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.exchanges import Exchanges, backward_ms, step_ms, transfer_ms
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits
@@ -43,6 +43,12 @@ class Contents(NamedTuple):
     size_bytes: IntArray
     units: IntArray
     score: FloatArray
+
+    def of(self, plans: "int | slice | BoolArray") -> "Contents":
+        """The contents of one or some of many plans, where they have an axis in front of every array."""
+        return Contents(
+            self.held[plans], self.sums[plans], self.size_bytes[plans], self.units[plans], self.score[plans]
+        )
 
 
 class Costs(NamedTuple):

@@ -47,12 +47,15 @@ class PlainSearch:
         """The plan `held` (I, D), costed."""
         return self._costed([self._estimates.costed(held)])[0]
 
-    def others(self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int]) -> list[CostedPlan]:
-        """(K,) plans made of this one, each shaken by random steps, improved by estimates, then step by step, costed.
+    def others(
+        self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int], worth: float = np.inf
+    ) -> list[CostedPlan]:
+        """Plans made of this one, each shaken by random steps, improved by estimates, then step by step, costed.
 
-        Every one depends on its seed alone. All go on side by side: a call of the model serves a step of each.
+        Every one depends on its seed alone. All go on side by side: a call of the model serves a step of each. Those
+        that look dearer than `worth` times this plan are left out before the model is asked.
         """
-        found = dict(enumerate(self._costed(self._estimates.others(plan, shake_steps, seeds))))
+        found = dict(enumerate(self._costed(self._estimates.others(plan, shake_steps, seeds, worth))))
         better = found
         while better := self._best_steps(better):
             found |= better
@@ -88,6 +91,8 @@ class PlainSearch:
 
     def _costed(self, estimated: Sequence[CostedPlan]) -> list[CostedPlan]:
         """Plans as the model has them instead of estimates, in one call of it."""
+        if not estimated:
+            return []
         contents = np.concatenate([plan.held.T for plan in estimated])
         return self._modelled(estimated, self._compute_ms(contents).reshape(len(estimated), -1))
 

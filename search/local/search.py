@@ -118,7 +118,7 @@ class LocalSearch:
         """The plan `held` (I, D), costed."""
         contents = self._nothing(1)
         contents.held[0] = held
-        fill(Contents(*(array[0] for array in contents)), self._shards, self._costs)
+        fill(contents.of(0), self._shards, self._costs)
         return self._costed(contents)[0]
 
     def others(
@@ -134,7 +134,7 @@ class LocalSearch:
 
         def explored(numbers: IntArray) -> int:
             part = slice(numbers[0], numbers[-1] + 1)
-            some = Contents(*(array[part] for array in found))
+            some = found.of(part)
             own = np.array(seeds[part], dtype=np.int64)
             return explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, some, estimate[part])
 
@@ -142,7 +142,7 @@ class LocalSearch:
         with ThreadPoolExecutor(len(parts)) as pool:
             self._looked += sum(pool.map(explored, parts))
         near = estimate < estimate_ms(plan.contents, self._costs) * worth
-        return self._costed(Contents(*(array[near] for array in found))) if near.any() else []
+        return self._costed(found.of(near)) if near.any() else []
 
     def _nothing(self, count: int) -> Contents:
         """Room for the contents of so many plans, an axis in front of every array."""
@@ -166,7 +166,7 @@ class LocalSearch:
         ready_ms = compute_ms + backward
         return [
             CostedPlan(
-                Contents(*(array[k] for array in plans)),
+                plans.of(k),
                 compute_ms[k],
                 ready_ms[k] + forward[k],
                 ready_ms[k],

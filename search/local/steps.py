@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from neuroshard.arrays import IntArray
 from neuroshard.models import SumModel
 from neuroshard.simulator import Simulator
@@ -27,10 +29,12 @@ class LocalSteps(Protocol):
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
         ...
 
-    def others(self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int]) -> list[CostedPlan]:
-        """(K,) plans made of this one, each shaken by random steps and then improved by estimates, costed.
+    def others(
+        self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int], worth: float = np.inf
+    ) -> list[CostedPlan]:
+        """Plans made of this one, each shaken by random steps and then improved, costed.
 
-        Every one depends on its seed alone.
+        Every one depends on its seed alone. Those that look dearer than `worth` times this plan are left out.
         """
         ...
 

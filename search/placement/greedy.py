@@ -16,7 +16,7 @@ from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
 
 _THREADS = 2
-_WORTH_A_THREAD = 1 << 24  # shards x caps x devices: tens of milliseconds
+_WORTH_A_THREAD = 1 << 15  # shards x caps: a few milliseconds
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _CompiledPlacer:
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """In threads where that is worth it; the result doesn't depend on it."""
         shards = self._in_order(layouts)
-        work = shards.shape[0] * shards.shape[1] * len(caps) * len(self._memory_bytes)
+        work = shards.shape[0] * shards.shape[1] * len(caps)
         pieces = min(_THREADS, len(layouts)) if work > _WORTH_A_THREAD else 1
         if pieces == 1:
             return self._place(shards, caps)

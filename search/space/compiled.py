@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from numba import njit
 
@@ -25,17 +25,17 @@ def sources_digest() -> str:
 
 def kernel(function: _Function) -> _Function:
     """Compiled, and kept on disk until any of the sources changes."""
-    return _kept(njit(cache=True, nogil=True)(function))
+    return cast(_Function, _kept(njit(cache=True, nogil=True)(function)))
 
 
 def leaf(function: _Function) -> _Function:
     """Compiled into its callers: in a call, counting references to its arrays takes longer than what it does."""
-    return _kept(njit(cache=True, nogil=True, forceinline=True)(function))
+    return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True)(function)))
 
 
 def fast_leaf(function: _Function) -> _Function:
     """A leaf whose sums may be taken in any order."""
-    return _kept(njit(cache=True, nogil=True, forceinline=True, fastmath=_ANY_ORDER)(function))
+    return cast(_Function, _kept(njit(cache=True, nogil=True, forceinline=True, fastmath=_ANY_ORDER)(function)))
 
 
 def _kept(compiled: Any) -> Any:

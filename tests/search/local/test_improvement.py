@@ -88,7 +88,9 @@ def test_small_tasks_get_all_their_shakes(monkeypatch):
     local, state = _local(task, Simulator(random_models()))
     shaken = []
     others = local.others
-    monkeypatch.setattr(local, "others", lambda plan, steps, seeds: shaken.extend(seeds) or others(plan, steps, seeds))
+    monkeypatch.setattr(
+        local, "others", lambda plan, steps, seeds, *worth: shaken.extend(seeds) or others(plan, steps, seeds, *worth)
+    )
     Improvement().improve(local, state)
     assert set(shaken) == set(range(200))
 

@@ -166,9 +166,7 @@ def test_even_layouts_leave_no_shard_too_large(most):
         layout = even_layout(catalog, most)
         item, width = catalog.item[layout], layout - catalog.first[catalog.item[layout]]
         cost = catalog.cost_ms[layout]
-        share = np.maximum(
-            cost / (catalog.cost_ms[catalog.whole].sum() / 8), width / (catalog.full_width.sum() / 8)
-        )
+        share = np.maximum(cost / (catalog.cost_ms[catalog.whole].sum() / 8), width / (catalog.full_width.sum() / 8))
         count = np.bincount(item)[item]
         can_split = (count < 8) & (count < catalog.full_width[item])
         assert (share[can_split] <= most + 1e-9).all()
