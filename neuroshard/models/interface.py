@@ -97,6 +97,13 @@ class CommModel(ABC):
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
+    def least_outline(self, known: "OneDevice") -> "Outline":
+        """Of the transfers of one device each, at least, whatever the others give out: nothing, unless models know more.
+
+        Transfers are never shorter than the outline's, for any waits; it is of X exchanges, and of one device of each.
+        """
+        return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
+
 
 @dataclass(frozen=True, eq=False)
 class Outline:
@@ -113,6 +120,29 @@ class Outline:
     parts_ms: FloatArray
     share: FloatArray
     lead: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class OneDevice:
+    """What is known of one of D devices in X exchanges, when of the others only the sum is.
+
+    Attributes:
+        least_bytes, most_bytes: (X,) that it gives out, as in `Traffic.size_bytes`; all in one all-to-all.
+        total_bytes: that all devices give out together.
+        num_devices: D.
+        batch_size: samples over all devices.
+    """
+
+    least_bytes: FloatArray
+    most_bytes: FloatArray
+    total_bytes: float
+    num_devices: int
+    batch_size: int
+
+    @property
+    def mean_bytes(self) -> float:
+        """That a device gives out on average; the widest gives out no fewer, the narrowest no more."""
+        return self.total_bytes / self.num_devices
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
