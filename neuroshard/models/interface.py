@@ -124,10 +124,11 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class OneDevice:
-    """What is known of one of D devices in X exchanges, when of the others only the sum is.
+    """What is known of one of D devices in X exchanges, all of them one all-to-all.
 
     Attributes:
-        least_bytes, most_bytes: (X,) that it gives out, as in `Traffic.size_bytes`; all in one all-to-all.
+        least_bytes, most_bytes: (X,) that it gives out, as in `Traffic.size_bytes`.
+        widest_least_bytes, widest_most_bytes: (X,) that the device gives out which gives out most.
         total_bytes: that all devices give out together.
         num_devices: D.
         batch_size: samples over all devices.
@@ -135,14 +136,11 @@ class OneDevice:
 
     least_bytes: FloatArray
     most_bytes: FloatArray
+    widest_least_bytes: FloatArray
+    widest_most_bytes: FloatArray
     total_bytes: float
     num_devices: int
     batch_size: int
-
-    @property
-    def mean_bytes(self) -> float:
-        """That a device gives out on average; the widest gives out no fewer, the narrowest no more."""
-        return self.total_bytes / self.num_devices
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:

@@ -72,9 +72,8 @@ class RooflineComm(CommModel):
         return np.broadcast_to(self._busiest_ms(busiest, devices), wait_ms.shape)
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """The busiest device is no less busy than this one and than the mean one."""
-        busiest = np.maximum(known.least_bytes, known.mean_bytes)
-        parts = self._busiest_ms(busiest, known.num_devices)[:, None, None]
+        """As the widest device's, the same for all."""
+        parts = self._busiest_ms(known.widest_least_bytes, known.num_devices)[:, None, None]
         return Outline(parts, np.ones(1), np.zeros((1, NUM_WAITS)))
 
     def _busiest_ms(self, busiest: FloatArray, devices: int) -> FloatArray:

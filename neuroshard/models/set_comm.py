@@ -122,19 +122,22 @@ def set_features(traffic: Traffic) -> FloatArray:
 def feature_ranges(known: OneDevice) -> tuple[FloatArray, FloatArray]:
     """(X, F) the least and the most that the network may see of a device.
 
-    What the widest device sends is at least what this one and what the mean one sends; what the narrowest receives, at
-    least what this one and the mean one receive.
+    The narrowest device gives out no more than this one, nor than those beside the widest on average.
     """
     devices = known.num_devices
-    low, high, mean = (given / devices for given in (known.least_bytes, known.most_bytes, known.mean_bytes))
+    low, high, widest, most_widest = (
+        given / devices
+        for given in (known.least_bytes, known.most_bytes, known.widest_least_bytes, known.widest_most_bytes)
+    )
     everything = np.full_like(low, known.total_bytes / devices)
+    narrowest = np.minimum(high, (everything - widest) / (devices - 1))
     least: tuple[FloatArray, ...] = (
         low * (devices - 1), everything - high, low, everything / devices,
-        np.maximum(low, mean) * (devices - 1), everything - np.minimum(high, mean), everything * (devices - 1),
+        widest * (devices - 1), everything - narrowest, everything * (devices - 1),
     )  # fmt: skip
     most: tuple[FloatArray, ...] = (
         high * (devices - 1), everything - low, high, everything / devices,
-        everything * (devices - 1), everything, everything * (devices - 1),
+        most_widest * (devices - 1), everything, everything * (devices - 1),
     )  # fmt: skip
     batch_size = np.array(known.batch_size)
     return _in_logarithms(least, batch_size, devices), _in_logarithms(most, batch_size, devices)

@@ -116,8 +116,8 @@ class LinearComm(CommModel):
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """The widest device is no narrower than this one and than the mean one."""
-        columns = np.maximum(known.least_bytes, known.mean_bytes) / (ELEMENT_BYTES * known.batch_size)
+        """As the widest device's, the same for all."""
+        columns = known.widest_least_bytes / (ELEMENT_BYTES * known.batch_size)
         return Outline(self.per_column_ms * columns[:, None, None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 

@@ -1,35 +1,33 @@
 """What no plan of a task is predicted to cost less than: how far a plan may be from the best there is.
 
 A plan's cost is R + T: R is when the last device starts forward communication, T the longest transfer that is left
-then. Whatever the plan is:
+then. Whatever the plan is, let its widest device, the one with the most columns, give out w bytes. Then
 
-R is no less than the mean, over the devices that hold anything, of backward communication and compute. Compute is no
-less than prices that add up over shards (`prices.py`), and over all devices no less than those of every item's cheapest
-shards. Backward communication is no less than a convex function of a device's columns, and the columns of all devices
-are those of the tables. Nor is R less than what the device computes that has the widest shard of a table.
+- R is no less than the mean, over the devices that hold anything, of backward communication and compute. Compute is no
+  less than prices that add up over shards (`prices.py`), and over all devices no less than the prices of every item's
+  cheapest shards; of those alone that a device can compute before R. Backward communication is no less than a function
+  of a device's bytes, and the bytes of all devices are those of the tables.
+- T is no less than the widest device's transfer. Waiting shortens it (`Outline`), but the mean of the waits is R less
+  the mean of the starts, of which we know what it is at least.
 
-T is no less than the transfer of the device with the most columns, which has the mean number or more. Waiting shortens
-it (`Outline`), but no wait is longer than D times the mean of the waits, the shortest wait of D - 1 devices no longer
-than D / (D - 1) times; and the mean of the waits is R less the mean of the starts, of which we know what it is at least.
-
-So the bound is the least of R + T, over R, over how many columns the widest device has, over how many devices hold
-anything. Memory and most constraints are left out: they only make the best plan dearer.
+The bound is the least of R + T over all R and w, in small steps: of each step, R at its beginning, T at its end.
+Memory and most constraints are left out: they only make the best plan dearer.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.models import CommModel, SumModel
-from neuroshard.models.interface import OneDevice, Outline
+from neuroshard.models import SumModel
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.prices import Prices, cheapest_ms, largest_ms
-from neuroshard.tasks.task import Task
-from neuroshard.traffic import Traffic
+from neuroshard.stages.search.space.exchange_bound import Widest, left_ms, longest_waits
+from neuroshard.stages.search.space.prices import Prices
 
-_STEPS = 512  # ranges of a device's columns, below the mean and above it
+_STEPS = 128
+_HALVINGS = 40
 _ROUNDING = 1e-5  # of single precision
 
 
@@ -39,89 +37,66 @@ def lower_bound_ms(catalog: Catalog, simulator: Simulator) -> float | None:
     None for compute models that are no sums over tables (`SumModel`). For sums it always holds; it is close where the
     models keep to physics, as installed ones and rooflines do, and may be 0 where they don't.
     """
-    model = simulator.models.compute
-    if not isinstance(model, SumModel):
+    models, num_devices = simulator.models, catalog.items.task.topology.num_devices
+    if not isinstance(models.compute, SumModel):
         return None
-    task, prices = catalog.items.task, Prices.of(catalog, model.head)
-    num_devices = task.topology.num_devices
-    some, widest = _of_any(task), _of_the_widest(task)
-    backward = _Backward.of(simulator.models.backward, some)
-    forward = simulator.models.forward.least_outline(widest)
-    total_ms = cheapest_ms(catalog, prices)
-    alone_ms = largest_ms(catalog, prices) + float(backward.least_ms.min())
-    found = []
-    for filled in range(1, num_devices + 1):
-        compute_ms = max(0.0, filled * prices.base_ms + total_ms)
-        start_ms = compute_ms / num_devices + backward.mean_ms(num_devices)
-        last_ms = max(compute_ms / filled + backward.mean_ms(filled), alone_ms, start_ms)
-        found.append(_least_sum(last_ms, start_ms, forward, num_devices))
-    return min(found) * (1 - _ROUNDING)
-
-
-def _least_sum(last_ms: float, start_ms: float, forward: Outline, num_devices: int) -> float:
-    """The least R + T, for R no less than `last_ms`, where devices start no sooner than `start_ms` on average.
-
-    A part of the transfer that waiting makes shorter is a broken line in R, so that the least sum lies where one ends.
-    """
-    next_to_last = num_devices / max(num_devices - 1, 1)
-    most = np.array([num_devices, next_to_last, 1, num_devices, next_to_last])  # of `device_waits`, by their mean
-    parts, done = forward.parts_ms[:, 0], forward.lead @ most
-    ends = np.divide(parts, done, out=np.zeros_like(parts), where=done > 0)
-    wait_ms = np.maximum(last_ms - start_ms, np.concatenate([np.zeros((len(parts), 1)), ends], axis=1))
-    left = np.maximum(parts[:, None] - done * wait_ms[..., None], 0) @ forward.share
-    return float((start_ms + wait_ms + left).min())
+    widest = Widest.of(catalog.items.task)
+    forward, waits = models.forward.least_outline(widest.itself), longest_waits(num_devices)
+    mean_ms, any_ms = widest.least_backward_ms(models.backward)
+    compute = _Compute(Prices.of(catalog, models.compute.head), num_devices, float(any_ms.min()))
+    widest_ms = any_ms + compute.of_columns_ms(widest.columns)
+    first_ms = max(compute.first_ms(float(mean_ms.min())), float(widest_ms.min()))
+    steps = np.linspace(first_ms, first_ms + float((forward.parts_ms[:, 0] @ forward.share).min()), _STEPS + 1)
+    least = [steps[-1]]  # whoever starts later than that costs more already
+    for begin_ms, end_ms in pairwise(steps.tolist()):
+        total_ms = compute.least_total_ms(end_ms)
+        possible = np.maximum(compute.busy_ms(total_ms) + mean_ms, widest_ms) <= end_ms
+        wait_ms = end_ms - (compute.mean_ms(total_ms) + mean_ms)
+        transfer_ms = left_ms(forward, np.maximum(wait_ms, 0), waits)
+        least.append(begin_ms + np.where(possible, transfer_ms, np.inf).min())
+    return float(min(least)) * (1 - _ROUNDING)
 
 
 @dataclass(frozen=True, eq=False)
-class _Backward:
-    """What backward communication takes at least.
+class _Compute:
+    """Compute of D devices, by R.
 
     Attributes:
-        known: the device, in X ranges of its bytes.
-        least_ms: (X,) in each of them.
+        backward_ms: of any device, at least.
     """
 
-    known: OneDevice
-    least_ms: FloatArray
+    prices: Prices
+    num_devices: int
+    backward_ms: float
 
-    @classmethod
-    def of(cls, model: CommModel, known: OneDevice) -> "_Backward":
-        """By a model; nobody waits."""
-        outline = model.least_outline(known)
-        return cls(known, outline.parts_ms[:, 0] @ outline.share)
+    def least_total_ms(self, last_ms: float) -> float:
+        """The prices of all shards together, at least, where R is `last_ms`; infinity if that is too soon."""
+        most_ms = last_ms - self.backward_ms - self.prices.base_ms + self.prices.discount_ms
+        return self.prices.least_total_ms(most_ms)
 
-    def mean_ms(self, count: int) -> float:
-        """The least mean over `count` devices that give out all bytes together: that of a mixture of two ranges."""
-        at = self.known.total_bytes / count
-        sizes = np.concatenate([self.known.least_bytes, self.known.most_bytes])
-        least = np.tile(self.least_ms, 2)
-        below, above = sizes <= at, sizes >= at
-        low, high = sizes[below][:, None], sizes[above][None]
-        share = np.divide(at - low, high - low, out=np.zeros((below.sum(), above.sum())), where=high > low)
-        return float((least[below][:, None] * (1 - share) + least[above][None] * share).min())
+    def busy_ms(self, total_ms: float) -> float:
+        """Mean compute, at least, of the devices that hold anything, where prices add up to `total_ms`."""
+        return max(0.0, self.prices.base_ms + total_ms / self.num_devices)
 
+    def mean_ms(self, total_ms: float) -> float:
+        """Mean compute, at least, of all devices: of which some may hold nothing, but not all."""
+        base_ms = min(self.num_devices * self.prices.base_ms, self.prices.base_ms)
+        return max(0.0, (base_ms + total_ms) / self.num_devices)
 
-def _of_any(task: Task) -> OneDevice:
-    """Any device, whatever it gives out."""
-    mean = _total_bytes(task) / task.topology.num_devices
-    return _ranges(task, np.concatenate([np.linspace(0, mean, _STEPS), _above_mean(task)]))
+    def of_columns_ms(self, columns: FloatArray) -> FloatArray:
+        """(J,) what a device with so many columns (J,) or more computes at least."""
+        return np.maximum(0, self.prices.base_ms + self.prices.of_columns_ms(columns))
 
+    def first_ms(self, backward_ms: float) -> float:
+        """The least R, where backward communication takes `backward_ms` on average."""
 
-def _of_the_widest(task: Task) -> OneDevice:
-    """The device that gives out most: the mean or more."""
-    return _ranges(task, _above_mean(task))
+        def possible(last_ms: float) -> bool:
+            return self.busy_ms(self.least_total_ms(last_ms)) + backward_ms <= last_ms
 
-
-def _above_mean(task: Task) -> FloatArray:
-    total = _total_bytes(task)
-    edges: FloatArray = np.geomspace(total / task.topology.num_devices, total, _STEPS)
-    return edges
-
-
-def _total_bytes(task: Task) -> float:
-    columns = np.array([[sum(table.dim for table in task.tables)]])
-    return float(Traffic.of_columns(columns, task.batch_size).size_bytes.sum())
-
-
-def _ranges(task: Task, edges: FloatArray) -> OneDevice:
-    return OneDevice(edges[:-1], edges[1:], _total_bytes(task), task.topology.num_devices, task.batch_size)
+        low = high = self.busy_ms(self.least_total_ms(np.inf)) + backward_ms
+        while not possible(high):
+            high *= 2
+        for _ in range(_HALVINGS if high > low else 0):
+            middle = (low + high) / 2
+            low, high = (low, middle) if possible(middle) else (middle, high)
+        return low
