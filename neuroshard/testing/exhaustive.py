@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import permutations, product
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -45,6 +46,19 @@ class TinyTask:
         """Whether any plan keeps the memory and all constraints."""
         options = [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
         return self._completed([], options)
+
+    def plans(self) -> Iterator[Plan]:
+        """Every plan that keeps the memory and all constraints."""
+        options = [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
+        task = self.task()
+        for spreads in product(*options):
+            if self._keeps(list(spreads)):
+                yield assemble(task, [(t, dim, d) for t, spread in enumerate(spreads) for d, dim in enumerate(spread) if dim])
+
+    @property
+    def num_spreads(self) -> int:
+        """Of all tables together, as far as each alone keeps its constraints: `plans` looks at so many."""
+        return prod(sum(1 for _ in _spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables)
 
     @property
     def _num_devices(self) -> int:

@@ -15,7 +15,6 @@ Memory and most constraints are left out: they only make the best plan dearer.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -23,10 +22,10 @@ from neuroshard.arrays import FloatArray
 from neuroshard.models import SumModel
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.exchange_bound import Widest, left_ms, longest_waits
+from neuroshard.stages.search.space.exchange_bound import Widest, least_left_ms, longest_waits
 from neuroshard.stages.search.space.prices import Prices
 
-_STEPS = 128
+_STEPS = 1000
 _HALVINGS = 40
 _ROUNDING = 1e-5  # of single precision
 
@@ -46,15 +45,17 @@ def lower_bound_ms(catalog: Catalog, simulator: Simulator) -> float | None:
     compute = _Compute(Prices.of(catalog, models.compute.head), num_devices, float(any_ms.min()))
     widest_ms = any_ms + compute.of_columns_ms(widest.columns)
     first_ms = max(compute.first_ms(float(mean_ms.min())), float(widest_ms.min()))
-    steps = np.linspace(first_ms, first_ms + float((forward.parts_ms[:, 0] @ forward.share).min()), _STEPS + 1)
-    least = [steps[-1]]  # whoever starts later than that costs more already
-    for begin_ms, end_ms in pairwise(steps.tolist()):
+    step_ms = (first_ms + float((forward.parts_ms[:, 0] @ forward.share).max())) / _STEPS
+    least_ms, begin_ms = np.inf, first_ms
+    while begin_ms < least_ms:
+        end_ms = begin_ms + step_ms
         total_ms = compute.least_total_ms(end_ms)
         possible = np.maximum(compute.busy_ms(total_ms) + mean_ms, widest_ms) <= end_ms
         wait_ms = end_ms - (compute.mean_ms(total_ms) + mean_ms)
-        transfer_ms = left_ms(forward, np.maximum(wait_ms, 0), waits)
-        least.append(begin_ms + np.where(possible, transfer_ms, np.inf).min())
-    return float(min(least)) * (1 - _ROUNDING)
+        left_ms = least_left_ms(forward, np.maximum(wait_ms, 0), waits)
+        least_ms = min(least_ms, begin_ms + float(np.where(possible, left_ms, np.inf).min()))
+        begin_ms = end_ms
+    return least_ms * (1 - _ROUNDING)
 
 
 @dataclass(frozen=True, eq=False)

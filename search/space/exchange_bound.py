@@ -84,7 +84,7 @@ def longest_waits(num_devices: int) -> FloatArray:
     return np.concatenate([last, other])
 
 
-def left_ms(forward: Outline, mean_wait_ms: FloatArray, longest: FloatArray) -> FloatArray:
+def least_left_ms(forward: Outline, mean_wait_ms: FloatArray, longest: FloatArray) -> FloatArray:
     """(J,) the least transfer of an outline of J devices, where waits are `mean_wait_ms` (J,) on average at most."""
     done = mean_wait_ms[:, None, None] * (longest @ forward.lead.T)
     return (np.maximum(forward.parts_ms - done, 0) @ forward.share).min(axis=1)
