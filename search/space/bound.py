@@ -27,6 +27,7 @@ from neuroshard.stages.search.space.prices import Prices
 
 _STEPS = 1000
 _HALVINGS = 40
+_LEAST_MS = 1e-6
 _ROUNDING = 1e-5  # of single precision
 
 
@@ -45,7 +46,7 @@ def lower_bound_ms(catalog: Catalog, simulator: Simulator) -> float | None:
     compute = _Compute(Prices.of(catalog, models.compute.head), num_devices, float(any_ms.min()))
     widest_ms = any_ms + compute.of_columns_ms(widest.columns)
     first_ms = max(compute.first_ms(float(mean_ms.min())), float(widest_ms.min()))
-    step_ms = (first_ms + float((forward.parts_ms[:, 0] @ forward.share).max())) / _STEPS
+    step_ms = max(first_ms + float((forward.parts_ms[:, 0] @ forward.share).max()), _LEAST_MS) / _STEPS
     least_ms, begin_ms = np.inf, first_ms
     while begin_ms < least_ms:
         end_ms = begin_ms + step_ms
@@ -96,7 +97,7 @@ class _Compute:
 
         low = high = self.busy_ms(self.least_total_ms(np.inf)) + backward_ms
         while not possible(high):
-            high *= 2
+            high = 2 * high + _LEAST_MS
         for _ in range(_HALVINGS if high > low else 0):
             middle = (low + high) / 2
             low, high = (low, middle) if possible(middle) else (middle, high)
