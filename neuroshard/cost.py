@@ -8,6 +8,7 @@ from neuroshard.arrays import FloatArray
 
 _DEVIATIONS = 1.645  # half of an interval that holds 90%, if errors are normal
 _STEPS = 400
+WHY_MORE = "the slowest of devices that are predicted alike"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Cost:
             for i, (c, f, b) in enumerate(zip(self.compute, self.forward, self.backward, strict=True))
         ]
         margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
-        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}"])
+        expected = "" if self.margin is None else f", expected_ms {self.expected_ms:.3f}"
+        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}"])
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:

@@ -12,7 +12,7 @@ from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.search import CostedPlan, LocalSearch, MoveLimit
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.choice import Choice, kept_remark
 from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
@@ -53,20 +53,22 @@ class ImprovedSearch(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if a time limit cut the local search short."""
+        """With a warning if a time limit cut the local search short, a remark if a cheaper plan isn't believed."""
         catalog = Catalog.checked(task, simulator)
         rank = self._rank(catalog, simulator)
         first = first_plans(self.starts, catalog, simulator)
-        held, remark = cheapest(first, catalog, simulator), None
+        held, warning = cheapest(first, catalog, simulator), None
         model = simulator.models.compute
         if isinstance(model, SumModel):
             local = LocalSearch(catalog, simulator, model, MoveLimit(held, self.max_moved_bytes))
             improved = self.improvement.improve(local, local.costed(held), rank)
-            held, remark = improved.best.held, improved.remark
-        return Found(self._believed(catalog.items.plan(first[0]), catalog.items.plan(held), simulator), remark)
-
-    def _believed(self, first: Plan, found: Plan, simulator: Simulator) -> Plan:
-        return found if self.choice is None else self.choice.choose(first, found, simulator)
+            held, warning = improved.best.held, improved.remark
+        before, found = catalog.items.plan(first[0]), catalog.items.plan(held)
+        if self.choice is None:
+            return Found(found, warning)
+        chosen = self.choice.choose(before, found, simulator)
+        remark = kept_remark(before, found, simulator) if chosen is before else None
+        return Found(chosen, warning, remark)
 
     def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[CostedPlan], float]:
         """What plans are compared by: predicted cost and as many margins as caution asks for, ms."""
