@@ -8,7 +8,6 @@ from neuroshard.arrays import FloatArray
 
 _DEVIATIONS = 1.645  # half of an interval that holds 90%, if errors are normal
 _STEPS = 400
-WHY_MORE = "the slowest of devices that are predicted alike"
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,13 @@ class Cost:
         margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
         expected = "" if self.margin is None else f", expected_ms {self.expected_ms:.3f}"
         return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}"])
+
+
+def described_expectation(total_ms: float, expected_ms: float) -> str | None:
+    """What a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
+    if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
+        return None
+    return f"{expected_ms:.2f} ms: the slowest of devices that are predicted alike"
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:

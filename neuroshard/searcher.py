@@ -14,7 +14,7 @@ class Found:
 
     Attributes:
         warning: a line that begins with its subject and a colon, such as "time limit: ..."; None if all is well.
-        remark: a line on a choice that was made, which another setting makes otherwise; None if there is nothing to say.
+        remark: a line on a choice that another setting would make otherwise; None if there is nothing to say.
     """
 
     plan: Plan

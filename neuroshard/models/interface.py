@@ -98,9 +98,9 @@ class CommModel(ABC):
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
     def least_outline(self, known: "OneDevice") -> "Outline":
-        """Of the transfers of one device each, at least, whatever the others give out: nothing, unless models know more.
+        """Of the transfer of one device in each exchange, at least, for any waits: nothing, unless models know more.
 
-        Transfers are never shorter than the outline's, for any waits; it is of X exchanges, and of one device of each.
+        Its parts are (X, 1, P): of X exchanges, and of one device of each.
         """
         return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
 

@@ -63,7 +63,7 @@ class SetComm(NetworkComm):
         return self._outline(self._parts_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1))
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """From the least and the most that every feature may be: as it is, of weights with the signs of pre-training."""
+        """From the least and the most that every feature may be; by the least alone, as pre-training sets the signs."""
         if known.num_devices == 1:
             return super().least_outline(known)
         least, most = (self.normaliser(features) for features in feature_ranges(known))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from neuroshard.checked import checked
-from neuroshard.cost import WHY_MORE
+from neuroshard.cost import described_expectation
 from neuroshard.schema import Name, NonNegative
 
 
@@ -27,5 +27,6 @@ class Prediction:
 
     def __str__(self) -> str:
         margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"
-        expected = "" if self.expected_ms is None else f"; expected {self.expected_ms:.2f} ms: {WHY_MORE}"
+        told = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
+        expected = "" if told is None else f"; expected {told}"
         return f"{self.cost_ms:.2f}{margin} ms predicted by {self.models or 'models without a name'}{expected}"

@@ -44,21 +44,23 @@ class TinyTask:
 
     def has_plan(self) -> bool:
         """Whether any plan keeps the memory and all constraints."""
-        options = [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
-        return self._completed([], options)
+        return self._completed([], self._options())
 
     def plans(self) -> Iterator[Plan]:
         """Every plan that keeps the memory and all constraints."""
-        options = [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
         task = self.task()
-        for spreads in product(*options):
+        for spreads in product(*self._options()):
             if self._keeps(list(spreads)):
-                yield assemble(task, [(t, dim, d) for t, spread in enumerate(spreads) for d, dim in enumerate(spread) if dim])
+                places = ((t, d, dim) for t, spread in enumerate(spreads) for d, dim in enumerate(spread))
+                yield assemble(task, [(table, dim, device) for table, device, dim in places if dim])
 
     @property
     def num_spreads(self) -> int:
-        """Of all tables together, as far as each alone keeps its constraints: `plans` looks at so many."""
-        return prod(sum(1 for _ in _spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables)
+        """How many plans `plans` looks at: those that keep what is said of every table alone."""
+        return prod(map(len, self._options()))
+
+    def _options(self) -> list[list[Spread]]:
+        return [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
 
     @property
     def _num_devices(self) -> int:

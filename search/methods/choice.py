@@ -50,8 +50,8 @@ def kept_remark(first: Plan, other: Plan, simulator: Simulator) -> str | None:
     if after > before * (1 - _WORTH_SAYING):
         return None
     return (
-        f"a plan predicted {1 - after / before:.1%} cheaper was found ({after:.2f} ms, not {before:.2f}), but the first "
-        "search's is kept: the gain is within the models' margins; searcher.choice=null takes it"
+        f"a plan predicted {1 - after / before:.1%} cheaper was found ({after:.2f} ms, not {before:.2f}), but the "
+        "first search's is kept: the gain is within the models' margins; searcher.choice=null takes it"
     )
 
 

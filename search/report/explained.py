@@ -5,7 +5,7 @@ from math import isnan
 
 import numpy as np
 
-from neuroshard.cost import WHY_MORE
+from neuroshard.cost import described_expectation
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.picture import plan_png
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
@@ -66,10 +66,10 @@ def difference(first: Explanation, second: Explanation) -> Section:
 def _summary(found: Explanation) -> Section:
     cost, plan = found.cost, found.plan
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
-    expected = () if isnan(cost.expected_ms) else (("expected cost", f"{cost.expected_ms:.2f} ms: {WHY_MORE}"),)
+    expected = described_expectation(cost.total_ms, cost.expected_ms)
     facts = (
         ("predicted cost", f"{cost.total_ms:.2f} ms{margin}"),
-        *expected,
+        *([("expected cost", expected)] if expected is not None else []),
         ("best possible", _best(found)),
         ("if spread evenly", _evenly(found)),
         ("bottleneck", _why(found)),

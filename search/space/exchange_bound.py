@@ -1,6 +1,6 @@
 """What exchanges take at least, by how many bytes the widest device gives out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,21 +29,26 @@ class Widest:
     @property
     def columns(self) -> FloatArray:
         """(J,) columns of the widest device, at least."""
-        traffic = Traffic(self.itself.least_bytes[:, None, None], np.full(len(self.itself.least_bytes), self.itself.batch_size))
-        return traffic.columns[:, 0]
+        size_bytes = self.itself.least_bytes[:, None, None]
+        return Traffic(size_bytes, np.full(len(size_bytes), self.itself.batch_size)).columns[:, 0]
 
     @classmethod
     def of(cls, task: Task) -> "Widest":
         """Of the exchanges of any plan of a task."""
         columns = np.array([[sum(table.dim for table in task.tables)]])
         total = float(Traffic.of_columns(columns, task.batch_size).size_bytes.sum())
-        exchange = (total, task.topology.num_devices, task.batch_size)
         above = np.geomspace(total / task.topology.num_devices, total, _WIDEST + 1)
+        least, most = above[:-1], above[1:]
+        itself = OneDevice(least, most, least, most, total, task.topology.num_devices, task.batch_size)
         edges = np.concatenate([np.linspace(0, above[0], _BELOW + 1), above[1:]])
-        widest = above[:-1], above[1:]
-        own = [np.tile(ends, _WIDEST) for ends in (edges[:-1], edges[1:])]
-        beside = OneDevice(*own, *(np.repeat(ends, len(edges) - 1) for ends in widest), *exchange)
-        return cls(OneDevice(*widest, *widest, *exchange), beside)
+        own_least, own_most = (np.tile(ends, _WIDEST) for ends in (edges[:-1], edges[1:]))
+        least, most = (np.repeat(ends, len(edges) - 1) for ends in (least, most))
+        return cls(
+            itself,
+            replace(
+                itself, least_bytes=own_least, most_bytes=own_most, widest_least_bytes=least, widest_most_bytes=most
+            ),
+        )
 
     def least_backward_ms(self, model: CommModel) -> tuple[FloatArray, FloatArray]:
         """(J,) backward communication at least: of the mean device, also of those that give out anything; of any device.
@@ -87,4 +92,6 @@ def longest_waits(num_devices: int) -> FloatArray:
 def least_left_ms(forward: Outline, mean_wait_ms: FloatArray, longest: FloatArray) -> FloatArray:
     """(J,) the least transfer of an outline of J devices, where waits are `mean_wait_ms` (J,) on average at most."""
     done = mean_wait_ms[:, None, None] * (longest @ forward.lead.T)
-    return (np.maximum(forward.parts_ms - done, 0) @ forward.share).min(axis=1)
+    left: FloatArray = np.maximum(forward.parts_ms - done, 0) @ forward.share
+    least: FloatArray = left.min(axis=1)
+    return least

@@ -58,7 +58,7 @@ class Prices:
         Of their limits items keep only whether they may be split at all.
         """
         cut = np.logical_or.reduceat(self.price_ms > most_ms, self.catalog.first)
-        return float(self._least_ms[~cut].sum()) + self._cheapest(np.flatnonzero(cut), most_ms).sum()
+        return float(self._least_ms[~cut].sum() + self._cheapest(np.flatnonzero(cut), most_ms).sum())
 
     def of_columns_ms(self, columns: FloatArray) -> FloatArray:
         """(J,) what the prices of one device's shards add up to at least, if it has so many columns (J,) or more.
@@ -71,7 +71,8 @@ class Prices:
         filled = np.concatenate([[0], catalog.full_width[order].cumsum()])
         spent = np.concatenate([[0], (per_unit * catalog.full_width)[order].cumsum()])
         spent = np.minimum.accumulate(spent[::-1])[::-1]  # more columns may be cheaper where prices are negative
-        return np.interp(columns / DIM_MULTIPLE, filled, spent)
+        least: FloatArray = np.interp(columns / DIM_MULTIPLE, filled, spent)
+        return least
 
     @cached_property
     def _shards_ms(self) -> FloatArray:

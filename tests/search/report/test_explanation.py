@@ -278,7 +278,10 @@ def test_no_bound_is_made_up():
     places = [(0, 32, 0), (1, 32, 1)]
     for found, why in (
         (explain(assemble(_task([32, 32]), places), opaque), "not known for models of this kind"),
-        (explain(assemble(_task([32, 32], memory_bytes=1000), places), SIMULATOR), "not known: the plan breaks its task"),
+        (
+            explain(assemble(_task([32, 32], memory_bytes=1000), places), SIMULATOR),
+            "not known: the plan breaks its task",
+        ),
     ):
         assert (found.bound_ms, found.gap) == (None, None)
         assert _summary_of(found)["best possible"] == why
