@@ -2,8 +2,8 @@
 
 usage: bounds.py MODEL NUM_DEVICES BATCH_SIZE [COUNT]    (MODEL: a bundle's name or path, or roofline:h100)
 
-Tasks are drawn as the papers draw them: max dim 128, 4 GiB devices. Plans are the default search's as it is, which keeps
-the published search's where a gain isn't believed, and with every predicted gain believed (searcher.choice=null).
+Tasks are drawn as the papers draw them: max dim 128, 4 GiB devices. Plans are the default search's as it is, which
+keeps the published search's where a gain isn't believed, and with every gain believed (searcher.choice=null).
 """
 
 import sys
@@ -31,8 +31,9 @@ def main() -> None:
     tables = dlrm_like(batch_size=batch_size, seed=1)
     tasks = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=count))
     rows = np.array([_figures(task, simulator) for task in tasks])
+    seconds = rows[:, -1].mean()
     print(
-        f"{model}, {count} tasks, {num_devices} devices, batch size {batch_size}; CPU time of a bound {rows[:, -1].mean():.3f} s"
+        f"{model}, {count} tasks, {num_devices} devices, batch size {batch_size}; a bound takes {seconds:.3f} s of CPU"
     )
     print("| plans | mean cost, ms | above the bound: mean | median | largest | above an even spread: mean |")
     print("| --- | --- | --- | --- | --- | --- |")

@@ -185,8 +185,10 @@ class CommModelConformance:
         transfer_ms, lead_ms = model.transfer_ms(traffic, wait_ms), device_waits(wait_ms)
         sizes = traffic.size_bytes.sum(axis=-1)
         for b, device in np.ndindex(sizes.shape):
-            ends = [size * part for size in (sizes[b, device], sizes[b].max()) for part in (1 - slack[b], 1 + slack[b])]
-            known = OneDevice(*(np.array([end]) for end in ends), float(sizes[b].sum()), sizes.shape[1], 256)
+            own, widest, total = sizes[b, device : device + 1], sizes[b].max(keepdims=True), sizes[b].sum()
+            low, high = 1 - slack[b], 1 + slack[b]
+            ranges = own * low, np.minimum(own * high, total), widest * low, np.minimum(widest * high, total)
+            known = OneDevice(*ranges, float(total), sizes.shape[1], 256)
             outline = model.least_outline(known)
             left = np.maximum(outline.parts_ms[0, 0] - outline.lead @ lead_ms[b, device], 0) @ outline.share
             assert left <= transfer_ms[b, device] * (1 + _ROUNDING)

@@ -64,8 +64,8 @@ class Explanation:
         splits: of every table that is split; first those that fit nowhere whole, then those that bought most.
         next_move: or why there is none.
         heuristics: plan costs, ms, or why there is no plan, by name.
-        bound_ms: no plan that keeps the task's constraints is predicted to cost less (`lower_bound_ms`); None for models
-            that can't say, and for plans that break their task.
+        bound_ms: what no plan that keeps the task's constraints is predicted to cost less than (`lower_bound_ms`); None
+            for models that can't say, and for plans that break their task.
         balanced_ms: what the plan would cost if its compute and its columns were spread evenly: an estimate of what
             could be had at best, not a bound. Shards can't be spread so, but cheaper ones may be.
         exchange_excess_ms: what it would cost less if its columns alone were.
