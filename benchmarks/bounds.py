@@ -32,9 +32,7 @@ def main() -> None:
     tasks = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=count))
     rows = np.array([_figures(task, simulator) for task in tasks])
     seconds = rows[:, -1].mean()
-    print(
-        f"{model}, {count} tasks, {num_devices} devices, batch size {batch_size}; a bound takes {seconds:.3f} s of CPU"
-    )
+    print(f"{model}, {count} tasks, {num_devices} devices, batch size {batch_size}; {seconds:.3f} s of CPU a bound")
     print("| plans | mean cost, ms | above the bound: mean | median | largest | above an even spread: mean |")
     print("| --- | --- | --- | --- | --- | --- |")
     bound, even = rows[:, -3], rows[:, -2]

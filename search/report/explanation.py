@@ -85,7 +85,7 @@ class Explanation:
 
     @property
     def gap(self) -> float | None:
-        """How far the plan's cost is above the best possible one at most, as a share of that; None where none is known."""
+        """How far above the best possible cost the plan's is at most, as a share of that; None where nobody can say."""
         return None if not self.bound_ms else self.cost.total_ms / self.bound_ms - 1
 
     @property

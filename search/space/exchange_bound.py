@@ -1,6 +1,6 @@
 """What exchanges take at least, by how many bytes the widest device gives out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,21 +37,17 @@ class Widest:
         """Of the exchanges of any plan of a task."""
         columns = np.array([[sum(table.dim for table in task.tables)]])
         total = float(Traffic.of_columns(columns, task.batch_size).size_bytes.sum())
+        exchange = (total, task.topology.num_devices, task.batch_size)
         above = np.geomspace(total / task.topology.num_devices, total, _WIDEST + 1)
         least, most = above[:-1], above[1:]
-        itself = OneDevice(least, most, least, most, total, task.topology.num_devices, task.batch_size)
+        itself = OneDevice(least, most, least, most, *exchange)
         edges = np.concatenate([np.linspace(0, above[0], _BELOW + 1), above[1:]])
         own_least, own_most = (np.tile(ends, _WIDEST) for ends in (edges[:-1], edges[1:]))
         least, most = (np.repeat(ends, len(edges) - 1) for ends in (least, most))
-        return cls(
-            itself,
-            replace(
-                itself, least_bytes=own_least, most_bytes=own_most, widest_least_bytes=least, widest_most_bytes=most
-            ),
-        )
+        return cls(itself, OneDevice(own_least, own_most, least, most, *exchange))
 
     def least_backward_ms(self, model: CommModel) -> tuple[FloatArray, FloatArray]:
-        """(J,) backward communication at least: of the mean device, also of those that give out anything; of any device.
+        """(J,) backward communication at least: mean over the devices, or over those that hold anything; of any device.
 
         What a device takes is no less than a function of its bytes that never falls; the mean, no less than a mixture
         of two of its values that gives out the mean device's bytes.
