@@ -1,4 +1,4 @@
-"""How far plans of tiny tasks are from the best there is, by prediction.
+"""How far plans of tiny tasks are from the best there is, by prediction, and how far below it the lower bound is.
 
 usage: exhaustive.py MODEL NUM_DEVICES [COUNT]    (MODEL: a bundle's path, or roofline:h100; 2 or 3 devices)
 
@@ -16,6 +16,7 @@ from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
@@ -34,14 +35,20 @@ def main() -> None:
     size = {2: 8, 3: 6}[num_devices]
     draw = TaskDraw(count=count, min_tables=size, max_tables=size, max_dim=16)
     topology = Topology(num_devices, 1 << 40)
-    gaps = []
+    gaps, slack = [], []
     for task in drawn(dlrm_like(batch_size=batch_size, seed=1), topology, batch_size, draw):
         best = _best(task, simulator)
         costs = [simulator.cost(task, searcher.search(task, simulator)).total_ms for _, searcher in SEARCHERS]
         gaps.append(np.array(costs) / best - 1)
+        bound = lower_bound_ms(Catalog.checked(task, simulator), simulator)
+        assert bound is not None
+        slack.append(1 - bound / best)
     print(f"{model}, {count} tasks of {size} tables, {num_devices} devices: cost above the best of all plans")
     for (name, _), gap in zip(SEARCHERS, np.array(gaps).T, strict=True):
         print(f"| {name} | mean {gap.mean():+.2%} | worst {gap.max():+.2%} |")
+    print(
+        f"| lower bound | mean {-np.mean(slack):+.2%} | lowest {-np.max(slack):+.2%}, highest {-np.min(slack):+.2%} |"
+    )
 
 
 def _best(task: Task, simulator: Simulator) -> float:

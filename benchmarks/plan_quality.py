@@ -4,8 +4,7 @@ usage: plan_quality.py MODEL NUM_DEVICES BATCH_SIZE [COUNT]    (MODEL: a bundle'
 
 Tasks are drawn as the papers draw them: max dim 128, 4 GiB devices. Every predicted gain is taken for true
 (searcher.choice=null); whether it is, true_gains.py shows on made-up devices, and hardware on real ones.
-With a roofline, costs stand beside a lower bound of any plan's: all tables' costs in equal parts, unsplit, and
-exchanges as if all devices had equally many columns.
+Costs stand beside a lower bound of any plan's; bounds.py says more of it.
 """
 
 import sys
@@ -13,18 +12,17 @@ import time
 
 import numpy as np
 
-from neuroshard.loads import Loads
 from neuroshard.models import CostModels
-from neuroshard.models.roofline import RooflineCompute
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.space.bound import lower_bound_ms
+from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.traffic import Traffic
 
 SEARCHERS: tuple[Searcher, ...] = (
     BeamSearch(),
@@ -52,20 +50,9 @@ def main() -> None:
             f"| {name} | {cost[:, i].mean():.3f} | {ratio[:, i].mean():.4f} | {ratio[:, i].max():.4f} "
             f"| {seconds[:, i].mean() * 1e3:.0f} | {seconds[:, i].max() * 1e3:.0f} |"
         )
-    if isinstance(simulator.models.compute, RooflineCompute):
-        bound = np.array([_lower_bound(task, simulator) for task in tasks])[:, None]
-        gaps = [f"{name} {gap:.2%}" for name, gap in zip(NAMES, (cost / bound - 1).mean(axis=0), strict=True)]
-        print("mean cost above the lower bound: " + ", ".join(gaps))
-
-
-def _lower_bound(task: Task, simulator: Simulator) -> float:
-    """Splitting only adds work, and neither compute nor an exchange can be faster than perfectly balanced."""
-    compute, num_devices = simulator.models.compute, task.topology.num_devices
-    assert isinstance(compute, RooflineCompute)
-    work = float(compute.embed(Loads.of(task.tables, task.batch_size)).sum())
-    dims = np.full((1, num_devices), sum(table.dim for table in task.tables) / num_devices)
-    forward, backward = simulator.communication(Traffic.of_columns(dims, task.batch_size), np.zeros_like(dims))
-    return compute.launch_ms + work / num_devices + float(forward[0, 0] + backward[0, 0])
+    bound = np.array([lower_bound_ms(Catalog.checked(task, simulator), simulator) for task in tasks])[:, None]
+    gaps = [f"{name} {gap:.2%}" for name, gap in zip(NAMES, (cost / bound - 1).mean(axis=0), strict=True)]
+    print("mean cost above the lower bound: " + ", ".join(gaps))
 
 
 def _all(task: Task, simulator: Simulator) -> tuple[list[float], list[float]]:

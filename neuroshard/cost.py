@@ -63,7 +63,15 @@ class Cost:
             for i, (c, f, b) in enumerate(zip(self.compute, self.forward, self.backward, strict=True))
         ]
         margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
-        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}"])
+        expected = "" if self.margin is None else f", expected_ms {self.expected_ms:.3f}"
+        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}"])
+
+
+def described_expectation(total_ms: float, expected_ms: float) -> str | None:
+    """What a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
+    if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
+        return None
+    return f"{expected_ms:.2f} ms: the slowest of devices that are predicted alike"
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:

@@ -14,10 +14,12 @@ class Found:
 
     Attributes:
         warning: a line that begins with its subject and a colon, such as "time limit: ..."; None if all is well.
+        remark: a line on a choice that another setting would make otherwise; None if there is nothing to say.
     """
 
     plan: Plan
     warning: str | None = None
+    remark: str | None = None
 
 
 class Searcher(ABC):

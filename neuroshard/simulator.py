@@ -76,8 +76,8 @@ class Simulator:
 
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
     """The same plan, with its cost as the models of that name predict it."""
-    margin = None if cost.margin is None else cost.margin_ms
-    return replace(plan, prediction=Prediction(models, cost.total_ms, margin))
+    margins = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
+    return replace(plan, prediction=Prediction(models, cost.total_ms, *margins))
 
 
 def _margin(

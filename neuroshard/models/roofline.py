@@ -11,7 +11,7 @@ import numpy as np
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.interface import CommModel, ReluHead, SumModel
+from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.traffic import Traffic
 
@@ -69,11 +69,20 @@ class RooflineComm(CommModel):
         """(B, D) ms, the same for all devices."""
         devices, given = traffic.num_devices, traffic.size_bytes.sum(axis=-1)
         busiest = np.maximum(given, given.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
+        return np.broadcast_to(self._busiest_ms(busiest, devices), wait_ms.shape)
+
+    def least_outline(self, known: OneDevice) -> Outline:
+        """As the widest device's, the same for all."""
+        parts = self._busiest_ms(known.widest_least_bytes, known.num_devices)[:, None, None]
+        return Outline(parts, np.ones(1), np.zeros((1, NUM_WAITS)))
+
+    def _busiest_ms(self, busiest: FloatArray, devices: int) -> FloatArray:
+        """(...,) ms, from the bytes of the busiest device (...,)."""
         sent = busiest / devices  # to each device
         local = min(devices, self.devices_per_host)
         inside = sent * (local - 1) / (self.link_gb_per_s * _BYTES_PER_MS)
         outside = sent * (devices - local) / (self.network_gb_per_s * _BYTES_PER_MS)
-        cost: FloatArray = np.broadcast_to(np.maximum(inside, outside) + self.latency_ms, wait_ms.shape)
+        cost: FloatArray = np.maximum(inside, outside) + self.latency_ms
         return cost
 
 

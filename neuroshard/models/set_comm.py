@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.models.interface import NUM_WAITS, Outline, device_waits
+from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline, device_waits
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
 from neuroshard.models.network_comm import NetworkComm, NetworkSettings
 from neuroshard.schema import parse
@@ -60,14 +60,26 @@ class SetComm(NetworkComm):
 
     def outline(self, traffic: Traffic) -> Outline:
         """Exactly: the first part has no lead."""
-        parts = self._parts_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
+        return self._outline(self._parts_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1))
+
+    def least_outline(self, known: OneDevice) -> Outline:
+        """From the least and the most that every feature may be; by the least alone, as pre-training sets the signs."""
+        if known.num_devices == 1:
+            return super().least_outline(known)
+        least, most = (self.normaliser(features) for features in feature_ranges(known))
+        return self._outline(self._in_ms(self.network.least(least, most) - _ROUNDING)[:, None])
+
+    def _outline(self, parts: FloatArray) -> Outline:
         share = np.concatenate([np.ones(1), self.share])
         return Outline(parts, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _parts_ms(self, traffic: Traffic) -> FloatArray:
         """(B D, 1 + G) of every device."""
         features = set_features(traffic).reshape(-1, NUM_FEATURES)
-        given = self.network(self.normaliser(features)).astype(np.float64)
+        return self._in_ms(self.network(self.normaliser(features)).astype(np.float64))
+
+    def _in_ms(self, given: FloatArray) -> FloatArray:
+        """(n, 1 + G) parts, from what the network gives."""
         parts: FloatArray = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
         return parts
 
@@ -104,9 +116,38 @@ def set_features(traffic: Traffic) -> FloatArray:
         sent, received, to_each, everything / devices,
         sent.max(axis=1, keepdims=True), received.max(axis=1, keepdims=True), sent.sum(axis=1, keepdims=True),
     )  # fmt: skip
-    features = np.empty((*to_each.shape, NUM_FEATURES))
+    return _in_logarithms(amounts, traffic.batch_size[:, None], devices)
+
+
+def feature_ranges(known: OneDevice) -> tuple[FloatArray, FloatArray]:
+    """(X, F) the least and the most that the network may see of a device.
+
+    The narrowest device gives out no more than this one, nor than those beside the widest on average.
+    """
+    devices = known.num_devices
+    low, high, widest, most_widest = (
+        given / devices
+        for given in (known.least_bytes, known.most_bytes, known.widest_least_bytes, known.widest_most_bytes)
+    )
+    everything = np.full_like(low, known.total_bytes / devices)
+    narrowest = np.minimum(high, (everything - widest) / (devices - 1))
+    least: tuple[FloatArray, ...] = (
+        low * (devices - 1), everything - high, low, everything / devices,
+        widest * (devices - 1), everything - narrowest, everything * (devices - 1),
+    )  # fmt: skip
+    most: tuple[FloatArray, ...] = (
+        high * (devices - 1), everything - low, high, everything / devices,
+        most_widest * (devices - 1), everything, everything * (devices - 1),
+    )  # fmt: skip
+    batch_size = np.array(known.batch_size)
+    return _in_logarithms(least, batch_size, devices), _in_logarithms(most, batch_size, devices)
+
+
+def _in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
+    """(..., F) of amounts, the first of them (...,)."""
+    features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
         features[..., f] = np.log2(1 + amount)
-    features[..., -2] = np.log2(traffic.batch_size)[:, None]
+    features[..., -2] = np.log2(batch_size)
     features[..., -1] = np.log2(devices)
     return features

@@ -21,9 +21,15 @@ def to_json(task: Task, placements: Sequence[Placement], prediction: Prediction 
     return {
         "format": _FORMAT,
         "placements": [_as_fields(placement) for placement in placements],
-        "prediction": None if prediction is None else asdict(prediction),
+        "prediction": None if prediction is None else _predicted(prediction),
         "task": task.to_json(),
     }
+
+
+def _predicted(prediction: Prediction) -> dict[str, Any]:
+    """What isn't known to be expected is left out, as before there was any."""
+    fields = asdict(prediction)
+    return {name: value for name, value in fields.items() if name != "expected_ms" or value is not None}
 
 
 def _as_fields(placement: Placement) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from neuroshard.checked import checked
+from neuroshard.cost import described_expectation
 from neuroshard.schema import Name, NonNegative
 
 
@@ -15,12 +16,17 @@ class Prediction:
         models: name or path of the cost models, as `CostModels.load` takes it; None for models made in Python.
         cost_ms: the plan's cost.
         margin_ms: half the width of its 90% interval; None where the models know none.
+        expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin, and in
+            plans that were saved before there was any.
     """
 
     models: Name | None
     cost_ms: NonNegative
     margin_ms: NonNegative | None = None
+    expected_ms: NonNegative | None = None
 
     def __str__(self) -> str:
         margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"
-        return f"{self.cost_ms:.2f}{margin} ms predicted by {self.models or 'models without a name'}"
+        told = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
+        expected = "" if told is None else f"; expected {told}"
+        return f"{self.cost_ms:.2f}{margin} ms predicted by {self.models or 'models without a name'}{expected}"

@@ -15,6 +15,7 @@ from neuroshard.arrays import FloatArray
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CommModel, ComputeModel, SumModel
+from neuroshard.models.interface import OneDevice, device_waits, waits
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
@@ -195,6 +196,22 @@ class CommModelConformance:
             _exchange_ms(model, dims[:, order], starts[:, order], 256),
             _exchange_ms(model, dims, starts, 256)[:, order],
         )
+
+    def test_transfers_are_no_shorter_than_their_least_outline(self) -> None:
+        """Where of a device's bytes and of the widest one's nothing but a range is told; waits are as they come."""
+        dims, starts = self._exchanges()
+        model, slack = self.make(), np.random.default_rng(1).uniform(0, 0.5, size=len(dims))
+        traffic, wait_ms = Traffic.of_columns(dims, 256), waits(starts)
+        transfer_ms, lead_ms = model.transfer_ms(traffic, wait_ms), device_waits(wait_ms)
+        sizes = traffic.size_bytes.sum(axis=-1)
+        for b, device in np.ndindex(sizes.shape):
+            own, widest, total = sizes[b, device : device + 1], sizes[b].max(keepdims=True), sizes[b].sum()
+            low, high = 1 - slack[b], 1 + slack[b]
+            ranges = own * low, np.minimum(own * high, total), widest * low, np.minimum(widest * high, total)
+            known = OneDevice(*ranges, float(total), sizes.shape[1], 256)
+            outline = model.least_outline(known)
+            left = np.maximum(outline.parts_ms[0, 0] - outline.lead @ lead_ms[b, device], 0) @ outline.share
+            assert left <= transfer_ms[b, device] * (1 + _ROUNDING)
 
     def test_only_differences_of_starts_count(self) -> None:
         """Everybody later by the same time costs the same."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import permutations, product
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -43,8 +44,23 @@ class TinyTask:
 
     def has_plan(self) -> bool:
         """Whether any plan keeps the memory and all constraints."""
-        options = [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
-        return self._completed([], options)
+        return self._completed([], self._options())
+
+    def plans(self) -> Iterator[Plan]:
+        """Every plan that keeps the memory and all constraints."""
+        task = self.task()
+        for spreads in product(*self._options()):
+            if self._keeps(list(spreads)):
+                places = ((t, d, dim) for t, spread in enumerate(spreads) for d, dim in enumerate(spread))
+                yield assemble(task, [(table, dim, device) for table, device, dim in places if dim])
+
+    @property
+    def num_spreads(self) -> int:
+        """How many plans `plans` looks at: those that keep what is said of every table alone."""
+        return prod(map(len, self._options()))
+
+    def _options(self) -> list[list[Spread]]:
+        return [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
 
     @property
     def _num_devices(self) -> int:

@@ -11,6 +11,7 @@ from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, Sum
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.features import FeatureSet
+from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
@@ -21,7 +22,7 @@ from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import ELEMENT_BYTES, Traffic
 
 _BATCH_SIZE = 256
 
@@ -113,6 +114,11 @@ class LinearComm(CommModel):
         """(B, D) ms."""
         widest = traffic.columns.max(axis=1, keepdims=True)
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
+
+    def least_outline(self, known: OneDevice) -> Outline:
+        """As the widest device's, the same for all."""
+        columns = known.widest_least_bytes / (ELEMENT_BYTES * known.batch_size)
+        return Outline(self.per_column_ms * columns[:, None, None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 
 def linear_models(num_devices: int = 4) -> CostModels:

@@ -12,7 +12,7 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.search import CostedPlan
 from neuroshard.stages.search.local.steps import local_steps
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.choice import Choice, kept_remark
 from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
@@ -51,18 +51,19 @@ class ImprovedSearch(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if a time limit cut the local search short."""
+        """With a warning if a time limit cut the local search short, a remark if a cheaper plan isn't believed."""
         catalog = Catalog.checked(task, simulator)
         rank = self._rank(catalog, simulator)
         first = first_plans(self.starts, catalog, simulator)
         held = cheapest(first, catalog, simulator)
         local = local_steps(catalog, simulator, held, self.max_moved_bytes)
         improved = self.improvement.improve(local, local.costed(held), rank)
-        found = catalog.items.plan(improved.best.held)
-        return Found(self._believed(catalog.items.plan(first[0]), found, simulator), improved.remark)
-
-    def _believed(self, first: Plan, found: Plan, simulator: Simulator) -> Plan:
-        return found if self.choice is None else self.choice.choose(first, found, simulator)
+        before, found = catalog.items.plan(first[0]), catalog.items.plan(improved.best.held)
+        if self.choice is None:
+            return Found(found, improved.remark)
+        chosen = self.choice.choose(before, found, simulator)
+        remark = kept_remark(before, found, simulator) if chosen is before else None
+        return Found(chosen, improved.remark, remark)
 
     def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[CostedPlan], float]:
         """What plans are compared by: predicted cost and as many margins as caution asks for, ms."""

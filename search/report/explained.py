@@ -5,6 +5,7 @@ from math import isnan
 
 import numpy as np
 
+from neuroshard.cost import described_expectation
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.picture import plan_png
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
@@ -65,10 +66,12 @@ def difference(first: Explanation, second: Explanation) -> Section:
 def _summary(found: Explanation) -> Section:
     cost, plan = found.cost, found.plan
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
-    above = cost.total_ms / found.balanced_ms - 1
+    expected = described_expectation(cost.total_ms, cost.expected_ms)
     facts = (
         ("predicted cost", f"{cost.total_ms:.2f} ms{margin}"),
-        ("if spread evenly", f"{found.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {_side(above)} that"),
+        *([("expected cost", expected)] if expected is not None else []),
+        ("best possible", _best(found)),
+        ("if spread evenly", _evenly(found)),
         ("bottleneck", _why(found)),
         ("best single step", _gain(found)),
         ("tables", f"{len(plan.task.tables):,} in {len(plan.placements):,} shards"),
@@ -76,6 +79,25 @@ def _summary(found: Explanation) -> Section:
         ("fullest device", _fullest(found)),
     )
     return Section("Summary", facts=facts)
+
+
+def _best(found: Explanation) -> str:
+    if found.gap is None:
+        return "not known: the plan breaks its task" if found.plan.violations else "not known for models of this kind"
+    return f"at least {found.bound_ms:.2f} ms: the plan is within {_percent(found.gap)} of it (bound)"
+
+
+def _evenly(found: Explanation) -> str:
+    above = found.cost.total_ms / found.balanced_ms - 1
+    return (
+        f"{found.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {_side(above)} that (estimate of the best, assuming "
+        "that its compute and columns can lie evenly)"
+    )
+
+
+def _percent(share: float) -> str:
+    """Never less than it is."""
+    return f"{np.ceil(share * 1000) / 1000:.1%}"
 
 
 def _side(above: float) -> str:

@@ -16,6 +16,7 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.report.moves import TableMove, table_moves
 from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
+from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.traffic import Traffic
 
@@ -63,7 +64,10 @@ class Explanation:
         splits: of every table that is split; first those that fit nowhere whole, then those that bought most.
         next_move: or why there is none.
         heuristics: plan costs, ms, or why there is no plan, by name.
-        balanced_ms: what the plan would cost if its compute and its columns were spread evenly.
+        bound_ms: what no plan that keeps the task's constraints is predicted to cost less than (`lower_bound_ms`); None
+            for models that can't say, and for plans that break their task.
+        balanced_ms: what the plan would cost if its compute and its columns were spread evenly: an estimate of what
+            could be had at best, not a bound. Shards can't be spread so, but cheaper ones may be.
         exchange_excess_ms: what it would cost less if its columns alone were.
         warnings: what lies outside the models' range, what the plan breaks of its task.
     """
@@ -74,9 +78,15 @@ class Explanation:
     splits: tuple[SplitWorth, ...]
     next_move: NextMove | str
     heuristics: dict[str, float | str]
+    bound_ms: float | None
     balanced_ms: float
     exchange_excess_ms: float
     warnings: tuple[str, ...]
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the best possible cost the plan's is at most, as a share of that; None where nobody can say."""
+        return None if not self.bound_ms else self.cost.total_ms / self.bound_ms - 1
 
     @property
     def slowest(self) -> int:
@@ -113,10 +123,17 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
         split_worths(plan, cost, simulator),
         _next_move(plan, simulator),
         {f"{score}_greedy": _heuristic(score, plan, simulator) for score in SCORES},
+        _bound_ms(plan, simulator),
         _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
         cost.total_ms - _even_ms(plan, cost.compute, simulator),
         (*(f"the plan breaks its task: {broken}" for broken in plan.violations), *simulator.warnings(plan)),
     )
+
+
+def _bound_ms(plan: Plan, simulator: Simulator) -> float | None:
+    if plan.violations:
+        return None
+    return lower_bound_ms(Catalog.checked(plan.task, simulator), simulator)
 
 
 def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:

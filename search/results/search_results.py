@@ -24,8 +24,9 @@ _COLUMNS = {
     "margin_ms": "float64",
     "remark": "object",
     "warnings": "object",
+    "expected_ms": "float64",
 }
-_NUMBERS = ("predicted_ms", "seconds", "margin_ms")
+_NUMBERS = ("predicted_ms", "seconds", "margin_ms", "expected_ms")
 _LARGEST = 1e18
 
 
@@ -39,6 +40,7 @@ class SearchRecord:
         margin_ms: half the width of the predicted cost's 90% interval; NaN where the models know none.
         remark: what the searcher says of its plan.
         warnings: what lies outside the range of the models, a line each.
+        expected_ms: the cost to be expected (`Cost.expected_ms`); NaN where the models know no margin.
     """
 
     task: Count
@@ -49,6 +51,7 @@ class SearchRecord:
     margin_ms: float = float("nan")
     remark: str | None = None
     warnings: str | None = None
+    expected_ms: float = float("nan")
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:

@@ -115,9 +115,12 @@ class Search:
         plan, due = timed.found.plan, [timed.found.warning] if timed.found.warning else []
         cost = simulator.cost(plan.task, plan)
         with_prediction(plan, cost, simulator.models.name).save(directory / name)
-        remark = self.searcher.remark(plan.task, simulator, plan)
+        said = (self.searcher.remark(plan.task, simulator, plan), timed.found.remark)
+        remark = "; ".join(filter(None, said)) or None
         warnings = "\n".join([*due, *simulator.warnings(plan)]) or None
-        return SearchRecord(number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings)
+        return SearchRecord(
+            number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings, cost.expected_ms
+        )
 
 
 @dataclass(frozen=True)
@@ -164,15 +167,15 @@ class SearchResult:
 
     def _grid(self) -> Grid:
         grid = Grid(title=Text(f"{self.saved.searcher}: {self.saved.path}"))
-        for column in ("task", "tables", "devices", "predicted ms", "search s"):
+        shown = self.saved.records[:_SHOWN_TASKS]
+        expected = any(not np.isnan(record.expected_ms) for record in shown)
+        for column in ("task", "tables", "devices", "predicted ms", *(["expected ms"] if expected else []), "search s"):
             grid.add_column(column, justify="right")
-        for record in self.saved.records[:_SHOWN_TASKS]:
+        for record in shown:
             task = self.tasks[record.task]
-            margin = "" if np.isnan(record.margin_ms) else f" ± {record.margin_ms:.2f}"
-            cost = "no plan" if record.error is not None else f"{record.predicted_ms:.2f}{margin}"
-            grid.add_row(
-                str(record.task), str(len(task.tables)), str(task.topology.num_devices), cost, f"{record.seconds:.3f}"
-            )
+            costs = (_predicted(record), *([_expected(record)] if expected else []))
+            sizes = (str(record.task), str(len(task.tables)), str(task.topology.num_devices))
+            grid.add_row(*sizes, *costs, f"{record.seconds:.3f}")
         return grid
 
     def _warnings(self) -> Iterator[str]:
@@ -185,3 +188,14 @@ class SearchResult:
                 found[warning.split(":")[0]].append(f"task {record.task}: {warning}")
         for lines in found.values():
             yield lines[0] + (f" (and in {len(lines) - 1} more tasks)" if len(lines) > 1 else "")
+
+
+def _predicted(record: SearchRecord) -> str:
+    if record.error is not None:
+        return "no plan"
+    margin = "" if np.isnan(record.margin_ms) else f" ± {record.margin_ms:.2f}"
+    return f"{record.predicted_ms:.2f}{margin}"
+
+
+def _expected(record: SearchRecord) -> str:
+    return "" if np.isnan(record.expected_ms) else f"{record.expected_ms:.2f}"

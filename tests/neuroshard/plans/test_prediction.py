@@ -7,7 +7,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
-from neuroshard.models.trust import hardware_warning
+from neuroshard.models.trust import Margin, Margins, hardware_warning
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.prediction import Prediction
 from neuroshard.testing import linear_models, toy_task
@@ -81,3 +81,26 @@ def test_models_of_other_hardware_are_noticed(monkeypatch, measured, warned):
 
 def test_this_machine_is_itself():
     assert fingerprint("cpu").same_hardware(fingerprint("cpu").to_json())
+
+
+def test_what_is_expected_is_saved_where_it_is_known(tmp_path):
+    known = Prediction("cpu", 7.1, 0.2, 7.3)
+    _plan(known).save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").prediction == known
+    assert "expected 7.30 ms: the slowest of devices" in str(_plan(known)).splitlines()[0]
+    assert "expected" not in str(_plan(Prediction("cpu", 7.1, 0.2, 7.1001)))  # as good as the same
+    content = _plan(Prediction("cpu", 7.1, 0.2)).to_json()
+    assert "expected_ms" not in content["prediction"]  # nothing is in the file that versions before didn't write
+    assert Plan.from_json(content).prediction.expected_ms is None
+    with pytest.raises(UserError, match="expected_ms=-1"):
+        Plan.from_json(content | {"prediction": content["prediction"] | {"expected_ms": -1.0}})
+
+
+def test_searches_predict_what_is_expected():
+    task = toy_task(6)
+    margins = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
+    for models, known in ((linear_models(), False), (replace(linear_models(), margins=margins), True)):
+        plan = ns.search(task, ns.Simulator(models), searcher="dim_greedy")
+        cost = ns.Simulator(models).cost(task, plan)
+        assert plan.prediction.expected_ms == (cost.expected_ms if known else None)
+        assert ("expected_ms" in str(cost)) == known

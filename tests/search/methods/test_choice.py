@@ -130,3 +130,19 @@ def test_the_setting_comes_from_the_config():
     assert build("searcher", "neuroshard") == NeuroShard()
     assert build("searcher", "neuroshard", choice={"doubt": 0.5}).parts.choice == Choice(doubt=0.5)
     assert build("searcher", "neuroshard", choice=None).parts.choice is None
+
+
+def test_a_gain_that_is_not_taken_is_said():
+    first, other = _two_plans()
+    starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
+    doubting, believing, bold = (
+        ImprovedSearch(starts, FEW, choice=c).find(first.task, simulator)
+        for c in (Choice(1e3, 1e3), Choice(0.0, 0.0), None)
+    )
+    before, after = (simulator.cost(first.task, found.plan).total_ms for found in (doubting, bold))
+    assert doubting.remark.startswith(f"a plan predicted {1 - after / before:.1%} cheaper was found")
+    assert "searcher.choice=null takes it" in doubting.remark
+    assert "\n" not in doubting.remark
+    assert (believing.remark, bold.remark) == (None, None)
+    best = ImprovedSearch((ExistingPlan(bold.plan),), FEW, choice=Choice(1e3, 1e3))
+    assert best.find(first.task, simulator).remark is None  # there was nothing to gain

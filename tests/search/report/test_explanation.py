@@ -9,6 +9,7 @@ from rich.console import Console
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.cost_models import CostModels
+from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.prediction import Prediction
 from neuroshard.searching import search
@@ -251,3 +252,46 @@ def test_costs_explained_are_those_that_were_promised(tmp_path):
     plan.save(tmp_path / "plan.json")
     result = Explain(str(tmp_path / "plan.json"), None, None).run()
     assert result.found[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
+
+
+def _summary_of(found):
+    (summary,) = (section for section in sections(found) if section.title == "Summary")
+    return dict(summary.facts)
+
+
+def test_how_far_the_plan_is_from_the_best_possible():
+    """Two equal tables, together on one device or one on each, which is the best there is: nothing waits."""
+    best = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)]), SIMULATOR)
+    cost_ms = PER_TABLE + PER_COLUMN * 32 + 2 * PER_SENT * 32
+    assert best.bound_ms == pytest.approx(cost_ms, rel=5e-3)
+    assert 0 <= best.gap < 5e-3
+    bad = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)]), SIMULATOR)
+    assert bad.bound_ms == best.bound_ms
+    assert bad.gap == pytest.approx(bad.cost.total_ms / best.bound_ms - 1)
+    shown = _summary_of(bad)["best possible"]
+    assert shown.startswith(f"at least {best.bound_ms:.2f} ms: the plan is within 1")
+    assert shown.endswith("% of it (bound)")
+
+
+def test_no_bound_is_made_up():
+    opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
+    places = [(0, 32, 0), (1, 32, 1)]
+    for found, why in (
+        (explain(assemble(_task([32, 32]), places), opaque), "not known for models of this kind"),
+        (
+            explain(assemble(_task([32, 32], memory_bytes=1000), places), SIMULATOR),
+            "not known: the plan breaks its task",
+        ),
+    ):
+        assert (found.bound_ms, found.gap) == (None, None)
+        assert _summary_of(found)["best possible"] == why
+        assert "estimate of the best" in _summary_of(found)["if spread evenly"]
+
+
+def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
+    plan = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)])
+    known = replace(linear_models(2), margins=Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0)))
+    found = explain(plan, Simulator(known))
+    assert found.cost.expected_ms > found.cost.total_ms
+    assert _summary_of(found)["expected cost"].startswith(f"{found.cost.expected_ms:.2f} ms")
+    assert "expected cost" not in _summary_of(explain(plan, SIMULATOR))

@@ -1,0 +1,51 @@
+"""What a search run says and keeps of its plans, besides what they were predicted to cost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.testing import random_models, toy_task
+
+MARGINS = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
+
+
+def _shown(result, capsys):
+    result.show(Console(width=160))
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("margins", [MARGINS, None])
+def test_the_expected_cost_is_shown_and_kept_where_margins_are_known(tmp_path, capsys, margins):
+    save_bundle(tmp_path / "models", replace(random_models(), margins=margins), Card())
+    tasks = (toy_task(6), toy_task(8))
+    result = Search(str(tmp_path / "models"), tasks, Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()
+    records = SearchRun.load(tmp_path / "out").records
+    shown = _shown(result, capsys)
+    for record, plan in zip(records, SearchRun.load(tmp_path / "out").plans().values(), strict=True):
+        assert np.isnan(record.expected_ms) == (margins is None)
+        if margins is not None:
+            assert record.expected_ms >= record.predicted_ms
+            assert plan.prediction.expected_ms == pytest.approx(record.expected_ms)
+            assert f"{record.expected_ms:.2f}" in shown
+    assert ("expected ms" in shown) == (margins is not None)
+
+
+def test_a_gain_that_is_not_taken_is_said(tmp_path, capsys):
+    save_bundle(tmp_path / "models", replace(random_models(), margins=MARGINS), Card())
+    doubting = NeuroShard(max_splits=0, improvement=Improvement(shakes=5), choice=Choice(1e3, 1e3))
+    for searcher, said in ((doubting, True), (replace(doubting, choice=None), False)):
+        out = str(tmp_path / str(said))
+        result = Search(str(tmp_path / "models"), (toy_task(12),), searcher, "neuroshard", out).run()
+        shown = _shown(result, capsys)
+        assert ("searcher.choice=null takes it" in shown) == said
+        assert (SearchRun.load(tmp_path / str(said)).records[0].remark is not None) == said

@@ -1,0 +1,150 @@
+"""No plan costs less than its bound says, whatever the models; and where models keep to physics the bound is close."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.loads import Loads
+from neuroshard.models import CostModels, FreeComm
+from neuroshard.searching import search
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.space.bound import lower_bound_ms
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.prices import Prices
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Topology
+from neuroshard.testing import (
+    LinearCompute,
+    OpaqueCompute,
+    linear_models,
+    random_ensemble,
+    random_models,
+    random_regression,
+    random_set_comm,
+    toy_task,
+)
+from neuroshard.testing.exhaustive import tiny_task
+
+MOST_PLANS = 1500
+
+
+def _networks(num_devices, seed):
+    """As pre-training fits them, with random weights: every part of the bound counts."""
+    forward, backward = (replace(random_set_comm(s), scale_ms=0.005) for s in (seed, seed + 1))
+    return CostModels(random_ensemble(seed), forward, backward, None)
+
+
+def _offset_networks(num_devices, seed):
+    """A call costs much by itself, and nothing is exchanged on the way back."""
+    members = tuple(replace(member, offset=40.0) for member in random_ensemble(seed).members)
+    models = _networks(num_devices, seed)
+    return replace(models, compute=replace(models.compute, members=members), backward=FreeComm())
+
+
+MODELS = {
+    "linear": lambda num_devices, seed: linear_models(num_devices),
+    "roofline": lambda num_devices, seed: CostModels.load("roofline:h100"),
+    "installed": lambda num_devices, seed: CostModels.load("cpu"),
+    "networks": _networks,
+    "offset": _offset_networks,
+    "regression": lambda num_devices, seed: replace(_networks(num_devices, seed), compute=random_regression(seed)),
+    "paper": random_models,
+    "paper_compute": lambda num_devices, seed: replace(
+        _networks(num_devices, seed), compute=random_models(num_devices, seed).compute
+    ),
+}
+
+
+def _bound(task, simulator):
+    return lower_bound_ms(Catalog.costed(Sizes.of(Items.of(task)), simulator.models.compute), simulator)
+
+
+def _tiny_tasks(seeds):
+    """Those whose plans can all be costed, constraints and all."""
+    for seed in seeds:
+        tiny = tiny_task(seed)
+        try:
+            tiny.task()
+        except UserError:
+            continue
+        if tiny.num_spreads <= MOST_PLANS and (plans := list(tiny.plans())):
+            yield seed, tiny.task(), plans
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_plan_costs_less_than_the_bound(name):
+    tried = 0
+    for seed, task, plans in _tiny_tasks(range(40)):
+        simulator = Simulator(MODELS[name](task.topology.num_devices, seed))
+        best = min(cost.total_ms for cost in simulator.costs(task, plans))
+        assert _bound(task, simulator) <= best, seed
+        tried += 1
+    assert tried > 15
+
+
+def _gap(task, simulator):
+    """How far the default search's plan is above the bound, every gain believed."""
+    plan = search(task, simulator, choice=None)
+    return simulator.cost(task, plan).total_ms / _bound(task, simulator) - 1
+
+
+@pytest.mark.parametrize(("models", "batch_size", "most"), [("roofline:h100", 65536, 0.02), ("cpu", 4096, 0.1)])
+def test_the_bound_is_close_for_models_that_keep_to_physics(models, batch_size, most):
+    """Many tables of many sizes on a few devices leave little to be gained."""
+    simulator, tables = Simulator(CostModels.load(models)), dlrm_like(batch_size=batch_size, seed=1)
+    for num_devices in (4, 8):
+        (task,) = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=1))
+        assert 0 <= _gap(task, simulator) < most
+
+
+def test_costs_that_only_add_up_are_bounded_by_their_mean():
+    """48 tables of the same cost on 4 devices, 12 on each: nothing can be better."""
+    task = replace(toy_task(48), tables=tuple(replace(toy_task(1).tables[0], name=f"t{i}") for i in range(48)))
+    assert _gap(task, Simulator(linear_models())) == pytest.approx(0, abs=2e-3)
+
+
+def test_the_widest_shard_of_a_table_bounds_too():
+    """One table, whose shards each read all lookups: on as many devices as may hold it, or on one."""
+    task = toy_task(1, num_devices=4)
+    simulator = Simulator(replace(linear_models(), forward=FreeComm(), backward=FreeComm()))
+    cut = task.tables[0].with_dim(16)
+    alone_ms = float(simulator.models.compute.embed(Loads.of([cut.with_dim(4)], task.batch_size))[0, 0])
+    whole_ms = float(simulator.models.compute.embed(Loads.of([cut], task.batch_size))[0, 0])
+    for constraints, best_ms in ((Constraints(), alone_ms), (Constraints((TableRule("*", max_shards=1),)), whole_ms)):
+        one = replace(task, tables=(cut,), constraints=constraints)
+        assert _bound(one, simulator) == pytest.approx(best_ms, rel=2e-3)
+
+
+def test_models_that_are_no_sums_have_no_bound():
+    task, models = toy_task(4), linear_models()
+    assert _bound(task, Simulator(models)) is not None
+    assert _bound(task, Simulator(replace(models, compute=OpaqueCompute()))) is None
+
+
+def test_one_device_costs_what_it_costs():
+    task, simulator = toy_task(5, num_devices=1), Simulator(CostModels.load("cpu"))
+    cost = simulator.cost(task, search(task, simulator, searcher="dim_greedy")).total_ms
+    assert 0.9 * cost < _bound(task, simulator) <= cost
+
+
+@pytest.mark.parametrize("model", [random_ensemble().members[0], random_models().compute, LinearCompute()])
+def test_prices_are_below_costs_of_any_set(model):
+    """Of shards that may lie on one device together, one of an item at most."""
+    task, rng = toy_task(12), np.random.default_rng(0)
+    catalog = Catalog.costed(Sizes.of(Items.of(task)), model)
+    prices = Prices.of(catalog, model.head)
+    for _ in range(300):
+        width = rng.integers(0, catalog.full_width + 1) * (rng.random(12) < rng.random())
+        if width.any():
+            held = catalog.first + width
+            cost_ms = float(model.head(catalog.vectors[held].sum(axis=0)))
+            assert prices.base_ms + prices.price_ms[held].sum() <= cost_ms * (1 + 1e-6) + 1e-6
+            columns = np.array([4.0 * width.sum()])
+            assert prices.of_columns_ms(columns)[0] <= prices.price_ms[held].sum() + 1e-6
+            assert prices.price_ms[held].sum() >= -prices.discount_ms
