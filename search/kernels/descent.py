@@ -117,7 +117,8 @@ def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[in
 
 
 @kernel
-def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs) -> None:
+def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs) -> int:
+    """Take a step; how many units of the item that comes back moved."""
     source, target, out, portion, back = step
     back_units = plan.held[back, target] if back >= 0 else 0
     _put(plan, all_shards, out, source, -portion)
@@ -130,6 +131,18 @@ def _apply(plan: Contents, all_shards: AllShards, step: tuple[int, int, int, int
         plan.score[device] = score_with(plan.sums[device], nothing, nothing, costs.weight)
         if plan.units[device] == 0:
             plan.score[device] = 0.0
+    return int(back_units)
+
+
+@kernel
+def _take_back(held: IntArray, step: tuple[int, int, int, int, int], back_units: int) -> None:
+    """What was held before a step."""
+    source, target, out, portion, back = step
+    held[out, source] += portion
+    held[out, target] -= portion
+    if back >= 0:
+        held[back, target] += back_units
+        held[back, source] -= back_units
 
 
 @kernel
@@ -161,10 +174,10 @@ def _descend(plan: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs
                 chosen = (step[0], step[1], step[2], step[3], step[4])
         if chosen[0] < 0:
             break
-        before, more = plan.held.copy(), _moved(plan, all_shards, limited, chosen)
-        _apply(plan, all_shards, chosen, costs)
+        more = _moved(plan, all_shards, limited, chosen)
+        back_units = _apply(plan, all_shards, chosen, costs)
         if estimate_ms(plan, costs) >= least:  # a step's estimate is rougher than a plan's
-            plan.held[:] = before
+            _take_back(plan.held, chosen, back_units)
             break
         left -= more
     return looked

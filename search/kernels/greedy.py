@@ -6,7 +6,7 @@ import numpy as np
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
-from neuroshard.stages.search.space.room import Room, may_put, put
+from neuroshard.stages.search.space.room import Room, may_join, put
 
 
 class Head(NamedTuple):
@@ -126,11 +126,12 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                     for child in range(2 * node + 1, min(2 * node + 3, in_use)):
                         branches[waiting] = child
                         waiting += 1
-                    before = empty + held[i, d]
-                    if beyond and before == empty:
+                    there = held[i, d] if spread[i] else 0
+                    before = empty + there
+                    if beyond and there == 0:
                         continue
                     capped |= w > room.free_units[d]
-                    if may_put(room, i, w, d):
+                    if may_join(room, i, w, d, there):
                         total = max(_score_with(sums[d], vectors, before, before + w, weight), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, node
@@ -141,7 +142,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                         first_idle += d == first_idle
                         continue
                     capped |= w > room.free_units[d]
-                    if may_put(room, i, w, d):
+                    if may_join(room, i, w, d, 0):
                         total = max(_score_with(sums[d], vectors, empty, empty + w, weight), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, in_use

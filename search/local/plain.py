@@ -53,7 +53,7 @@ class PlainSearch:
         """Plans made of this one, each shaken by random steps, improved by estimates, then step by step, costed.
 
         Every one depends on its seed alone. All go on side by side: a call of the model serves a step of each. Those
-        that look dearer than `worth` times this plan are left out before the model is asked.
+        that look dearer than `worth` times the cheapest, this plan among them, are left out before the model is asked.
         """
         found = dict(enumerate(self._costed(self._estimates.others(plan, shake_steps, seeds, worth))))
         better = found

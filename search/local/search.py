@@ -108,6 +108,7 @@ class LocalSearch:
         head = model.head
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, self._exchanges())
         self._looked = 0
+        self._explored = self._nothing(0)
 
     @property
     def looked(self) -> int:
@@ -126,10 +127,10 @@ class LocalSearch:
     ) -> list[CostedPlan]:
         """Plans made of this one, each shaken by random steps and then improved by estimates, costed.
 
-        Every one depends on its seed alone, so they are made in threads. Those that look dearer than `worth` times this
-        plan are left out.
+        Every one depends on its seed alone, so they are made in threads. Those that look dearer than `worth` times
+        the cheapest, this plan among them, are left out.
         """
-        found, estimate = self._nothing(len(seeds)), np.empty(len(seeds))
+        found, estimate = self._room(len(seeds)), np.empty(len(seeds))
         bounds = self._bounds(plan)
 
         def explored(numbers: IntArray) -> int:
@@ -141,8 +142,14 @@ class LocalSearch:
         parts = np.array_split(np.arange(len(seeds)), min(_THREADS, len(seeds)))
         with ThreadPoolExecutor(len(parts)) as pool:
             self._looked += sum(pool.map(explored, parts))
-        near = estimate < estimate_ms(plan.contents, self._costs) * worth
+        near = estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth
         return self._costed(found.of(near)) if near.any() else []
+
+    def _room(self, count: int) -> Contents:
+        """The same memory whenever it will do: on large tasks, getting it anew takes longer than what is done in it."""
+        if len(self._explored.held) < count:
+            self._explored = self._nothing(count)
+        return self._explored.of(slice(count))
 
     def _nothing(self, count: int) -> Contents:
         """Room for the contents of so many plans, an axis in front of every array."""

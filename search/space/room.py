@@ -37,20 +37,26 @@ class Room(NamedTuple):
 
 
 @leaf
-def may_put(room: Room, item: int, width: int, device: int) -> bool:
-    """Whether a shard of an item, `width` units wide, may go to a device.
+def may_join(room: Room, item: int, width: int, device: int, held: int) -> bool:
+    """Whether a shard of an item, `width` units wide, may go to a device that holds so many units of the item.
 
     Its columns and its bytes must find room, its item be allowed there, and none of its item's rivals lie there. Two
     shards of an item become one where they meet, so those of an item that needs several devices must not.
     """
     if width > room.free_units[device]:
         return False
-    if room.limits.min_shards[item] > 1 and room.held[item, device] > 0:
+    if held > 0 and room.limits.min_shards[item] > 1:
         return False
-    before = room.first[item] + room.held[item, device]
+    before = room.first[item] + held
     if room.size_bytes[before + width] - room.size_bytes[before] > room.free_bytes[device]:
         return False
     return bool(may_lie(room.limits, room.held, item, device, -1))
+
+
+@leaf
+def may_put(room: Room, item: int, width: int, device: int) -> bool:
+    """Whether a shard of an item, `width` units wide, may go to a device."""
+    return may_join(room, item, width, device, room.held[item, device])
 
 
 @kernel
