@@ -8,10 +8,12 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads
 from neuroshard.models import CostModels, FreeComm
+from neuroshard.models.interface import Outline, device_waits, waits
 from neuroshard.searching import search
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.exchange_bound import least_left_ms, longest_waits
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.prices import Prices
 from neuroshard.stages.search.space.sizes import Sizes
@@ -36,7 +38,7 @@ MOST_PLANS = 1500
 
 def _networks(num_devices, seed):
     """As pre-training fits them, with random weights: every part of the bound counts."""
-    forward, backward = (replace(random_set_comm(s), scale_ms=0.005) for s in (seed, seed + 1))
+    forward, backward = (replace(random_set_comm(s), scale_ms=1e-8) for s in (seed, seed + 1))
     return CostModels(random_ensemble(seed), forward, backward, None)
 
 
@@ -148,3 +150,17 @@ def test_prices_are_below_costs_of_any_set(model):
             columns = np.array([4.0 * width.sum()])
             assert prices.of_columns_ms(columns)[0] <= prices.price_ms[held].sum() + 1e-6
             assert prices.price_ms[held].sum() >= -prices.discount_ms
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 8])
+def test_no_wait_shortens_a_transfer_by_more(num_devices):
+    """Whoever waits, and however long: only the mean of the waits is told. Sometimes one waits for all the others."""
+    rng, count, parts = np.random.default_rng(num_devices), 200, 3
+    for _ in range(20):
+        lead = rng.dirichlet(np.full(5, 0.3), size=parts)
+        starts = rng.uniform(0, 5, size=(count, num_devices)) ** rng.choice([0.1, 1, 4], size=(count, num_devices))
+        parts_ms, share = rng.uniform(0, 5, size=(count, 1, parts)), rng.dirichlet(np.ones(parts))
+        wait_ms = waits(starts)
+        least = least_left_ms(Outline(parts_ms, share, lead), wait_ms.mean(axis=1), longest_waits(num_devices))
+        left = np.maximum(parts_ms - device_waits(wait_ms) @ lead.T, 0) @ share
+        assert (left >= least[:, None] - 1e-9).all()
