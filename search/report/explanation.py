@@ -8,10 +8,9 @@ from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.errors import InfeasibleError
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.models import SumModel
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.local.search import LocalSearch
+from neuroshard.stages.search.local.steps import local_steps
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.report.moves import TableMove, table_moves
 from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
@@ -152,14 +151,12 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
 
 
 def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
-    model = simulator.models.compute
     if plan.violations:
         return "not looked for: the plan breaks its task"
-    if not isinstance(model, SumModel):
-        return "not looked for: models of this kind can't be searched step by step"
     catalog = Catalog.checked(plan.task, simulator)
-    local = LocalSearch(catalog, simulator, model)
-    better = local.best_step(local.costed(catalog.items.held(plan)))
+    held = catalog.items.held(plan)
+    local = local_steps(catalog, simulator, held, None)
+    better = local.best_step(local.costed(held))
     if better is None:
         return "no single move, split or swap of shards makes the plan cheaper"
     after = catalog.items.plan(better.held)

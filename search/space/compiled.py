@@ -14,9 +14,8 @@ _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 
 @cache
-def sources_digest() -> str:
-    """Of all files that hold compiled functions."""
-    search = Path(__file__).resolve().parents[1]
+def sources_digest(search: Path = Path(__file__).resolve().parents[1]) -> str:
+    """Of all files below a folder of the search that hold compiled functions."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in _SOURCES for path in (search / folder).glob("*.py")):
         digest.update(path.read_bytes())

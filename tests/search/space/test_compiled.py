@@ -1,0 +1,34 @@
+import importlib
+import shutil
+from pathlib import Path
+
+import neuroshard.stages.search.space.compiled as compiled
+from neuroshard.stages.search.space.compiled import sources_digest
+
+SEARCH = Path(compiled.__file__).resolve().parents[1]
+
+
+def test_what_is_compiled_lies_where_the_digest_looks():
+    users = [path for path in SEARCH.rglob("*.py") if "space.compiled import" in path.read_text()]
+    assert len(users) > 5
+    assert {path.parent.name for path in users} == {"kernels", "space"}
+    assert [path.name for path in SEARCH.rglob("*.py") if "from numba" in path.read_text()] == ["compiled.py"]
+
+
+def test_what_was_compiled_counts_until_any_source_changes(tmp_path):
+    """Numba itself looks at the file of the function alone, not at those of the functions that it calls."""
+    for folder in ("kernels", "space"):
+        shutil.copytree(SEARCH / folder, tmp_path / "copy" / folder)
+    assert sources_digest(tmp_path / "copy") == sources_digest()
+    shutil.copytree(tmp_path / "copy", tmp_path / "changed")
+    path = tmp_path / "changed" / "kernels" / "estimates.py"
+    path.write_text(path.read_text() + "\n")
+    assert sources_digest(tmp_path / "changed") != sources_digest()
+    kept = 0
+    for path in (SEARCH / "kernels").glob("*.py"):
+        module = importlib.import_module(f"neuroshard.stages.search.kernels.{path.stem}")
+        for function in vars(module).values():
+            if hasattr(function, "py_func"):
+                assert function._cache._cache_file._source_stamp == sources_digest()
+                kept += 1
+    assert kept > 10
