@@ -9,12 +9,13 @@ from typing import Any, TypeVar, cast
 from numba import njit
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
+_SEARCH = Path(__file__).resolve().parents[1]
 _SOURCES = ("kernels", "space")  # folders of the search that hold compiled functions
 _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 
 @cache
-def sources_digest(search: Path = Path(__file__).resolve().parents[1]) -> str:
+def sources_digest(search: Path = _SEARCH) -> str:
     """Of all files below a folder of the search that hold compiled functions."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in _SOURCES for path in (search / folder).glob("*.py")):

@@ -89,8 +89,8 @@ def test_plans_that_break_their_task_are_explained_too():
 
 def test_models_of_any_form_explain():
     opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
-    found = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)]), opaque)
-    assert "models of this kind" in found.next_move
+    found = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)]), opaque)
+    assert found.next_move.total_ms < found.cost.total_ms
     assert len(found.shards) == 2
 
 
