@@ -8,29 +8,32 @@ from typing import Any
 
 import numpy as np
 
+from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
+from neuroshard.plans.form import Form, forms_of
 from neuroshard.plans.prediction import Prediction
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.plans.tiling import check_tiling, table_of
 from neuroshard.plans.violations import violations
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
+from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
 class Plan:
     """Placements (S,) of the shards of one task's tables; valid by construction.
 
-    Every table is covered exactly once, and a device holds at most one shard of a table. Shards have all rows of their
-    table so far. Memory and the task's constraints are not checked here: a plan that breaks them can still be costed
-    and reported; `violations` says what it breaks. `prediction` is what it was predicted to cost when it was found,
+    Every table lies in one of the forms of `Form`, and a device holds at most one shard of a table. Memory and the
+    task's constraints are not checked here: a plan that breaks them can still be costed and reported; `violations`
+    says what it breaks. `prediction` is what it was predicted to cost when it was found,
     None if nobody did; plans that differ in nothing else are equal.
 
     Raises:
-        UserError: the shards don't cover the task's tables that way.
+        UserError: the shards don't make up the task's tables that way.
     """
 
     task: Task
@@ -41,8 +44,23 @@ class Plan:
         check_tiling(self.task, self.placements)
 
     @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """(T,) how each table is laid out."""
+        return forms_of(self.task.tables, self.placements)
+
+    def check_forms(self, served: frozenset[Form], what: str, do: str) -> None:
+        """Refuse forms that something doesn't serve: `what` says so, and `do` what to do.
+
+        Raises:
+            UserError: a table lies in one of them; the line names it.
+        """
+        for table, form in zip(self.task.tables, self.forms, strict=True):
+            if form not in served:
+                raise UserError(f"plan: table {table.name!r} lies in {form.value}, and {what}; {do}")
+
+    @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """(D,) the tables on each device, each as wide as its shard there."""
+        """(D,) the tables on each device, each as wide as its shard there; blocks of rows count as all rows."""
         grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
         for placement in self.placements:
             shard = placement.shard
@@ -52,9 +70,15 @@ class Plan:
     @cached_property
     def device_loads(self) -> LoadSets:
         """D sets of loads: what the placements ask of each device."""
-        loads = Loads.placed(self.task.tables, self.placements, self.task.batch_size)
+        num_devices = self.task.topology.num_devices
+        loads = Loads.placed(self.task.tables, self.placements, self.task.batch_size, num_devices)
         devices = np.array([placement.device for placement in self.placements], dtype=np.int64)
-        return LoadSets.grouped(loads, devices, self.task.topology.num_devices)
+        return LoadSets.grouped(loads, devices, num_devices)
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What the devices exchange in a step (B = 1)."""
+        return Traffic.of(self.device_loads, self.task.batch_size, self.task.topology.host_size)
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
@@ -66,8 +90,12 @@ class Plan:
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
-        """(D,) columns on each device: what the all-to-all moves for every sample."""
-        return tuple(sum(table.dim for table in tables) for tables in self.device_tables)
+        """(D,) columns of column shards on each device: what the all-to-all moves for every sample."""
+        dims = [0] * self.task.topology.num_devices
+        for placement in self.placements:
+            if self.forms[placement.shard.table] is Form.COLUMNS:
+                dims[placement.device] += placement.shard.dim
+        return tuple(dims)
 
     @property
     def fits(self) -> bool:

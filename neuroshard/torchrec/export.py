@@ -19,9 +19,10 @@ from torchrec.distributed.types import (
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_json
+from neuroshard.plans.form import Form, form_of
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.shard import Placement, Shard
-from neuroshard.plans.tiling import check_cover, check_whole_rows
+from neuroshard.plans.tiling import check_cover
 from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -131,7 +132,8 @@ def _columns(index: int, table: Table, parameter: ParameterSharding) -> list[tup
         raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
     found = [_rectangle(index, table, shard) for shard in shards]
     check_cover(table, found)
-    check_whole_rows(table, found)
+    if form_of(table, found) is not Form.COLUMNS:
+        raise UserError(f"table {table.name!r} is not cut into columns in the sharding plan")
     return [(index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)]
 
 

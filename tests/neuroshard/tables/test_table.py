@@ -1,7 +1,11 @@
 import json
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.tables import Table, halvings
@@ -25,6 +29,8 @@ GOOD = toy_tables(1)[0]
         ("reuse", (0.5,) * 2 + (0.1,) + (0.0,) * 14, "sums to 1.1"),
         ("reuse", (1.0,), "of at least 17"),
         ("reuse", (1.5, -0.5) + (0.0,) * 15, "0..1"),
+        ("row_lookups", (0.5, 0.25), "row_lookups sum to 0.75, not to 1"),
+        ("row_lookups", (1.5, -0.5), r"row_lookups.0.=1.5 must be a number of at most 1"),
     ],
 )
 def test_impossible_tables_are_refused(field, value, message):
@@ -34,6 +40,29 @@ def test_impossible_tables_are_refused(field, value, message):
 
 def test_json_is_exact():
     assert Table.from_json(json.loads(json.dumps(GOOD.to_json()))) == GOOD
+
+
+def test_spreads_of_lookups_are_kept_and_left_out_of_files_where_there_are_none():
+    spread = replace(GOOD, row_lookups=(0.75, 0.25))
+    assert Table.from_json(json.loads(json.dumps(spread.to_json()))) == spread
+    assert spread != GOOD
+    assert "row_lookups" not in GOOD.to_json()
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=40), st.integers(1, 3000), st.data())
+def test_shares_of_lookups_are_what_counting_row_by_row_gives(weights, rows, data):
+    """With more rows than blocks, fewer, and numbers that they don't divide: a row lies in several blocks then."""
+    shares = np.array(weights) / sum(weights)
+    table = replace(GOOD, rows=rows, row_lookups=tuple(shares.tolist()))
+    cuts = sorted({0, rows, *data.draw(st.lists(st.integers(0, rows), max_size=5))})
+    found = [table.lookup_share(first, end - first) for first, end in pairwise(cuts)]
+    fine = np.repeat(shares / rows, rows).reshape(rows, -1).sum(axis=1)  # each block in `rows` parts, K of them a row
+    np.testing.assert_allclose(found, [fine[first:end].sum() for first, end in pairwise(cuts)], atol=1e-9)
+    assert sum(found) == pytest.approx(1)
+
+
+def test_lookups_are_spread_evenly_where_nobody_knows():
+    assert replace(GOOD, rows=8).lookup_share(2, 3) == 3 / 8
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "a"}, [], GOOD.to_json() | {"extra": 1}])

@@ -114,7 +114,10 @@ def _spec(*rectangles):
         (_broken("a", ranks=[9]), "device 9"),
         (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
         (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "16 columns; .* ends with column 19"),
-        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "can't be costed that cut rows"),
+        (
+            _broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]),
+            "is not cut into columns in the sharding plan",
+        ),
         (_broken("a", sharding_spec=_spec([0, 0, 10, 6], [0, 6, 10, 2]), ranks=[0, 0]), "'a' .*dim=6 must be a mul"),
     ],
 )
