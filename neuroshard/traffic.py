@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.loads import LoadSets
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans.form import FORMS, Form
 
 ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
@@ -63,23 +63,11 @@ class Traffic:
     @classmethod
     def of(cls, device_loads: LoadSets, batch_size: int, host_size: int) -> "Traffic":
         """Of one plan (B = 1), with the loads of its D devices, at a global batch size, on hosts of so many devices."""
-        loads, devices = device_loads.loads, len(device_loads)
-        place = np.repeat(np.arange(devices), device_loads.counts)
-        pooled = loads.outputs * loads.dim * ELEMENT_BYTES
-        columns, rows, copies = (loads.form == FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
-        everywhere = rows & (loads.sharers == devices)
-        by_host = rows & ~everywhere
-        parts = {
-            Collective.ALL_TO_ALL: pooled * columns,
-            Collective.REDUCE_SCATTER: pooled * everywhere,
-            Collective.HOST_REDUCE_SCATTER: pooled * by_host,
-            Collective.HOST_ALL_TO_ALL: pooled / loads.sharers * by_host,
-            Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES * copies,
-            Collective.INPUT: INDEX_BYTES * (np.ceil(loads.lookups) + loads.samples) * ~copies,
-        }
+        devices = len(device_loads)
+        place, given = np.repeat(np.arange(devices), device_loads.counts), given_bytes(device_loads.loads, devices)
         size_bytes = np.zeros((1, devices, len(Collective)))
-        for collective, part in parts.items():
-            size_bytes[0, :, collective] = np.bincount(place, weights=part, minlength=devices)
+        for collective in Collective:
+            size_bytes[0, :, collective] = np.bincount(place, weights=given[:, collective], minlength=devices)
         return cls(size_bytes, np.array([batch_size]), host_size)
 
     @classmethod
@@ -102,6 +90,13 @@ class Traffic:
             return self.size_bytes[..., collective]
         return np.zeros(self.size_bytes.shape[:2])
 
+    def with_columns(self, dims: FloatArray) -> "Traffic":
+        """With all-to-alls of (B, D) columns on each device instead; of one exchange (B = 1), as many as there are."""
+        size_bytes = np.repeat(self.size_bytes, len(dims) // len(self), axis=0)
+        batch_size = np.repeat(self.batch_size, len(dims) // len(self))
+        size_bytes[..., Collective.ALL_TO_ALL] = dims * (ELEMENT_BYTES * batch_size.astype(np.float64))[:, None]
+        return replace(self, size_bytes=size_bytes, batch_size=batch_size)
+
     @property
     def forward(self) -> "Traffic":
         """What of it there is on the way forward: copies exchange nothing then."""
@@ -117,3 +112,19 @@ class Traffic:
         pooled = self.given(Collective.ALL_TO_ALL)
         columns: FloatArray = pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
         return columns
+
+
+def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
+    """(n, C) bytes that each of n loads makes its device put into every collective."""
+    pooled = loads.outputs * loads.dim * ELEMENT_BYTES
+    columns, rows, copies = (loads.form == FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
+    everywhere = rows & (loads.sharers == num_devices)
+    by_host = rows & ~everywhere
+    given = np.empty((len(loads), len(Collective)))
+    given[:, Collective.ALL_TO_ALL] = pooled * columns
+    given[:, Collective.REDUCE_SCATTER] = pooled * everywhere
+    given[:, Collective.HOST_REDUCE_SCATTER] = pooled * by_host
+    given[:, Collective.HOST_ALL_TO_ALL] = pooled / loads.sharers * by_host
+    given[:, Collective.ALL_REDUCE] = loads.rows * loads.dim * ELEMENT_BYTES * copies
+    given[:, Collective.INPUT] = INDEX_BYTES * (np.ceil(loads.lookups) + loads.samples) * ~copies
+    return given

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from neuroshard.arrays import IntArray
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
-from neuroshard.plans.form import Form, forms_of
+from neuroshard.plans.form import FORMS, Form, forms_of
 from neuroshard.plans.prediction import Prediction
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.plans.tiling import check_tiling, table_of
@@ -68,12 +69,17 @@ class Plan:
         return tuple(tuple(tables) for tables in grouped)
 
     @cached_property
+    def by_device(self) -> tuple[Placement, ...]:
+        """(S,) the placements, device by device: in the order of `device_loads`."""
+        return tuple(sorted(self.placements, key=lambda placement: placement.device))
+
+    @cached_property
     def device_loads(self) -> LoadSets:
         """D sets of loads: what the placements ask of each device."""
         num_devices = self.task.topology.num_devices
-        loads = Loads.placed(self.task.tables, self.placements, self.task.batch_size, num_devices)
-        devices = np.array([placement.device for placement in self.placements], dtype=np.int64)
-        return LoadSets.grouped(loads, devices, num_devices)
+        devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
+        loads = Loads.placed(self.task.tables, self.by_device, self.task.batch_size, num_devices)
+        return LoadSets(loads, np.bincount(devices, minlength=num_devices))
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -81,12 +87,17 @@ class Plan:
         return Traffic.of(self.device_loads, self.task.batch_size, self.task.topology.host_size)
 
     @cached_property
+    def form_bytes(self) -> IntArray:
+        """(D, F) bytes of the shards of each form on each device, with what the task counts besides weights."""
+        calls = self.device_loads.by_form()
+        total = np.zeros(len(calls), dtype=np.int64)
+        np.add.at(total, np.repeat(np.arange(len(calls)), calls.counts), self.task.memory.device_bytes(calls.loads))
+        return total.reshape(len(self.device_loads), len(FORMS))
+
+    @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """(D,) bytes of the shards on each device, with what the task counts besides weights."""
-        size, counts = self.task.memory.device_bytes(self.device_loads.loads), self.device_loads.counts
-        total = np.zeros(len(counts), dtype=np.int64)
-        np.add.at(total, np.repeat(np.arange(len(counts)), counts), size)
-        return tuple(total.tolist())
+        return tuple(self.form_bytes.sum(axis=1).tolist())
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:

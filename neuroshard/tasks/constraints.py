@@ -33,7 +33,7 @@ class TableRule:
     min_shards: int | None = None
     max_shards: int | None = None
     min_dim: int | None = None
-    forms: tuple[Form, ...] | None = None
+    forms: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None:

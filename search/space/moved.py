@@ -41,9 +41,8 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
     `after` counts. A device keeps of its rows those that it has in both plans, in as many columns as it has in both.
     """
     loads, kept = after.device_loads.loads, np.zeros((2, len(after.placements)))
-    order = sorted(after.placements, key=lambda placement: placement.device)  # as the loads are
     held = {(placement.shard.table, placement.device): placement.shard for placement in before.placements}
-    for number, placement in enumerate(order):
+    for number, placement in enumerate(after.by_device):
         shard, old = placement.shard, held.get((placement.shard.table, placement.device))
         if old is not None:
             rows = min(shard.row_end, old.row_end) - max(shard.row, old.row)
@@ -51,5 +50,5 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
     memory = after.task.memory
     arriving = memory.state_bytes(loads) - memory.state_bytes(replace(loads, rows=kept[0], dim=kept[1]))
     moved: IntArray = np.zeros(len(after.task.tables), dtype=np.int64)
-    np.add.at(moved, [placement.shard.table for placement in order], arriving)
+    np.add.at(moved, [placement.shard.table for placement in after.by_device], arriving)
     return moved

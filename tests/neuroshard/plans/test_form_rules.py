@@ -83,7 +83,7 @@ def test_forms_survive_files_and_intersect():
     ("make", "message"),
     [
         (lambda: TableRule("a", forms=("row",)), "unknown form 'row'; did you mean 'rows'"),
-        (lambda: constraints(rules=[{"tables": "a", "forms": ["row"]}]), "form"),
+        (lambda: constraints(rules=[{"tables": "a", "forms": ["row"]}]), "unknown form .row.; did you mean .rows."),
         (lambda: replace(TASK, constraints=Constraints((TableRule("*", forms=("rows",)),
             TableRule("a", forms=("copies",))))), "'a' leave no form"),
         (lambda: replace(TASK, constraints=Constraints((TableRule("a", forms=("rows",)),),
