@@ -1,11 +1,32 @@
-"""Placements of one table in a form other than columns: `assemble` makes plans of columns."""
+"""Placements of tables, form by form: what plans are put together from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from neuroshard.plans.row_blocks import row_blocks
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.plans.tiling import table_of
 from neuroshard.tasks.task import Task
+
+
+def in_columns(task: Task, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
+    """`dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
+
+    Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
+    device.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    dims: dict[tuple[int, int], int] = {}
+    for table, dim, device in placed:
+        dims[table, device] = dims.get((table, device), 0) + dim
+    placements = []
+    column, previous = 0, -1
+    for (table, device), dim in sorted(dims.items()):
+        column = 0 if table != previous else column
+        placements.append(Placement(Shard(table, column, dim, 0, table_of(task, table).rows), device))
+        column, previous = column + dim, table
+    return placements
 
 
 def in_rows(task: Task, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None) -> list[Placement]:

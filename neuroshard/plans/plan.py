@@ -15,9 +15,10 @@ from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
 from neuroshard.plans.form import FORMS, Form, forms_of
+from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement, Shard
-from neuroshard.plans.tiling import check_tiling, table_of
+from neuroshard.plans.shard import Placement
+from neuroshard.plans.tiling import check_tiling
 from neuroshard.plans.violations import violations
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -151,18 +152,9 @@ class Plan:
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
-    """The plan that puts `dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
+    """The plan of columns that puts `dim` columns of a table on a device, for each (table index, dim, device).
 
     Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
     device.
     """
-    dims: dict[tuple[int, int], int] = {}
-    for table, dim, device in placed:
-        dims[table, device] = dims.get((table, device), 0) + dim
-    placements = []
-    column, previous = 0, -1
-    for (table, device), dim in sorted(dims.items()):
-        column = 0 if table != previous else column
-        placements.append(Placement(Shard(table, column, dim, 0, table_of(task, table).rows), device))
-        column, previous = column + dim, table
-    return Plan(task, tuple(placements))
+    return Plan(task, tuple(in_columns(task, placed)))
