@@ -150,7 +150,8 @@ def _in_form(share: ShardShare) -> str:
 
 
 def _bottleneck(found: Explanation) -> Section:
-    wider = found.plan.device_dims[found.widest] / max(float(np.mean(found.plan.device_dims)), 1.0) - 1
+    mean = float(np.mean(found.plan.device_dims))
+    wider = found.plan.device_dims[found.widest] / mean - 1 if mean else 0.0
     excess = found.exchange_excess_ms
     price = f"which costs {excess:.2f} ms" if excess > 0 else "which costs nothing"
     facts = (

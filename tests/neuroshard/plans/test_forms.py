@@ -1,6 +1,7 @@
 """Which form a table lies in follows from its placements, and layouts that nobody serves are refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import FORMS, Form, form_of
-from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import row_blocks
 from neuroshard.plans.shard import Placement, Shard
@@ -122,3 +123,22 @@ def test_unknown_forms_name_the_nearest():
         Form("row")
     assert FORMS == (Form.COLUMNS, Form.ROWS, Form.COPIES)
     assert form_of(TABLE, [Shard(0, 0, 16, 0, 10)]) is Form.COLUMNS
+
+
+def test_plans_in_any_form_read_well():
+    tables = tuple(replace(TABLE, name=name) for name in ("cut", "host", "grid", "copied", "whole"))
+    task = Task(tables, Topology(4, 1 << 20, devices_per_host=2), 64)
+    grid = [*in_rows(task, 2, [2, 3], (0, 4)), *in_rows(task, 2, [0, 1], (4, 16))]
+    rows = [*in_rows(task, 0, range(4)), *in_rows(task, 1, [2, 3])]
+    lines = str(Plan(task, (*rows, *grid, *in_copies(task, 3), *in_columns(task, [(4, 16, 1)])))).splitlines()
+    assert lines[0] == "5 tables in 15 shards on 4 devices, batch 64 (3 in rows, 1 in copies)"
+    assert lines[2].endswith(": copied (copy), whole, grid[5:10, 4:16], cut[3:6, :]")
+    assert lines[4].endswith("copied (copy), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
+
+
+def test_bytes_of_each_form_make_up_a_device():
+    task = Task(tuple(replace(TABLE, name=name) for name in "abc"), Topology(2, 1 << 20), 64)
+    plan = Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1), *in_columns(task, [(2, 16, 1)])))
+    assert plan.form_bytes.tolist() == [[0, 320, 640], [640, 320, 640]]
+    assert plan.device_bytes == (960, 1600)
+    assert plan.device_dims == (0, 16)
