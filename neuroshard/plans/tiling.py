@@ -47,8 +47,8 @@ def _check_copies(table: Table, placements: Sequence[Placement], num_devices: in
             )
     if missing := set(range(num_devices)).difference(placement.device for placement in placements):
         raise UserError(
-            f"plan: {len(placements)} devices have a copy of table {table.name!r}, device {min(missing)} has none; "
-            f"put it on one device, or on each of the {num_devices}"
+            f"plan: table {table.name!r} is covered twice, by copies on {len(placements)} devices, and device "
+            f"{min(missing)} has none; put it on one device, or on each of the {num_devices}"
         )
 
 

@@ -127,7 +127,7 @@ class Constraints:
         most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
         forms = frozenset(form for form in Form if all(rule.forms is None or form in rule.forms for rule in matching))
         limits = TableLimits(devices, least, min(most, table.dim // narrowest), most, narrowest, forms)
-        _check_limits(table, limits, together)
+        _check_limits(table, limits, together, num_devices)
         return limits
 
     def _whole(self, table: Table) -> list[PinnedShard]:
@@ -253,11 +253,16 @@ class Constraints:
         return asdict(self)
 
 
-def _check_limits(table: Table, limits: TableLimits, together: bool) -> None:
+def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
     if not limits.devices:
         raise UserError(f"constraints: no device may hold table {table.name!r}")
     if not limits.forms:
         raise UserError(f"constraints: the rules for table {table.name!r} leave no form that it may lie in")
+    if limits.forms == {Form.COPIES} and len(limits.devices) < num_devices:
+        raise UserError(
+            f"constraints: table {table.name!r} may lie in copies only, which every device has, and only on "
+            f"{len(limits.devices)} of {num_devices} devices"
+        )
     if Form.COLUMNS not in limits.forms:
         return  # how many shards columns can have says nothing of rows and copies
     if limits.min_shards > min(limits.max_shards, len(limits.devices)):

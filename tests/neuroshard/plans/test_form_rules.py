@@ -88,6 +88,8 @@ def test_forms_survive_files_and_intersect():
             TableRule("a", forms=("copies",))))), "'a' leave no form"),
         (lambda: replace(TASK, constraints=Constraints((TableRule("a", forms=("rows",)),),
             (PinnedShard("a", 16, (0,)),))), "'a' is pinned, but its rules don't let it lie in columns"),
+        (lambda: replace(TASK, constraints=_rule(forms=("copies",), devices=(0, 1))),
+         "'a' may lie in copies only, which every device has, and only on 2 of 4 devices"),
         (lambda: replace(TASK, constraints=Constraints((TableRule("a", forms=("rows",)),), (), (("a", "b"),))),
          "a, b are kept together and may lie in no form besides rows"),
     ],

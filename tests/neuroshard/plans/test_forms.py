@@ -1,12 +1,15 @@
 """Which form a table lies in follows from its placements, and layouts that nobody serves are refused."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import neuroshard
 from neuroshard.errors import UserError
 from neuroshard.plans.form import FORMS, Form, form_of
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
@@ -84,7 +87,11 @@ def _rows(devices, *blocks, column=0, dim=16):
         (_task(6, 3), _rows([0, 1], (0, 5), (5, 5)), "or on each of the 3 of one host"),
         (_task(4, 2), [*_rows([0, 1], (0, 5), (5, 5), dim=8), Placement(Shard(0, 8, 8, 0, 10), 2)], "on 1 device"),
         (_task(4, 4, 6), _rows(range(4), (0, 2), (2, 2), (4, 1), (5, 1)), "in 4 blocks of 2 the last would be empty"),
-        (_task(4), [_whole(0), _whole(2)], "2 devices have a copy of table 't', device 1 has none; put it on one"),
+        (
+            _task(4),
+            [_whole(0), _whole(2)],
+            "table 't' is covered twice, by copies on 2 devices, and device 1 has none; put it on one",
+        ),
         (_task(2), [_whole(0), Placement(Shard(0, 0, 8, 0, 10), 1)], "covered twice"),
         (_task(3), [_whole(0), _whole(1), Placement(Shard(0, 4, 8, 0, 10), 2)], "column 4 .* covered twice: by copies"),
         (_task(2), [_whole(1), _whole(1)], "two shards of table 't' on device 1"),
@@ -134,6 +141,14 @@ def test_plans_in_any_form_read_well():
     assert lines[0] == "5 tables in 15 shards on 4 devices, batch 64 (3 in rows, 1 in copies)"
     assert lines[2].endswith(": copied (copy), whole, grid[5:10, 4:16], cut[3:6, :]")
     assert lines[4].endswith("copied (copy), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
+
+
+def test_the_example_of_the_page_runs():
+    page = (Path(__file__).parents[3] / "docs" / "forms.md").read_text()
+    tables = tuple(replace(TABLE, name=name, rows=1000, dim=128) for name in "abcd")
+    names = {"ns": neuroshard, "tables": tables}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    assert names["plan"].forms == (Form.ROWS, Form.ROWS, Form.COPIES, Form.COLUMNS)
 
 
 def test_bytes_of_each_form_make_up_a_device():

@@ -96,6 +96,16 @@ def test_own_tables_are_read(tmp_path, suffix):
     assert sum(tables[0].reuse) == pytest.approx(1)
 
 
+def test_traces_say_where_lookups_are():
+    """In five rows and two blocks, row 2 begins in the first."""
+    given = ([0, 1, 2, 4], [0, 4])
+    assert ns.table_from_trace("t", *given, rows=5, dim=8).row_lookups == ()
+    assert ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=2).row_lookups == (0.75, 0.25)
+    assert ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=100).row_lookups == (0.25, 0.25, 0.25, 0, 0.25)
+    with pytest.raises(UserError, match="row_blocks=1025"):
+        ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=1025)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
 def test_own_spreads_of_lookups_are_read(tmp_path, suffix):
     """Of one table; nothing is known of the other."""
