@@ -1,6 +1,6 @@
 """What placements ask of a device's kernels: what compute models are asked with."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -11,6 +11,7 @@ from neuroshard.plans.form import FORMS, Form, forms_of
 from neuroshard.plans.shard import TIERS, Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
+from neuroshard.tables.spread import lookup_share, range_reuse
 from neuroshard.tables.table import NUM_REUSE_BINS
 
 
@@ -59,10 +60,9 @@ class Loads:
     ) -> "Loads":
         """Of all placements of some tables, in order, which lie in one of the forms.
 
-        A column shard needs all lookups of its table. A block of rows needs those of its rows (`Table.lookup_share`)
-        and has a part in every sample's output; how often its rows are looked up again is its table's histogram: of
-        hot blocks that is too seldom, so that they count as a few more unique rows than they have, up to all. A copy
-        needs the lookups of its device's own samples, with the histogram of so small a batch.
+        A column shard needs all lookups of its table. A block of rows needs those of its rows, with the histogram that
+        they have (`lookup_share`, `range_reuse`), and has a part in every sample's output. A copy needs the lookups of
+        its device's own samples, with the histogram of so small a batch (`reuse_at`).
         """
         table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
         dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
@@ -77,13 +77,19 @@ class Loads:
         """With what blocks of rows, the placements at `which` (m,), need of the lookups of their tables."""
         if not len(which):
             return self
-        shards = [placements[index].shard for index in which.tolist()]
-        groups = Counter((shard.table, shard.column) for shard in shards)
-        rows, share, sharers = self.rows.copy(), np.ones(len(self)), self.sharers.copy()
-        rows[which] = [shard.rows for shard in shards]
-        share[which] = [tables[shard.table].lookup_share(shard.row, shard.rows) for shard in shards]
-        sharers[which] = [groups[shard.table, shard.column] for shard in shards]
-        return replace(self, rows=rows, lookups=self.lookups * share, sharers=sharers)
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number in which.tolist():
+            groups[placements[number].shard.table, placements[number].shard.column].append(number)
+        rows, lookups, reuse = (values.copy() for values in (self.rows, self.lookups, self.reuse))
+        sharers = self.sharers.copy()
+        for (index, _), numbers in groups.items():
+            table, its = tables[index], [placements[number].shard for number in numbers]
+            first, count = np.array([[shard.row for shard in its], [shard.rows for shard in its]], dtype=np.int64)
+            whole = self.lookups[numbers[0]]
+            rows[numbers], sharers[numbers] = count, len(its)
+            lookups[numbers] = whole * lookup_share(table, first, count)
+            reuse[numbers] = range_reuse(table, whole, first, count)
+        return replace(self, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
     def _copied(self, num_devices: int, which: IntArray) -> "Loads":
         """With what copies, the loads at `which` (m,), need for the samples of one device of `num_devices`."""

@@ -23,6 +23,7 @@ ZIPF_EXPONENT = 1.05  # of tables of which no more is known
 Exponent = Annotated[float, Meta(ge=0, le=10)]
 _Shift = Annotated[float, Meta(ge=0, le=MAX_ROWS)]
 _MOST_POINTS = 64  # counts that stand for those of a bin where a bin is thinned
+_STEEPEST, _HALVINGS = 20.0, 40  # powers that are searched, and how finely
 _RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
 
 
@@ -87,6 +88,33 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
     """
     bins = reuse @ _thinning(fraction)
     shares: FloatArray = bins / bins.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
+    """Reuse histograms (n, 17) of rows that are looked up more or less often than those of others.
+
+    Args:
+        reuse: (n, 17) of all rows that are touched.
+        mean_count: (n,) lookups of each of the rows that are asked for, on average.
+
+    Returns:
+        (n, 17) shares that are changed by a power of the count, so that the mean count is as asked; as near to it as
+        counts between the histogram's least and most allow.
+    """
+    low, high = np.full(len(reuse), -_STEEPEST), np.full(len(reuse), _STEEPEST)
+    for _ in range(_HALVINGS):
+        power = (low + high) / 2
+        too_low = _bent(reuse, power) @ MEAN_COUNTS < mean_count
+        low, high = np.where(too_low, power, low), np.where(too_low, high, power)
+    return _bent(reuse, (low + high) / 2)
+
+
+def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
+    """(n, 17) shares times counts to the power (n,), made to sum to 1; the largest exponent is taken out first."""
+    exponent = np.where(reuse > 0, power[:, None] * np.log(MEAN_COUNTS), -np.inf)
+    bins = reuse * np.exp(exponent - exponent.max(axis=1, keepdims=True))
+    shares: FloatArray = bins / bins.sum(axis=1, keepdims=True)
     return shares
 
 

@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
-import numpy as np
 from msgspec import Meta
 
 from neuroshard.checked import checked
@@ -57,15 +56,6 @@ class Table:
     def size_bytes(self) -> int:
         """Bytes of the weights."""
         return self.rows * self.dim * self.bytes_per_element
-
-    def lookup_share(self, row: int, rows: int) -> float:
-        """Share of the lookups that are of `rows` rows from `row` on; within a block of `row_lookups`, by rows."""
-        if not self.row_lookups:
-            return rows / self.rows
-        before = np.concatenate([[0.0], np.cumsum(self.row_lookups)])
-        ends = np.array([row, row + rows]) / self.rows * len(self.row_lookups)
-        first, last = np.interp(ends, np.arange(len(before)), before / before[-1])
-        return float(last - first)
 
     def with_dim(self, dim: int) -> "Table":
         """The same table, `dim` columns wide."""

@@ -1,11 +1,7 @@
 import json
 from dataclasses import replace
-from itertools import pairwise
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.tables import Table, halvings
@@ -47,22 +43,6 @@ def test_spreads_of_lookups_are_kept_and_left_out_of_files_where_there_are_none(
     assert Table.from_json(json.loads(json.dumps(spread.to_json()))) == spread
     assert spread != GOOD
     assert "row_lookups" not in GOOD.to_json()
-
-
-@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=40), st.integers(1, 3000), st.data())
-def test_shares_of_lookups_are_what_counting_row_by_row_gives(weights, rows, data):
-    """With more rows than blocks, fewer, and numbers that they don't divide: a row lies in several blocks then."""
-    shares = np.array(weights) / sum(weights)
-    table = replace(GOOD, rows=rows, row_lookups=tuple(shares.tolist()))
-    cuts = sorted({0, rows, *data.draw(st.lists(st.integers(0, rows), max_size=5))})
-    found = [table.lookup_share(first, end - first) for first, end in pairwise(cuts)]
-    fine = np.repeat(shares / rows, rows).reshape(rows, -1).sum(axis=1)  # each block in `rows` parts, K of them a row
-    np.testing.assert_allclose(found, [fine[first:end].sum() for first, end in pairwise(cuts)], atol=1e-9)
-    assert sum(found) == pytest.approx(1)
-
-
-def test_lookups_are_spread_evenly_where_nobody_knows():
-    assert replace(GOOD, rows=8).lookup_share(2, 3) == 3 / 8
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "a"}, [], GOOD.to_json() | {"extra": 1}])
