@@ -84,6 +84,11 @@ class Traffic:
         """D."""
         return int(self.size_bytes.shape[1])
 
+    @property
+    def held(self) -> tuple[Collective, ...]:
+        """The collectives of which there may be anything."""
+        return tuple(Collective)[: self.size_bytes.shape[2]]
+
     def given(self, collective: Collective) -> FloatArray:
         """(B, D) bytes that each device puts into a collective."""
         if collective < self.size_bytes.shape[2]:

@@ -102,8 +102,8 @@ class RooflineComm(CommModel):
             Collective.HOST_ALL_TO_ALL: (0.0, 1 - host / devices),
             Collective.ALL_REDUCE: (2 * scattered[0], 2 * scattered[1]),
         }
-        cost = sum(self._collective_ms(traffic.given(which), *share) for which, share in shares.items())
-        return np.broadcast_to(cost, wait_ms.shape)
+        parts = [self._collective_ms(traffic.given(which), *shares[which]) for which in traffic.held if which in shares]
+        return np.broadcast_to(np.sum(parts, axis=0), wait_ms.shape)
 
     def _collective_ms(self, given: FloatArray, inside: float, outside: float) -> FloatArray:
         """(B, 1) ms, of what each device puts in, (B, D), and the shares of it that go over links and network."""

@@ -9,7 +9,6 @@ from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Placement, Shard
-from neuroshard.stages.search.space.items import Items
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints
 from neuroshard.tasks.task import Task, Topology
@@ -104,13 +103,3 @@ def test_more_shards_than_columns_make_are_possible_in_rows():
     rules = Constraints((TableRule("a", forms=("rows",), min_shards=4),))
     task = Task(narrow, TASK.topology, 64, constraints=rules)
     assert Plan(task, (*in_rows(task, 0, range(4)), *ROWS[4:])).violations == ()
-
-
-def test_searches_refuse_what_they_cannot_do():
-    """Tables that must not lie in columns, and plans to set out from that hold rows or copies."""
-    task = replace(TASK, constraints=Constraints((TableRule("b", forms=("rows", "copies")),)))
-    with pytest.raises(UserError, match="'b' may lie in copies or rows only, and searches lay tables out in columns"):
-        Items.of(task)
-    for placements, form in ((ROWS, "rows"), (COPIES, "copies")):
-        with pytest.raises(UserError, match=f"table 'a' lies in {form}, and searches set out from columns only"):
-            Items.of(TASK).held(Plan(TASK, placements))
