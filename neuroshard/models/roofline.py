@@ -109,7 +109,7 @@ class RooflineComm(CommModel):
         """(B, 1) ms, of what each device puts in, (B, D), and the shares of it that go over links and network."""
         busiest = np.maximum(given, given.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
         slower = max(inside / self.link_gb_per_s, outside / self.network_gb_per_s) / _BYTES_PER_MS
-        cost: FloatArray = busiest * slower + self.latency_ms * (busiest > 0)
+        cost: FloatArray = busiest * slower + self.latency_ms * (busiest >= 1)  # less than a byte is rounding
         return cost
 
 
