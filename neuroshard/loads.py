@@ -1,13 +1,17 @@
 """What placements ask of a device's kernels: what compute models are asked with."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.plans.form import FORMS, Form, forms_of
 from neuroshard.plans.shard import TIERS, Placement, Tier
 from neuroshard.tables import Table
+from neuroshard.tables.reuse import reuse_at
+from neuroshard.tables.spread import lookup_share, range_reuse
 from neuroshard.tables.table import NUM_REUSE_BINS
 
 
@@ -19,11 +23,13 @@ class Loads:
         rows: (n,) that lie on the device.
         dim: (n,) columns that lie there.
         lookups: (n,) of a batch, over all samples.
-        samples: (n,) whose lookups they are: the global batch size.
+        samples: (n,) whose lookups they are: the global batch size, or a device's part of it.
         outputs: (n,) pooled embeddings that come of a batch.
         bytes_per_element: (n,) of the weights.
         reuse: (n, 17) histogram, as in `Table`.
-        tier: (n,) memory that holds the weights, by its place in `Tier`.
+        tier: (n,) memory that holds the weights, by its place in `TIERS`.
+        form: (n,) how the table is laid out, by its place in `FORMS`.
+        sharers: (n,) devices that have a part in each of its outputs: those of a row block's group; else 1.
     """
 
     rows: FloatArray
@@ -34,6 +40,8 @@ class Loads:
     bytes_per_element: FloatArray
     reuse: FloatArray
     tier: IntArray
+    form: IntArray
+    sharers: IntArray
 
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
@@ -43,15 +51,55 @@ class Loads:
         rows, dim, pooling_factor, bytes_per_element = plain.reshape(len(tables), 4).T
         samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
         tier = np.full(len(tables), TIERS.index(Tier.DEVICE))
-        return cls(rows, dim, samples * pooling_factor, samples, samples, bytes_per_element, reuse, tier)
+        form, sharers = np.full(len(tables), FORMS.index(Form.COLUMNS)), np.ones(len(tables), dtype=np.int64)
+        return cls(rows, dim, samples * pooling_factor, samples, samples, bytes_per_element, reuse, tier, form, sharers)
 
     @classmethod
-    def placed(cls, tables: Sequence[Table], placements: Sequence[Placement], batch_size: int) -> "Loads":
-        """Of placements of some tables' shards, in order: a column shard needs all lookups of its table."""
+    def placed(
+        cls, tables: Sequence[Table], placements: Sequence[Placement], batch_size: int, num_devices: int
+    ) -> "Loads":
+        """Of all placements of some tables, in order, which lie in one of the forms.
+
+        A column shard needs all lookups of its table. A block of rows needs those of its rows, with the histogram that
+        they have (`lookup_share`, `range_reuse`), and has a part in every sample's output. A copy needs the lookups of
+        its device's own samples, with the histogram of so small a batch (`reuse_at`).
+        """
         table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
         dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
         tier = np.array([TIERS.index(placement.tier) for placement in placements], dtype=np.int64)
-        return replace(cls.of(tables, batch_size).take(table).columns(dim), tier=tier)
+        numbers = np.array([FORMS.index(form) for form in forms_of(tables, placements)], dtype=np.int64)
+        form = numbers[table]
+        loads = replace(cls.of(tables, batch_size).take(table).columns(dim), tier=tier, form=form)
+        loads = loads._in_blocks(tables, placements, np.flatnonzero(form == FORMS.index(Form.ROWS)))
+        return loads._copied(num_devices, np.flatnonzero(form == FORMS.index(Form.COPIES)))
+
+    def _in_blocks(self, tables: Sequence[Table], placements: Sequence[Placement], which: IntArray) -> "Loads":
+        """With what blocks of rows, the placements at `which` (m,), need of the lookups of their tables."""
+        if not len(which):
+            return self
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number in which.tolist():
+            groups[placements[number].shard.table, placements[number].shard.column].append(number)
+        rows, lookups, reuse = (values.copy() for values in (self.rows, self.lookups, self.reuse))
+        sharers = self.sharers.copy()
+        for (index, _), numbers in groups.items():
+            table, its = tables[index], [placements[number].shard for number in numbers]
+            first, count = np.array([[shard.row for shard in its], [shard.rows for shard in its]], dtype=np.int64)
+            whole = self.lookups[numbers[0]]
+            rows[numbers], sharers[numbers] = count, len(its)
+            lookups[numbers] = whole * lookup_share(table, first, count)
+            reuse[numbers] = range_reuse(table, whole, first, count)
+        return replace(self, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
+
+    def _copied(self, num_devices: int, which: IntArray) -> "Loads":
+        """With what copies, the loads at `which` (m,), need for the samples of one device of `num_devices`."""
+        if not len(which):
+            return self
+        part, reuse = np.ones(len(self)), self.reuse.copy()
+        part[which] = 1 / num_devices
+        reuse[which] = reuse_at(self.reuse[which], 1 / num_devices)
+        samples = self.samples * part
+        return replace(self, lookups=self.lookups * part, samples=samples, outputs=samples, reuse=reuse)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -111,6 +159,11 @@ class LoadSets:
         """Loads (n,) in sets by `places` (n,), the number of each one's set; order within a set is kept."""
         order = np.argsort(places, kind="stable")
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
+
+    def by_form(self) -> "LoadSets":
+        """(B F) each set's loads of every form, one set of each form after the other: what kernels are called with."""
+        places = np.repeat(np.arange(len(self)), self.counts) * len(FORMS) + self.loads.form
+        return LoadSets.grouped(self.loads, places, len(self) * len(FORMS))
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -11,6 +11,7 @@ from neuroshard.errors import UserError
 from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Margins
+from neuroshard.plans.form import FORMS
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.prediction import Prediction
 from neuroshard.tasks.task import Task
@@ -27,24 +28,30 @@ class Simulator:
         """The plan's cost.
 
         Raises:
-            UserError: the plan is another task's, or the models can't serve the task.
+            UserError: the plan is another task's, or the models can't serve the task or the plan's forms.
         """
         return self.costs(task, [plan])[0]
 
     def costs(self, task: Task, plans: Sequence[Plan]) -> list[Cost]:
-        """Each plan's cost; memory is not checked."""
+        """Each plan's cost; memory is not checked.
+
+        A device calls a kernel for each form that tables lie in there, one after the other: their costs add up.
+
+        Raises:
+            UserError: a plan is another task's, or the models can't serve the task or a plan's forms.
+        """
         self.models.check(task)
         for plan in plans:
             if plan.task is not task and plan.task != task:
                 raise UserError("the plan was made for another task")
-        sets = LoadSets.joined([plan.device_loads for plan in plans])
-        shape = (len(plans), task.topology.num_devices)
-        compute = self.models.compute.predict(sets).reshape(shape)
-        dims = np.array([plan.device_dims for plan in plans], dtype=np.float64).reshape(shape)
-        forward, backward = self.communication(Traffic.of_columns(dims, task.batch_size), compute)
+            self.models.check_plan(plan)
+        calls = LoadSets.joined([plan.device_loads for plan in plans]).by_form()
+        shape = (len(plans), task.topology.num_devices, len(FORMS))
+        compute = self.models.compute.predict(calls).reshape(shape).sum(axis=-1)
+        forward, backward = self.communication(Traffic.joined([plan.traffic for plan in plans]), compute)
         if self.models.margins is None:
             return [Cost(*parts) for parts in zip(compute, forward, backward, strict=True)]
-        spread = self.models.compute.spread_ms(sets).reshape(shape)
+        spread = self.models.compute.spread_ms(calls).reshape(shape).sum(axis=-1)
         margin = _margin(self.models.margins, compute, spread, forward, backward)
         return [Cost(*parts) for parts in zip(compute, forward, backward, margin, strict=True)]
 
@@ -70,7 +77,7 @@ class Simulator:
         communication and then its compute have ended.
         """
         backward = self.models.backward.predict(traffic, np.zeros_like(compute_ms))
-        forward = self.models.forward.predict(traffic, backward + compute_ms)
+        forward = self.models.forward.predict(traffic.forward, backward + compute_ms)
         return forward, backward
 
 

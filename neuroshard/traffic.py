@@ -1,19 +1,39 @@
 """What devices exchange in a step: what communication models are asked with."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.plans.form import FORMS, Form
 
-ELEMENT_BYTES = 4  # pooled embeddings and their gradients travel as fp32
+ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
+INDEX_BYTES = 8  # so do indices, and the number of them in each sample, as 64 bits
 
 
 class Collective(IntEnum):
-    """How devices exchange, by its place on the last axis of `Traffic.size_bytes`."""
+    """How devices exchange, by its place on the last axis of `Traffic.size_bytes`.
 
-    ALL_TO_ALL = 0  # of pooled embeddings, or of their gradients on the way back
+    Attributes:
+        ALL_TO_ALL: columns: pooled embeddings go to the devices of their samples, their gradients come back.
+        REDUCE_SCATTER: blocks of rows on all devices: every device has a part of every pooled embedding; the parts are
+            added up on the devices of their samples. On the way back an all-gather brings every device all gradients.
+        HOST_REDUCE_SCATTER: the same among the devices of each host, of blocks of rows on those of one host.
+        HOST_ALL_TO_ALL: what they have then added up goes to other hosts, each device's to those with its place there;
+            gradients come back so, before they are gathered.
+        ALL_REDUCE: copies: gradients of all their weights are added up everywhere; on the way back only.
+        INPUT: indices and lengths that come to a device for its shards, before anything else; none for copies.
+    """
+
+    ALL_TO_ALL = 0
+    REDUCE_SCATTER = 1
+    HOST_REDUCE_SCATTER = 2
+    HOST_ALL_TO_ALL = 3
+    ALL_REDUCE = 4
+    INPUT = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,19 +41,40 @@ class Traffic:
     """B exchanges between D devices each.
 
     Attributes:
-        size_bytes: (B, D, C) that the shards on each device give out for all samples of a batch, by collective; on
-            the way back as many come in.
+        size_bytes: (B, D, C) that each device puts into every collective for all samples of a batch, what it would
+            send to itself included; of the first C collectives only: there is nothing of the others.
         batch_size: (B,) samples over all devices.
+        host_size: devices that share a host; None where nothing is exchanged by hosts.
     """
 
     size_bytes: FloatArray
     batch_size: IntArray
+    host_size: int | None = None
 
     @classmethod
     def of_columns(cls, dims: FloatArray | IntArray, batch_size: int | IntArray) -> "Traffic":
-        """Of column shards: (B, D) columns on each device, at a global batch size, one for all or (B,)."""
+        """Of column shards: (B, D) columns on each device, at a global batch size, one for all or (B,).
+
+        Of all-to-alls alone, without the input: what costs of columns hang on, and quick to make.
+        """
         sizes = np.broadcast_to(np.asarray(batch_size, dtype=np.int64), len(dims))
         return cls((dims * (ELEMENT_BYTES * sizes.astype(np.float64))[:, None])[..., None], sizes)
+
+    @classmethod
+    def of(cls, device_loads: LoadSets, batch_size: int, host_size: int) -> "Traffic":
+        """Of one plan (B = 1), with the loads of its D devices, at a global batch size, on hosts of so many devices."""
+        devices = len(device_loads)
+        place, given = np.repeat(np.arange(devices), device_loads.counts), given_bytes(device_loads.loads, devices)
+        size_bytes = np.zeros((1, devices, len(Collective)))
+        for collective in Collective:
+            size_bytes[0, :, collective] = np.bincount(place, weights=given[:, collective], minlength=devices)
+        return cls(size_bytes, np.array([batch_size]), host_size)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Traffic"]) -> "Traffic":
+        """The exchanges of all parts, in order: of the same devices and collectives."""
+        size_bytes = np.concatenate([part.size_bytes for part in parts])
+        return cls(size_bytes, np.concatenate([part.batch_size for part in parts]), parts[0].host_size)
 
     def __len__(self) -> int:
         return len(self.size_bytes)
@@ -44,8 +85,51 @@ class Traffic:
         return int(self.size_bytes.shape[1])
 
     @property
+    def held(self) -> tuple[Collective, ...]:
+        """The collectives of which there may be anything."""
+        return tuple(Collective)[: self.size_bytes.shape[2]]
+
+    def given(self, collective: Collective) -> FloatArray:
+        """(B, D) bytes that each device puts into a collective."""
+        if collective < self.size_bytes.shape[2]:
+            return self.size_bytes[..., collective]
+        return np.zeros(self.size_bytes.shape[:2])
+
+    def with_columns(self, dims: FloatArray) -> "Traffic":
+        """With all-to-alls of (B, D) columns on each device instead; of one exchange (B = 1), as many as there are."""
+        size_bytes = np.repeat(self.size_bytes, len(dims) // len(self), axis=0)
+        batch_size = np.repeat(self.batch_size, len(dims) // len(self))
+        size_bytes[..., Collective.ALL_TO_ALL] = dims * (ELEMENT_BYTES * batch_size.astype(np.float64))[:, None]
+        return replace(self, size_bytes=size_bytes, batch_size=batch_size)
+
+    @property
+    def forward(self) -> "Traffic":
+        """What of it there is on the way forward: copies exchange nothing then."""
+        if self.size_bytes.shape[2] <= Collective.ALL_REDUCE:
+            return self
+        size_bytes = self.size_bytes.copy()
+        size_bytes[..., Collective.ALL_REDUCE] = 0
+        return replace(self, size_bytes=size_bytes)
+
+    @property
     def columns(self) -> FloatArray:
         """(B, D) columns whose pooled embeddings each device gives out."""
-        pooled = self.size_bytes[..., Collective.ALL_TO_ALL]
+        pooled = self.given(Collective.ALL_TO_ALL)
         columns: FloatArray = pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
         return columns
+
+
+def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
+    """(n, C) bytes that each of n loads makes its device put into every collective."""
+    pooled = loads.outputs * loads.dim * ELEMENT_BYTES
+    columns, rows, copies = (loads.form == FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
+    everywhere = rows & (loads.sharers == num_devices)
+    by_host = rows & ~everywhere
+    given = np.empty((len(loads), len(Collective)))
+    given[:, Collective.ALL_TO_ALL] = pooled * columns
+    given[:, Collective.REDUCE_SCATTER] = pooled * everywhere
+    given[:, Collective.HOST_REDUCE_SCATTER] = pooled * by_host
+    given[:, Collective.HOST_ALL_TO_ALL] = pooled / loads.sharers * by_host
+    given[:, Collective.ALL_REDUCE] = loads.rows * loads.dim * ELEMENT_BYTES * copies
+    given[:, Collective.INPUT] = INDEX_BYTES * (np.ceil(loads.lookups) + loads.samples) * ~copies
+    return given

@@ -6,12 +6,18 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray
 from neuroshard.models.interface import CommModel
+from neuroshard.plans.form import Form
 from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
 class FreeComm(CommModel):
     """Nothing besides waiting: for costs that are counted elsewhere, or left out on purpose."""
+
+    @property
+    def forms(self) -> frozenset[Form]:
+        """All."""
+        return frozenset(Form)
 
     @property
     def num_devices(self) -> None:

@@ -7,13 +7,19 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
+from neuroshard.plans.form import Form
 from neuroshard.traffic import Traffic
 
 NUM_WAITS = 5
 
 
 class ComputeModel(ABC):
-    """Compute cost of what devices hold. An empty device costs nothing."""
+    """Compute cost of what devices hold, each set's loads of one form: a kernel call. An empty set costs nothing."""
+
+    @property
+    def forms(self) -> frozenset[Form]:
+        """The forms that it knows costs of."""
+        return frozenset({Form.COLUMNS})
 
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
@@ -77,6 +83,11 @@ class SumModel(ComputeModel):
 
 class CommModel(ABC):
     """Cost of one direction of the exchanges, per device: the wait for the last device to start, and a transfer."""
+
+    @property
+    def forms(self) -> frozenset[Form]:
+        """The forms whose exchanges it knows costs of; it may pass over what others exchange."""
+        return frozenset({Form.COLUMNS})
 
     @property
     @abstractmethod

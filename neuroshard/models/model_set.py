@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from neuroshard.errors import UserError
 from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
+from neuroshard.plans.form import Form
+from neuroshard.plans.plan import Plan
 from neuroshard.tasks.task import Task
 
 
@@ -29,6 +31,19 @@ class ModelSet:
     def num_devices(self) -> int | None:
         """Number of devices that the communication models serve; None for any."""
         return self.forward.num_devices
+
+    @property
+    def forms(self) -> frozenset[Form]:
+        """The forms that all three models know costs of."""
+        return self.compute.forms & self.forward.forms & self.backward.forms
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise UserError unless the models can cost the forms of `plan`."""
+        plan.check_forms(
+            self.forms,
+            f"these cost models know costs of {', '.join(sorted(self.forms))} only",
+            "lay it out so, or take models that know more, such as model=roofline:h100",
+        )
 
     def check(self, task: Task) -> None:
         """Raise UserError unless the models can cost plans of `task`."""

@@ -12,20 +12,23 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.tables.reuse import MEAN_COUNTS
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective, Traffic
 
-_INDEX_BYTES = 8
-_OUTPUT_BYTES = 4  # pooled embeddings and their gradients are fp32
+_SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Bytes moved over memory bandwidth, plus a fixed time for the fused call.
+    """Bytes moved over memory bandwidth, plus a fixed time for every call: the fused one of column shards, the fused
+    one of row blocks, and the dense one of copies.
 
-    Bytes of a table in a batch: every lookup's index and row are read going forward, its index and its sample's
-    gradient going backward; every unique row is read and written by the update; outputs are written once.
+    Bytes in a batch, of rows in sectors of 32 bytes: every lookup's index and row are read going forward, its index and
+    its sample's gradient going backward; outputs are written once. The fused update reads and writes every unique row;
+    the dense one writes every unique row's gradient, clears and reads the gradient of the whole table, and reads and
+    writes all its weights.
     """
 
     memory_gb_per_s: float
@@ -36,15 +39,30 @@ class RooflineCompute(SumModel):
         """The sum of the times, plus the launch."""
         return ReluHead.of_cost(self.launch_ms)
 
+    @property
+    def forms(self) -> frozenset[Form]:
+        """All."""
+        return frozenset(Form)
+
     def embed(self, loads: Loads) -> Float32Array:
         """(n, 1) ms of each load's bytes."""
         unique = np.minimum(loads.lookups / (loads.reuse @ MEAN_COUNTS), loads.rows)
-        row_bytes = loads.dim * loads.bytes_per_element
-        gradient_bytes = loads.dim * _OUTPUT_BYTES
-        moved = loads.lookups * (2 * _INDEX_BYTES + row_bytes + gradient_bytes)
-        moved = moved + 2 * unique * row_bytes + loads.outputs * gradient_bytes
+        row_bytes, gradient_bytes = (
+            _in_sectors(loads.dim * loads.bytes_per_element),
+            _in_sectors(loads.dim * ELEMENT_BYTES),
+        )
+        moved = loads.lookups * (2 * INDEX_BYTES + row_bytes + gradient_bytes) + loads.outputs * gradient_bytes
+        fused = 2 * unique * row_bytes
+        dense = unique * gradient_bytes + 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES)
+        moved = moved + np.where(loads.form == FORMS.index(Form.COPIES), dense, fused)
         cost_ms: Float32Array = (moved / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(np.float32)
         return cost_ms
+
+
+def _in_sectors(row_bytes: FloatArray) -> FloatArray:
+    """(n,) bytes that are moved to read so many in a row."""
+    moved: FloatArray = np.ceil(row_bytes / _SECTOR_BYTES) * _SECTOR_BYTES
+    return moved
 
 
 @dataclass(frozen=True)
@@ -52,7 +70,9 @@ class RooflineComm(CommModel):
     """Bytes over link bandwidth, after the last device has started; the busiest device holds all others up.
 
     Up to `devices_per_host` devices talk over the fast links. With more hosts, the share of the bytes that leaves a
-    host goes over the network. Bandwidths are of one device, in one direction.
+    host goes over the network, at the same time. Bandwidths are of one device, in one direction. Sums are made on each
+    host first, so that a device sends over the network what it has summed up; an all-reduce is a reduce-scatter and an
+    all-gather. One collective runs after the other; those of a task's hosts stay on them or go between them.
     """
 
     link_gb_per_s: float
@@ -65,24 +85,42 @@ class RooflineComm(CommModel):
         """Any number."""
         return
 
+    @property
+    def forms(self) -> frozenset[Form]:
+        """All."""
+        return frozenset(Form)
+
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms, the same for all devices."""
-        devices, given = traffic.num_devices, traffic.size_bytes.sum(axis=-1)
-        busiest = np.maximum(given, given.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
-        return np.broadcast_to(self._busiest_ms(busiest, devices), wait_ms.shape)
+        devices, host = traffic.num_devices, traffic.host_size or traffic.num_devices
+        local = min(devices, self.devices_per_host)
+        scattered = (local - 1) / local, (1 - local / devices) / local  # of what a device puts in: inside, outside
+        shares = {
+            Collective.ALL_TO_ALL: self._all_to_all(devices),
+            Collective.REDUCE_SCATTER: scattered,
+            Collective.HOST_REDUCE_SCATTER: ((host - 1) / host, 0.0),
+            Collective.HOST_ALL_TO_ALL: (0.0, 1 - host / devices),
+            Collective.ALL_REDUCE: (2 * scattered[0], 2 * scattered[1]),
+        }
+        parts = [self._collective_ms(traffic.given(which), *shares[which]) for which in traffic.held if which in shares]
+        return np.broadcast_to(np.sum(parts, axis=0), wait_ms.shape)
 
     def least_outline(self, known: OneDevice) -> Outline:
         """As the widest device's, the same for all."""
-        parts = self._busiest_ms(known.widest_least_bytes, known.num_devices)[:, None, None]
+        given = known.widest_least_bytes[:, None]
+        parts = self._collective_ms(given, *self._all_to_all(known.num_devices))[..., None]
         return Outline(parts, np.ones(1), np.zeros((1, NUM_WAITS)))
 
-    def _busiest_ms(self, busiest: FloatArray, devices: int) -> FloatArray:
-        """(...,) ms, from the bytes of the busiest device (...,)."""
-        sent = busiest / devices  # to each device
+    def _all_to_all(self, devices: int) -> tuple[float, float]:
+        """The shares of what a device gives out that stay inside its host, and that don't."""
         local = min(devices, self.devices_per_host)
-        inside = sent * (local - 1) / (self.link_gb_per_s * _BYTES_PER_MS)
-        outside = sent * (devices - local) / (self.network_gb_per_s * _BYTES_PER_MS)
-        cost: FloatArray = np.maximum(inside, outside) + self.latency_ms
+        return (local - 1) / devices, (devices - local) / devices
+
+    def _collective_ms(self, given: FloatArray, inside: float, outside: float) -> FloatArray:
+        """(B, 1) ms, of what each device puts in, (B, D), and the shares of it that go over links and network."""
+        busiest = np.maximum(given, given.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
+        slower = max(inside / self.link_gb_per_s, outside / self.network_gb_per_s) / _BYTES_PER_MS
+        cost: FloatArray = busiest * slower + self.latency_ms * (busiest >= 1)  # less than a byte is rounding
         return cost
 
 

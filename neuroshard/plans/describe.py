@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from neuroshard.plans.form import Form, forms_of
 from neuroshard.plans.prediction import Prediction
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.tables import Table
@@ -16,21 +17,23 @@ def plan_lines(
     task: Task, placements: Sequence[Placement], device_bytes: Sequence[int], prediction: Prediction | None
 ) -> Iterator[str]:
     """A line for the plan and one for each of the first devices, which hold `device_bytes` (D,)."""
-    devices = task.topology.num_devices
+    devices, forms = task.topology.num_devices, forms_of(task.tables, placements)
     what = f"{len(task.tables)} tables in {len(placements)} shards on {devices} devices, batch {task.batch_size}"
+    other = [f"{forms.count(form)} in {form.value}" for form in (Form.ROWS, Form.COPIES) if form in forms]
+    what = f"{what} ({', '.join(other)})" if other else what
     yield what if prediction is None else f"{what}: {prediction}"
     for device in range(min(devices, _SHOWN_DEVICES)):
         here = [placement.shard for placement in placements if placement.device == device]
-        yield f"device {device}: {_contents(task, here, device_bytes[device])}"
+        yield f"device {device}: {_contents(task, here, forms, device_bytes[device])}"
     if devices > _SHOWN_DEVICES:
         yield f"... and {devices - _SHOWN_DEVICES} more devices"
 
 
-def _contents(task: Task, shards: Sequence[Shard], size_bytes: int) -> str:
+def _contents(task: Task, shards: Sequence[Shard], forms: Sequence[Form], size_bytes: int) -> str:
     """What lies on one device: the first shards named are the largest ones."""
     pairs = [(shard, task.tables[shard.table]) for shard in shards]
     pairs.sort(key=lambda pair: -pair[0].dim * pair[0].rows * pair[1].bytes_per_element)
-    names = [_name(shard, table) for shard, table in pairs]
+    names = [_name(shard, table, forms[shard.table]) for shard, table in pairs]
     more = f", ... {len(names) - _SHOWN_SHARDS} more" if len(names) > _SHOWN_SHARDS else ""
     count = f"{len(names)} shard{'' if len(names) == 1 else 's'}"
     columns = sum(shard.dim for shard in shards)
@@ -38,5 +41,11 @@ def _contents(task: Task, shards: Sequence[Shard], size_bytes: int) -> str:
     return f"{count}, {columns} columns, {readable_bytes(size_bytes)}: {listed}{more}"
 
 
-def _name(shard: Shard, table: Table) -> str:
-    return table.name if shard.dim == table.dim else f"{table.name}[{shard.column}:{shard.column_end}]"
+def _name(shard: Shard, table: Table, form: Form) -> str:
+    """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array."""
+    if form is Form.COPIES:
+        return f"{table.name} (copy)"
+    rows = f"{shard.row}:{shard.row_end}" if form is Form.ROWS else ""
+    columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
+    inside = f"{rows}, {columns or ':'}" if rows else columns
+    return f"{table.name}[{inside}]" if inside else table.name

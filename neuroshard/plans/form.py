@@ -1,8 +1,11 @@
 """How a table is laid out over devices."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from neuroshard.errors import unknown_name
+from neuroshard.plans.shard import Placement, Shard
+from neuroshard.tables import Table
 
 
 class Form(StrEnum):
@@ -20,7 +23,22 @@ class Form(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Form":
-        raise unknown_name("form", str(value), cls)
+        raise unknown_name("form", str(value), [form.value for form in cls])
 
 
 FORMS = tuple(Form)  # in the order of whatever has one number for each
+
+
+def form_of(table: Table, shards: Sequence[Shard]) -> Form:
+    """The form of a table that lies in these shards: nothing else says which one it is."""
+    if any(shard.rows < table.rows for shard in shards):
+        return Form.ROWS
+    return Form.COPIES if sum(shard.dim == table.dim for shard in shards) > 1 else Form.COLUMNS
+
+
+def forms_of(tables: Sequence[Table], placements: Sequence[Placement]) -> tuple[Form, ...]:
+    """(T,) the form of every table that is placed so."""
+    shards: list[list[Shard]] = [[] for _ in tables]
+    for placement in placements:
+        shards[placement.shard.table].append(placement.shard)
+    return tuple(form_of(table, its) for table, its in zip(tables, shards, strict=True))

@@ -15,10 +15,12 @@ from matplotlib.ticker import MaxNLocator
 from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.files import write_atomically
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
 
 _COLORS = {"backward communication": "#c44e52", "compute": "#4c72b0", "forward communication": "#dd8452"}
-_MEMORY, _GREY = "#55a868", "0.3"
+_FORM_COLORS = {Form.COLUMNS: "#55a868", Form.ROWS: "#8172b3", Form.COPIES: "#937860"}
+_GREY = "0.3"
 _GIB = 1 << 30
 _MANY_DEVICES = 16  # of more, a bar each would be a smear
 _NUMBERED_DEVICES = 10  # of more, so would be a number each
@@ -49,7 +51,7 @@ def label(text: str) -> str:
 
 
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
-    """A PNG: stacked bars of every device's cost by part, and bars of its memory beside the cap."""
+    """A PNG: stacked bars of every device's cost by part, and bars of its memory, by form, beside the cap."""
     many = len(cost.compute) > _MANY_DEVICES
 
     def draw(figure: Figure) -> None:
@@ -75,11 +77,16 @@ def _draw_times(axes: Axes, cost: Cost) -> None:
 
 def _draw_memory(axes: Axes, plan: Plan) -> None:
     caps, used = np.array(plan.task.shard_memory) / _GIB, np.array(plan.device_bytes) / _GIB
-    devices = np.arange(len(caps))
-    _bars(axes, used, np.zeros(len(used)), _MEMORY, "used")
+    devices, bottom = np.arange(len(caps)), np.zeros(len(caps))
+    for form, size in zip(FORMS, plan.form_bytes.T / _GIB, strict=True):
+        if form in plan.forms:
+            _bars(axes, size, bottom, _FORM_COLORS[form], form.value)
+            bottom = bottom + size
+    if len(set(plan.forms)) > 1:
+        axes.legend(loc="upper left", ncols=len(FORMS), fontsize=8, frameon=False)
     axes.hlines(caps, devices - 0.5, devices + 0.5, color=_GREY, linestyle="--", linewidth=1)
     _note(axes, f"cap {caps.max():.3g} GiB", float(caps.max()))
-    top = _top(float(max(caps.max(), used.max())), 1.15)
+    top = _top(float(max(caps.max(), used.max())), 1.15 if len(set(plan.forms)) == 1 else 1.3)
     axes.set(xlabel="device", ylabel="GiB", title="memory for shards", ylim=(0, top))
 
 

@@ -8,29 +8,34 @@ from typing import Any
 
 import numpy as np
 
+from neuroshard.arrays import IntArray
+from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
+from neuroshard.plans.form import FORMS, Form, forms_of
+from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement, Shard
-from neuroshard.plans.tiling import check_tiling, table_of
+from neuroshard.plans.shard import Placement
+from neuroshard.plans.tiling import check_tiling
 from neuroshard.plans.violations import violations
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
+from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
 class Plan:
     """Placements (S,) of the shards of one task's tables; valid by construction.
 
-    Every table is covered exactly once, and a device holds at most one shard of a table. Shards have all rows of their
-    table so far. Memory and the task's constraints are not checked here: a plan that breaks them can still be costed
-    and reported; `violations` says what it breaks. `prediction` is what it was predicted to cost when it was found,
+    Every table lies in one of the forms of `Form`, and a device holds at most one shard of a table. Memory and the
+    task's constraints are not checked here: a plan that breaks them can still be costed and reported; `violations`
+    says what it breaks. `prediction` is what it was predicted to cost when it was found,
     None if nobody did; plans that differ in nothing else are equal.
 
     Raises:
-        UserError: the shards don't cover the task's tables that way.
+        UserError: the shards don't make up the task's tables that way.
     """
 
     task: Task
@@ -41,8 +46,23 @@ class Plan:
         check_tiling(self.task, self.placements)
 
     @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """(T,) how each table is laid out."""
+        return forms_of(self.task.tables, self.placements)
+
+    def check_forms(self, served: frozenset[Form], what: str, do: str) -> None:
+        """Refuse forms that something doesn't serve: `what` says so, and `do` what to do.
+
+        Raises:
+            UserError: a table lies in one of them; the line names it.
+        """
+        for table, form in zip(self.task.tables, self.forms, strict=True):
+            if form not in served:
+                raise UserError(f"plan: table {table.name!r} lies in {form.value}, and {what}; {do}")
+
+    @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """(D,) the tables on each device, each as wide as its shard there."""
+        """(D,) the tables on each device, each as wide as its shard there; blocks of rows count as all rows."""
         grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
         for placement in self.placements:
             shard = placement.shard
@@ -50,24 +70,44 @@ class Plan:
         return tuple(tuple(tables) for tables in grouped)
 
     @cached_property
+    def by_device(self) -> tuple[Placement, ...]:
+        """(S,) the placements, device by device: in the order of `device_loads`."""
+        return tuple(sorted(self.placements, key=lambda placement: placement.device))
+
+    @cached_property
     def device_loads(self) -> LoadSets:
         """D sets of loads: what the placements ask of each device."""
-        loads = Loads.placed(self.task.tables, self.placements, self.task.batch_size)
-        devices = np.array([placement.device for placement in self.placements], dtype=np.int64)
-        return LoadSets.grouped(loads, devices, self.task.topology.num_devices)
+        num_devices = self.task.topology.num_devices
+        devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
+        loads = Loads.placed(self.task.tables, self.by_device, self.task.batch_size, num_devices)
+        return LoadSets(loads, np.bincount(devices, minlength=num_devices))
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What the devices exchange in a step (B = 1)."""
+        return Traffic.of(self.device_loads, self.task.batch_size, self.task.topology.host_size)
+
+    @cached_property
+    def form_bytes(self) -> IntArray:
+        """(D, F) bytes of the shards of each form on each device, with what the task counts besides weights."""
+        calls = self.device_loads.by_form()
+        total = np.zeros(len(calls), dtype=np.int64)
+        np.add.at(total, np.repeat(np.arange(len(calls)), calls.counts), self.task.memory.device_bytes(calls.loads))
+        return total.reshape(len(self.device_loads), len(FORMS))
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """(D,) bytes of the shards on each device, with what the task counts besides weights."""
-        size, counts = self.task.memory.device_bytes(self.device_loads.loads), self.device_loads.counts
-        total = np.zeros(len(counts), dtype=np.int64)
-        np.add.at(total, np.repeat(np.arange(len(counts)), counts), size)
-        return tuple(total.tolist())
+        return tuple(self.form_bytes.sum(axis=1).tolist())
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
-        """(D,) columns on each device: what the all-to-all moves for every sample."""
-        return tuple(sum(table.dim for table in tables) for tables in self.device_tables)
+        """(D,) columns of column shards on each device: what the all-to-all moves for every sample."""
+        dims = [0] * self.task.topology.num_devices
+        for placement in self.placements:
+            if self.forms[placement.shard.table] is Form.COLUMNS:
+                dims[placement.device] += placement.shard.dim
+        return tuple(dims)
 
     @property
     def fits(self) -> bool:
@@ -112,18 +152,9 @@ class Plan:
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
-    """The plan that puts `dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
+    """The plan of columns that puts `dim` columns of a table on a device, for each (table index, dim, device).
 
     Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
     device.
     """
-    dims: dict[tuple[int, int], int] = {}
-    for table, dim, device in placed:
-        dims[table, device] = dims.get((table, device), 0) + dim
-    placements = []
-    column, previous = 0, -1
-    for (table, device), dim in sorted(dims.items()):
-        column = 0 if table != previous else column
-        placements.append(Placement(Shard(table, column, dim, 0, table_of(task, table).rows), device))
-        column, previous = column + dim, table
-    return Plan(task, tuple(placements))
+    return Plan(task, tuple(in_columns(task, placed)))

@@ -19,7 +19,7 @@ class Tier(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Tier":
-        raise unknown_name("tier", str(value), cls)
+        raise unknown_name("tier", str(value), [tier.value for tier in cls])
 
 
 TIERS = tuple(Tier)  # in the order of whatever has one number for each

@@ -1,28 +1,55 @@
 """Whether shards make up their tables, each exactly once: the one place that knows."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from neuroshard.errors import UserError
+from neuroshard.plans.form import Form, form_of
+from neuroshard.plans.row_blocks import check_row_blocks
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
+from neuroshard.tasks.task import Task, Topology
 
 
 def check_tiling(task: Task, placements: Sequence[Placement]) -> None:
-    """Check that a task's tables are made up, by whole rows, of shards on its devices, at most one of each on a device.
+    """Check that a task's tables lie on its devices in one of the forms, at most one shard of each on a device.
 
     Raises:
-        UserError: they are not; it names the table, and the row and column or the device.
+        UserError: they don't; it names the table, and the row and column or the device.
     """
-    shards: list[list[Shard]] = [[] for _ in task.tables]
+    placed: list[list[Placement]] = [[] for _ in task.tables]
     for placement in placements:
         table_of(task, placement.shard.table)
-        shards[placement.shard.table].append(placement.shard)
+        placed[placement.shard.table].append(placement)
     _check_devices(task, placements)
-    for table, its in zip(task.tables, shards, strict=True):
-        check_cover(table, its)
-        check_whole_rows(table, its)
+    for table, its in zip(task.tables, placed, strict=True):
+        _check_table(table, its, task.topology)
+
+
+def _check_table(table: Table, placements: Sequence[Placement], topology: Topology) -> None:
+    shards = [placement.shard for placement in placements]
+    form = form_of(table, shards)
+    if form is Form.COPIES:
+        _check_copies(table, placements, topology.num_devices)
+        return
+    check_cover(table, shards)
+    if form is Form.ROWS:
+        check_row_blocks(table, placements, topology)
+
+
+def _check_copies(table: Table, placements: Sequence[Placement], num_devices: int) -> None:
+    """Of a table of which more than one device has a copy: all must, and nothing else of it."""
+    for placement in placements:
+        if placement.shard.dim < table.dim:
+            raise UserError(
+                f"plan: {_place(table, placement.shard.column, 0)} is covered twice: by copies of the whole table and "
+                f"a shard on device {placement.device}"
+            )
+    if missing := set(range(num_devices)).difference(placement.device for placement in placements):
+        raise UserError(
+            f"plan: table {table.name!r} is covered twice, by copies on {len(placements)} devices, and device "
+            f"{min(missing)} has none; put it on one device, or on each of the {num_devices}"
+        )
 
 
 def table_of(task: Task, index: int) -> Table:
@@ -83,17 +110,3 @@ def _check_inside(table: Table, shard: Shard) -> None:
 
 def _place(table: Table, column: int, row: int) -> str:
     return f"column {column} of table {table.name!r}, row {row},"
-
-
-def check_whole_rows(table: Table, shards: Iterable[Shard]) -> None:
-    """Refuse what nothing can cost yet: shards, inside their table, that have a part of its rows.
-
-    Raises:
-        UserError: there is one.
-    """
-    for shard in shards:
-        if shard.rows < table.rows:
-            raise UserError(
-                f"plan: a shard of table {table.name!r} has rows {shard.row} to {shard.row_end - 1} of {table.rows}; "
-                "plans can't be costed that cut rows: give every shard all rows, cut columns only"
-            )

@@ -1,10 +1,11 @@
 """What a plan breaks of its task's memory and constraints."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from neuroshard.matching import own_places
+from neuroshard.plans.form import Form, forms_of
 from neuroshard.plans.shard import Placement
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
@@ -18,11 +19,12 @@ def violations(task: Task, placements: Sequence[Placement], device_bytes: Sequen
     for device, (used, free) in enumerate(zip(device_bytes, task.shard_memory, strict=True)):
         if used > free:
             yield f"device {device} needs {readable_bytes(used)}, it has {readable_bytes(free)}"
-    held = _held(task, placements)
-    for table in task.tables:
+    held, forms = _held(task, placements), forms_of(task.tables, placements)
+    for table, form in zip(task.tables, forms, strict=True):
         limits = task.constraints.limits(table, task.topology.num_devices)
-        yield from _broken_limits(table.name, limits, held[table.name])
-    yield from _broken_groups(task.constraints, held)
+        yield from _broken_limits(table.name, form, limits, held[table.name])
+    others = {table.name for table, form in zip(task.tables, forms, strict=True) if form is not Form.COLUMNS}
+    yield from _broken_groups(task.constraints, held, others)
 
 
 def _held(task: Task, placements: Sequence[Placement]) -> _Held:
@@ -32,22 +34,28 @@ def _held(task: Task, placements: Sequence[Placement]) -> _Held:
     return held
 
 
-def _broken_limits(name: str, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
+def _broken_limits(name: str, form: Form, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
     """Of one table; `held`: columns by device."""
+    if form not in limits.forms:
+        yield f"table {name!r} must not lie in {form.value}, only in {' or '.join(sorted(limits.forms))}"
     if wrong := set(held).difference(limits.devices):
         yield f"table {name!r} must not lie on device {min(wrong)}"
-    if not limits.min_shards <= len(held) <= limits.max_shards:
-        yield f"table {name!r} is on {len(held)} devices, not on {limits.min_shards} to {limits.max_shards}"
+    shards = 1 if form is Form.COPIES else len(held)
+    most = limits.max_blocks if form is Form.ROWS else limits.max_shards
+    if not limits.min_shards <= shards <= most:
+        copied = ", in copies, which count as one shard" if form is Form.COPIES else ""
+        yield f"table {name!r} is on {len(held)} devices{copied}, not on {limits.min_shards} to {most}"
     if min(held.values()) < limits.min_dim:
         yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
 
 
-def _broken_groups(constraints: Constraints, held: _Held) -> Iterator[str]:
+def _broken_groups(constraints: Constraints, held: _Held, others: Collection[str]) -> Iterator[str]:
+    """`others` are the tables that don't lie in columns: nothing of them is pinned."""
     for name in dict.fromkeys(shard.table for shard in constraints.pinned):
-        if not _pins_met([shard for shard in constraints.pinned if shard.table == name], held[name]):
+        if name in others or not _pins_met([shard for shard in constraints.pinned if shard.table == name], held[name]):
             yield f"the pinned shards of table {name!r} are not where they belong"
     for group in constraints.together:
-        if len({tuple(held[name]) for name in group}) > 1:
+        if len({frozenset(held[name]) for name in group}) > 1:
             yield f"tables {', '.join(group)} are not together"
     for group in constraints.apart:
         devices = [device for name in dict.fromkeys(group) for device in held[name]]

@@ -37,6 +37,7 @@ TABLES_SCHEMA = pa.schema(
         ("reuse", pa.list_(pa.float64())),
         ("bytes_per_element", pa.int8()),
         ("reuse_batch_size", pa.int64()),
+        ("row_lookups", pa.list_(pa.float64())),
     ]
 )
 
@@ -58,7 +59,8 @@ def comm_rows(measurements: Sequence[Measurement[CommSample]]) -> pa.Table:
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
     """Tables as a Parquet table."""
-    return pa.Table.from_pylist([table.to_json() for table in tables], schema=TABLES_SCHEMA)
+    rows = [{"row_lookups": [], **table.to_json()} for table in tables]
+    return pa.Table.from_pylist(rows, schema=TABLES_SCHEMA)
 
 
 def _common_row(measurement: Measurement[Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 A histogram holds the share of the *unique* rows in 17 bins: (0,1], (1,2], (2,4], ..., (16384,32768], >32768.
 """
 
+from functools import cache
 from typing import Annotated
 
 import numpy as np
@@ -21,6 +22,8 @@ MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) of the rows in each 
 ZIPF_EXPONENT = 1.05  # of tables of which no more is known
 Exponent = Annotated[float, Meta(ge=0, le=10)]
 _Shift = Annotated[float, Meta(ge=0, le=MAX_ROWS)]
+_MOST_POINTS = 64  # counts that stand for those of a bin where a bin is thinned
+_STEEPEST, _HALVINGS = 20.0, 40  # powers that are searched, and how finely
 _RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
 
 
@@ -70,6 +73,63 @@ def expected_bins(rows: int, lookups: float, exponent: float, shift: float = 0.0
     inside = np.diff(np.concatenate([below, np.ones((1, len(rate)))]), axis=0)
     bins: FloatArray = (inside * width).sum(axis=1)
     return bins
+
+
+def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
+    """Reuse histograms of batches that have a fraction of the samples, from those of the whole batch.
+
+    Args:
+        reuse: (..., 17) of the whole batch; counts are taken as uniform within a bin.
+        fraction: of the samples, in (0, 1]; every lookup is in the smaller batch with this probability, by itself.
+
+    Returns:
+        (..., 17) expected share of the unique rows touched in the smaller batch; rows that it doesn't touch are left
+        out.
+    """
+    bins = reuse @ _thinning(fraction)
+    shares: FloatArray = bins / bins.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
+    """Reuse histograms (n, 17) of rows that are looked up more or less often than those of others.
+
+    Args:
+        reuse: (n, 17) of all rows that are touched.
+        mean_count: (n,) lookups of each of the rows that are asked for, on average.
+
+    Returns:
+        (n, 17) shares that are changed by a power of the count, so that the mean count is as asked; as near to it as
+        counts between the histogram's least and most allow.
+    """
+    low, high = np.full(len(reuse), -_STEEPEST), np.full(len(reuse), _STEEPEST)
+    for _ in range(_HALVINGS):
+        power = (low + high) / 2
+        too_low = _bent(reuse, power) @ MEAN_COUNTS < mean_count
+        low, high = np.where(too_low, power, low), np.where(too_low, high, power)
+    return _bent(reuse, (low + high) / 2)
+
+
+def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
+    """(n, 17) shares times counts to the power (n,), made to sum to 1; the largest exponent is taken out first."""
+    exponent = np.where(reuse > 0, power[:, None] * np.log(MEAN_COUNTS), -np.inf)
+    bins = reuse * np.exp(exponent - exponent.max(axis=1, keepdims=True))
+    shares: FloatArray = bins / bins.sum(axis=1, keepdims=True)
+    return shares
+
+
+@cache
+def _thinning(fraction: float) -> FloatArray:
+    """(17, 17) probability that a row of one bin is in another when its count is thinned; what is left is untouched."""
+    from scipy.special import bdtr  # slow to import: only where it is used
+
+    moved = np.empty((NUM_REUSE_BINS, NUM_REUSE_BINS))
+    for index, (bottom, top) in enumerate(zip(BOTTOMS, TOPS, strict=True)):
+        points = min(int(top - bottom), _MOST_POINTS)
+        counts = bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points)
+        at_most = np.where(BOTTOMS[:, None] < counts, bdtr(np.minimum(BOTTOMS[:, None], counts), counts, fraction), 1.0)
+        moved[index] = np.diff(np.vstack([at_most, np.ones(len(counts))]), axis=0).mean(axis=1)
+    return moved
 
 
 def _normalised(bins: FloatArray, rows: int, lookups: float) -> tuple[float, ...]:

@@ -60,7 +60,7 @@ def _of_csv(path: Path, texts: frozenset[str]) -> Iterator[Row]:
         if len(cells) != len(header):
             raise UserError(f"{where} has {len(cells)} cells, the header {len(header)}")
         named = zip(header, cells, strict=True)
-        yield Row(where, {name: cell if name in texts else _number(cell) for name, cell in named})
+        yield Row(where, {name: cell if name in texts else number_in(cell) for name, cell in named})
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
@@ -76,7 +76,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
         raise UserError(f"{path}, line {reader.line_num}: {error}") from None
 
 
-def _number(cell: str) -> object:
+def number_in(cell: str) -> object:
     """The number that a cell holds; the cell itself, for the error, if it holds none."""
     if _WHOLE.fullmatch(cell):
         return int(cell)

@@ -11,7 +11,9 @@ from neuroshard.schema import BatchSize, BytesPerElement, Dim, Name, PoolingFact
 
 NUM_REUSE_BINS = 17
 Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=NUM_REUSE_BINS)]
-_REUSE_SLACK = 1e-3
+MAX_ROW_BLOCKS = 1024
+RowLookups = Annotated[tuple[Share, ...], Meta(max_length=MAX_ROW_BLOCKS)]
+_SLACK = 1e-3  # of sums of shares
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Table:
         bytes_per_element: 4 for fp32 weights, 2 for fp16.
         reuse_batch_size: global batch size that the histogram was made for; None where nobody knows. Where it comes
             from, not what it is: tables that differ in nothing else are equal.
+        row_lookups: (K,) share of the lookups that each of K equal blocks of rows has, in order of rows, K up to 1,024;
+            sums to 1. Empty where nobody knows: lookups then count as spread evenly over the rows.
     """
 
     name: Name
@@ -38,12 +42,15 @@ class Table:
     reuse: Reuse
     bytes_per_element: BytesPerElement = 4
     reuse_batch_size: BatchSize | None = field(default=None, compare=False)
+    row_lookups: RowLookups = ()
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():
             raise UserError(f"table {self.name!r}: a name must be printable text")
-        if abs(sum(self.reuse) - 1) > _REUSE_SLACK:
+        if abs(sum(self.reuse) - 1) > _SLACK:
             raise UserError(f"table {self.name!r}: reuse histogram sums to {sum(self.reuse):.6g}, not to 1")
+        if self.row_lookups and abs(sum(self.row_lookups) - 1) > _SLACK:
+            raise UserError(f"table {self.name!r}: row_lookups sum to {sum(self.row_lookups):.6g}, not to 1")
 
     @property
     def size_bytes(self) -> int:
@@ -55,8 +62,9 @@ class Table:
         return replace(self, dim=dim)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for JSON and Parquet."""
-        return asdict(self) | {"reuse": list(self.reuse)}
+        """The fields, for JSON and Parquet; without `row_lookups` where they are empty, as older files are."""
+        fields = asdict(self) | {"reuse": list(self.reuse), "row_lookups": list(self.row_lookups)}
+        return fields if self.row_lookups else {name: fields[name] for name in fields if name != "row_lookups"}
 
     @classmethod
     def from_json(cls, fields: object) -> "Table":

@@ -3,7 +3,9 @@
 Columns: `name` (text), `rows` (vectors), `dim` (columns, a multiple of 4), `pooling_factor` (mean lookups per
 sample); optional `bytes_per_element` (2 or 4, default 4) and the reuse histogram: `reuse_0` ... `reuse_16` (shares of
 unique rows, together 1), or `reuse`, a list of them, and `reuse_batch_size`, the batch size that it was made for.
-Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent.
+Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent. `row_lookups` says how
+lookups are spread over the rows, as `Table` has it: a list of shares, or text with spaces between them; empty where
+nobody knows.
 """
 
 from collections.abc import Iterable
@@ -14,12 +16,12 @@ from neuroshard.checked import checked
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.schema import BatchSize, BytesPerElement, Dim, Name, PoolingFactor, Rows, parse, shown
 from neuroshard.tables.reuse import ZIPF_EXPONENT, Exponent, zipf_reuse
-from neuroshard.tables.rows import Row, read_rows
-from neuroshard.tables.table import NUM_REUSE_BINS, Reuse, Table, check_unique_names
+from neuroshard.tables.rows import Row, number_in, read_rows
+from neuroshard.tables.table import NUM_REUSE_BINS, Reuse, RowLookups, Table, check_unique_names
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
-_COLUMNS = (*_REQUIRED, "bytes_per_element", "reuse", *_REUSE, "reuse_batch_size")
+_COLUMNS = (*_REQUIRED, "bytes_per_element", "reuse", *_REUSE, "reuse_batch_size", "row_lookups")
 _WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size")
 
 
@@ -31,7 +33,7 @@ def user_file(path: str, batch_size: BatchSize = 65536, zipf_exponent: Exponent 
         UserError: the file can't be read, has a column that nobody knows or lacks one, or holds a value that is out of
             range.
     """
-    rows = read_rows(Path(path), frozenset(["name"]))
+    rows = read_rows(Path(path), frozenset(["name", "row_lookups"]))
     if not rows:
         raise UserError(f"{path} holds no table")
     for row in rows:
@@ -67,18 +69,24 @@ class _UserTable:
     bytes_per_element: BytesPerElement = 4
     reuse: Reuse | None = None
     reuse_batch_size: BatchSize | None = None
+    row_lookups: RowLookups | None = None
 
 
 def _table(row: Row, batch_size: int, zipf_exponent: float) -> Table:
     cells = {name: _whole(cell) if name in _WHOLE else cell for name, cell in row.cells.items()}
     if "reuse_0" in cells:
         cells["reuse"] = [_checked_share(cells.pop(name), name, row) for name in _REUSE]
+    if isinstance(spread := cells.get("row_lookups"), str):
+        cells["row_lookups"] = [number_in(share) for share in spread.split()]
     given = parse(cells, _UserTable, row.where)
     reuse, made_for = given.reuse, given.reuse_batch_size
     try:
         if reuse is None:
             reuse, made_for = zipf_reuse(given.rows, batch_size * given.pooling_factor, zipf_exponent), batch_size
-        return Table(given.name, given.rows, given.dim, given.pooling_factor, reuse, given.bytes_per_element, made_for)
+        return Table(
+            given.name, given.rows, given.dim, given.pooling_factor, reuse, given.bytes_per_element, made_for,
+            given.row_lookups or (),
+        )  # fmt: skip
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from None
 

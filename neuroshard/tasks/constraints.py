@@ -10,7 +10,8 @@ import numpy as np
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.matching import own_places
-from neuroshard.schema import DIM_MULTIPLE, parse
+from neuroshard.plans.form import Form
+from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES, parse
 from neuroshard.tables import Table
 
 
@@ -24,6 +25,7 @@ class TableRule:
         min_shards, max_shards: devices that a table is spread over, at least and at most; None sets no limit.
             max_shards=1 never splits it.
         min_dim: columns of every shard of a table that is split, at least; None sets no limit.
+        forms: that a table may lie in; None allows all.
     """
 
     tables: str
@@ -31,10 +33,13 @@ class TableRule:
     min_shards: int | None = None
     max_shards: int | None = None
     min_dim: int | None = None
+    forms: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.devices is not None:
             object.__setattr__(self, "devices", tuple(self.devices))
+        if self.forms is not None:
+            object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
         for name in ("min_shards", "max_shards", "min_dim"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -60,12 +65,23 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class TableLimits:
-    """The rules that hold for one table: `devices` that may hold it, how many do, and `min_dim` columns on each."""
+    """The rules that hold for one table.
+
+    Attributes:
+        devices: that may hold it.
+        min_shards: devices that columns or rows of it are spread over, at least; copies count as one shard.
+        max_shards: devices that columns of it are spread over, at most.
+        max_blocks: the same of rows.
+        min_dim: columns on each device, at least.
+        forms: that it may lie in.
+    """
 
     devices: tuple[int, ...]
     min_shards: int
     max_shards: int
+    max_blocks: int
     min_dim: int
+    forms: frozenset[Form]
 
 
 @dataclass(frozen=True)
@@ -108,9 +124,10 @@ class Constraints:
         least = max((rule.min_shards or 1 for rule in matching), default=1)
         narrowest = max((rule.min_dim or DIM_MULTIPLE for rule in matching), default=DIM_MULTIPLE)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
-        most = min((rule.max_shards for rule in matching if rule.max_shards), default=table.dim)
-        limits = TableLimits(devices, least, 1 if together else min(most, table.dim // narrowest), narrowest)
-        _check_limits(table, limits, together)
+        most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
+        forms = frozenset(form for form in Form if all(rule.forms is None or form in rule.forms for rule in matching))
+        limits = TableLimits(devices, least, min(most, table.dim // narrowest), most, narrowest, forms)
+        _check_limits(table, limits, together, num_devices)
         return limits
 
     def _whole(self, table: Table) -> list[PinnedShard]:
@@ -143,6 +160,11 @@ class Constraints:
             if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
                 raise UserError(f"constraints: {min(twice)!r} is kept together twice; join the groups")
             seen.update(group)
+            if not frozenset.intersection(*(limits[name].forms for name in group)) - {Form.ROWS}:
+                raise UserError(
+                    f"constraints: {', '.join(group)} are kept together and may lie in no form besides rows that all "
+                    "of them may have"
+                )
             if not set.intersection(*(set(limits[name].devices) for name in group)):
                 raise UserError(f"constraints: no device may hold all of {', '.join(group)}, which are kept together")
         for group in self.apart:
@@ -161,6 +183,10 @@ class Constraints:
             columns, table = sum(shard.dim for shard in shards), tables[name]
             if columns > table.dim:
                 raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
+            if Form.COLUMNS not in limits[name].forms:
+                raise UserError(
+                    f"constraints: a shard of {name!r} is pinned, but its rules don't let it lie in columns"
+                )
             if name in grouped and not self._whole(table):
                 raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
             if len(shards) + (columns < table.dim) > limits[name].max_shards:
@@ -227,9 +253,18 @@ class Constraints:
         return asdict(self)
 
 
-def _check_limits(table: Table, limits: TableLimits, together: bool) -> None:
+def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
     if not limits.devices:
         raise UserError(f"constraints: no device may hold table {table.name!r}")
+    if not limits.forms:
+        raise UserError(f"constraints: the rules for table {table.name!r} leave no form that it may lie in")
+    if limits.forms == {Form.COPIES} and len(limits.devices) < num_devices:
+        raise UserError(
+            f"constraints: table {table.name!r} may lie in copies only, which every device has, and only on "
+            f"{len(limits.devices)} of {num_devices} devices"
+        )
+    if Form.COLUMNS not in limits.forms:
+        return  # how many shards columns can have says nothing of rows and copies
     if limits.min_shards > min(limits.max_shards, len(limits.devices)):
         why = ", being kept together with others" if together else ""
         raise UserError(

@@ -10,6 +10,7 @@ from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.loads import Loads
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.shard import TIERS, Tier
 from neuroshard.units import MAX_BYTES
 
@@ -55,15 +56,19 @@ class MemoryUse:
         """(n, M) bytes that n loads take of every tier of memory, with their part of the buffers.
 
         A batch's buffers are a load's indices and offsets, and its pooled embeddings and their gradients; they lie in
-        device memory.
+        device memory. Blocks of rows have pooled embeddings of all samples, as column shards have; those of a copy are
+        what the device's own samples receive (`received_bytes`). Where buffers count, so does a copy's gradient: an
+        fp32 for each of its elements, once.
 
         Raises:
             UserError: a load takes more than 2^60 bytes.
         """
-        outputs = 2 * _FLOAT_BYTES * _whole(loads.outputs) * _whole(loads.dim)
-        offsets = _INDEX_BYTES * _whole(loads.samples)
-        buffers = _index_bytes(loads.lookups) + offsets + outputs  # (n,) of a batch, below 2^54
+        copied = loads.form == FORMS.index(Form.COPIES)
+        outputs = np.where(copied, 0, 2 * _FLOAT_BYTES * _whole(loads.outputs) * _whole(loads.dim))
+        buffers = _index_bytes(loads.lookups) + _index_bytes(loads.samples) + outputs  # (n,) of a batch, below 2^54
+        gradient = np.where(copied, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         size = self.state_bytes(loads) + _times(buffers, self.batches_in_flight)
+        size = size + gradient * min(self.batches_in_flight, 1)
         if (size > MAX_BYTES).any():
             raise UserError(
                 f"memory: a table takes more than 2^60 bytes with its optimizer state ({self.optimizer}) and the "
@@ -93,7 +98,7 @@ def _times(size: IntArray, count: int) -> IntArray:
     return product
 
 
-def _index_bytes(lookups: FloatArray) -> IntArray:
-    """(n,) bytes of a batch's lookups, rounded up; multiplying by a power of two is exact."""
-    index_bytes: IntArray = np.ceil(_INDEX_BYTES * lookups).astype(np.int64)
+def _index_bytes(count: FloatArray) -> IntArray:
+    """(n,) bytes of so many indices or offsets, rounded up; multiplying by a power of two is exact."""
+    index_bytes: IntArray = np.ceil(_INDEX_BYTES * count).astype(np.int64)
     return index_bytes

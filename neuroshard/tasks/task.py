@@ -25,13 +25,19 @@ class Topology:
         num_devices: D.
         memory_bytes: of each device; one size for all, or (D,). Sizes are numbers of bytes, or text such as "32GiB".
         reserved_bytes: of that for the rest of the model; one size for all, or (D,).
+        devices_per_host: hosts have so many each, in order of rank; it divides D. None: one host has all.
     """
 
     num_devices: Devices
     memory_bytes: Size | tuple[Size, ...]
     reserved_bytes: Size | tuple[Size, ...] = 0
+    devices_per_host: Devices | None = None
 
     def __post_init__(self) -> None:
+        if self.num_devices % self.host_size:
+            raise UserError(
+                f"topology: devices_per_host={self.devices_per_host} must divide num_devices={self.num_devices}"
+            )
         for name in ("memory_bytes", "reserved_bytes"):
             value = getattr(self, name)
             if isinstance(value, tuple):
@@ -54,6 +60,17 @@ class Topology:
         """(D,) bytes for embeddings on each device."""
         pairs = zip(self._each("memory_bytes"), self._each("reserved_bytes"), strict=True)
         return tuple(memory - reserved for memory, reserved in pairs)
+
+    @property
+    def host_size(self) -> int:
+        """Devices of each host."""
+        return self.devices_per_host or self.num_devices
+
+    @property
+    def hosts(self) -> tuple[range, ...]:
+        """The devices of every host."""
+        firsts = range(0, self.num_devices, self.host_size)
+        return tuple(range(first, first + self.host_size) for first in firsts)
 
     def _each(self, name: str) -> tuple[int, ...]:
         value: Any = getattr(self, name)

@@ -16,6 +16,7 @@ from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CommModel, ComputeModel, SumModel
 from neuroshard.models.interface import OneDevice, device_waits, waits
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
@@ -140,6 +141,16 @@ class ComputeModelConformance:
         tables = self._tables()
         forward, backward = self.make().predict(LoadSets.of([tables, tables[::-1]], 256))
         assert np.isclose(forward, backward, rtol=1e-4)
+
+    def test_every_form_that_it_knows_has_a_cost(self) -> None:
+        """Columns it always knows; costs of others are finite, not negative, and nothing where there are no loads."""
+        model, loads = self.make(), Loads.of(self._tables(), 256)
+        assert Form.COLUMNS in model.forms
+        for form in model.forms:
+            formed = replace(loads, form=np.full(len(loads), FORMS.index(form)))
+            cost = model.predict(LoadSets(formed, np.array([len(loads), 0])))
+            assert np.isfinite(cost).all()
+            assert cost[0] >= 0 == cost[1]
 
     def test_empty_set_costs_nothing(self) -> None:
         """An empty device, also between full ones."""

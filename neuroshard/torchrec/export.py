@@ -1,6 +1,6 @@
 """Plans between our form and TorchRec's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,19 +19,24 @@ from torchrec.distributed.types import (
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_json
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.form import Form, form_of
+from neuroshard.plans.lay_out import in_columns, in_copies
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.row_blocks import check_row_blocks
 from neuroshard.plans.shard import Placement, Shard
-from neuroshard.plans.tiling import check_cover, check_whole_rows
+from neuroshard.plans.tiling import check_cover
 from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
+from neuroshard.tasks.task import Task, Topology
 
 _FORMAT = "torchrec-sharding-plan-1"
-_KERNEL = "fused"
+_FUSED, _DENSE = "fused", "dense"
 _TYPES = tuple(kind.value for kind in ShardingType)
 _KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
-# TorchRec's word for columns over the devices of one host; the plan itself looks the same.
-_BY_COLUMNS = (ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
+# TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
+_BY_COLUMNS = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
+_BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+_BY_ROWS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
 def to_sharding_plan(
@@ -40,22 +45,25 @@ def to_sharding_plan(
     compute_device: str = "cuda",
     local_world_size: int | None = None,
 ) -> ShardingPlan:
-    """The plan for DistributedModelParallel, with the fused kernel everywhere.
+    """The plan for DistributedModelParallel, with the fused kernel for all but copies, which have the dense one.
 
     Args:
-        plan: table-wise where a table is whole, else column-wise; shards of unequal width stay as they are.
+        plan: table-wise where a table is whole, column-wise where it is cut in columns (shards of unequal width stay
+            as they are), data-parallel where it is copied. Blocks of rows are row-wise on all devices, table-row-wise
+            on those of one host, and a grid where column ranges of them lie on several hosts.
         modules: path of the EmbeddingBagCollection inside the model, such as "sparse_arch.ebc"; or the path for each
             table's name, where there are several.
         compute_device: "cuda" or "cpu".
-        local_world_size: devices of one host; None takes all of them.
+        local_world_size: devices of one host; None takes what the plan's topology says.
 
     Raises:
-        UserError: a table has no module, or the devices don't fill whole hosts.
+        UserError: a table has no module, the devices don't fill whole hosts, or hosts are others than those that
+            blocks of rows were laid out for.
     """
-    devices = plan.task.topology.num_devices
-    local = devices if local_world_size is None else local_world_size
-    if local < 1 or devices % local:
-        raise UserError(f"local_world_size={local} must divide the plan's {devices} devices")
+    topology = plan.task.topology
+    local = topology.host_size if local_world_size is None else local_world_size
+    if local < 1 or topology.num_devices % local:
+        raise UserError(f"local_world_size={local} must divide the plan's {topology.num_devices} devices")
     placements: dict[int, list[Placement]] = {}
     for placed in sorted(plan.placements):
         placements.setdefault(placed.shard.table, []).append(placed)
@@ -64,7 +72,13 @@ def to_sharding_plan(
         path = _module_of(table, modules)
         module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
         places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
-        module_plan[parameter_name(table.name, path)] = _parameter(places)
+        kind = _sharding_type(placements[index], plan.forms[index], topology)
+        if kind in _BY_HOST and local != topology.host_size:
+            raise UserError(
+                f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
+                f"{topology.host_size} devices"
+            )
+        module_plan[parameter_name(table.name, path)] = _parameter(places, kind)
     return ShardingPlan(dict(found))
 
 
@@ -81,12 +95,27 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
     return modules[table.name]
 
 
-def _parameter(places: list[tuple[Placement, str]]) -> ParameterSharding:
+def _sharding_type(placements: Sequence[Placement], form: Form, topology: Topology) -> ShardingType:
+    """TorchRec's word for how a table lies that has these placements."""
+    if form is Form.COPIES:
+        return ShardingType.DATA_PARALLEL
+    if form is Form.COLUMNS:
+        return ShardingType.TABLE_WISE if len(placements) == 1 else ShardingType.COLUMN_WISE
+    if len({placed.shard.column for placed in placements}) > 1:
+        return ShardingType.GRID_SHARD
+    return ShardingType.ROW_WISE if len(placements) == topology.num_devices else ShardingType.TABLE_ROW_WISE
+
+
+def _parameter(places: Sequence[tuple[Placement, str]], kind: ShardingType) -> ParameterSharding:
+    """Of the placements of one table, in order of columns and then rows, and their devices' names."""
+    copied = kind is ShardingType.DATA_PARALLEL
     return ParameterSharding(
-        sharding_type=(ShardingType.TABLE_WISE if len(places) == 1 else ShardingType.COLUMN_WISE).value,
-        compute_kernel=_KERNEL,
+        sharding_type=kind.value,
+        compute_kernel=_DENSE if copied else _FUSED,
         ranks=[placed.device for placed, _ in places],
-        sharding_spec=EnumerableShardingSpec([_metadata(placed.shard, place) for placed, place in places]),
+        sharding_spec=None
+        if copied
+        else EnumerableShardingSpec([_metadata(placed.shard, place) for placed, place in places]),
     )
 
 
@@ -95,44 +124,92 @@ def _metadata(shard: Shard, place: str) -> ShardMetadata:
 
 
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
-    """TorchRec's plan as ours; shards of a table that lie on one device become one.
+    """TorchRec's plan as ours; column shards of a table that lie on one device become one.
 
     Args:
-        task: its tables bear the names of the plan's parameters, or "path.name" where that isn't unique.
-        sharding_plan: table-wise and column-wise sharding only.
+        task: its tables bear the names of the plan's parameters, or "path.name" where that isn't unique; its topology
+            says what a host is.
+        sharding_plan: of any sharding type.
 
     Raises:
-        UserError: the plan lacks a table of the task, shards rows or replicates, or doesn't cover a table's columns.
+        UserError: the plan lacks a table of the task, its shards don't make up a table, or they lie such that
+            TorchRec would fail with them or train other rows than it should.
     """
     found: dict[str, list[ParameterSharding]] = {}
     for path, module_plan in sharding_plan.plan.items():
         for name, parameter in module_plan.items():
             for known_as in {name, f"{path}.{name}"}:
                 found.setdefault(known_as, []).append(parameter)
-    placed: list[tuple[int, int, int]] = []
+    placed: list[Placement] = []
     for index, table in enumerate(task.tables):
         parameters = found.get(table.name, [])
         if len(parameters) != 1:
             raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
-        placed += _columns(index, table, parameters[0])
-    return assemble(task, placed)
+        placed += _placements(task, index, parameters[0])
+    return Plan(task, tuple(placed))
 
 
-def _columns(index: int, table: Table, parameter: ParameterSharding) -> list[tuple[int, int, int]]:
-    """(index, dim, device) of each shard of the table of that index, as `assemble` takes them."""
-    if parameter.sharding_type not in _BY_COLUMNS:
-        raise UserError(
-            f"table {table.name!r} is sharded {parameter.sharding_type}; "
-            f"plans hold whole columns only: {', '.join(_BY_COLUMNS)}"
-        )
+def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
+    """Of the table of that index.
+
+    Raises:
+        UserError: its shards don't make it up, or not as the sharding type wants them.
+    """
+    table, kind = task.tables[index], _kind(task.tables[index], parameter)
+    if kind is ShardingType.DATA_PARALLEL:
+        return _copies(task, index, parameter)
     ranks, spec = parameter.ranks or [], parameter.sharding_spec
     shards = [] if spec is None else spec.shards
     if not ranks or len(ranks) != len(shards):
         raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
     found = [_rectangle(index, table, shard) for shard in shards]
     check_cover(table, found)
-    check_whole_rows(table, found)
-    return [(index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)]
+    form = form_of(table, found)
+    if form is Form.COLUMNS:
+        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)))
+    else:
+        placed = sorted(_placed(table, shard, rank) for shard, rank in zip(found, ranks, strict=True))
+        check_row_blocks(table, placed, task.topology)
+    if kind not in _kinds_of(placed, form, task.topology):
+        raise UserError(
+            f"table {table.name!r} is sharded {kind.value}, but its shards lie as "
+            f"{_sharding_type(placed, form, task.topology).value} wants them, on hosts of {task.topology.host_size} "
+            "devices"
+        )
+    return placed
+
+
+def _kind(table: Table, parameter: ParameterSharding) -> ShardingType:
+    if parameter.sharding_type not in _TYPES:
+        raise UserError(f"table {table.name!r}: {unknown_name('sharding type', parameter.sharding_type, _TYPES)}")
+    return ShardingType(parameter.sharding_type)
+
+
+def _kinds_of(placed: Sequence[Placement], form: Form, topology: Topology) -> set[ShardingType]:
+    """The sharding types that TorchRec reads such placements of a table right with."""
+    kinds = {_sharding_type(placed, form, topology)}
+    if form is Form.COLUMNS:
+        return kinds | set(_BY_COLUMNS)
+    if topology.host_size == topology.num_devices:
+        return kinds | set(_BY_ROWS)
+    return kinds | ({ShardingType.GRID_SHARD} if ShardingType.TABLE_ROW_WISE in kinds else set())
+
+
+def _placed(table: Table, shard: Shard, rank: int) -> Placement:
+    try:
+        return Placement(shard, rank)
+    except UserError as error:
+        raise UserError(f"table {table.name!r} in the sharding plan: {error}") from None
+
+
+def _copies(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
+    devices = list(range(task.topology.num_devices))
+    if sorted(parameter.ranks or devices) != devices:
+        raise UserError(
+            f"table {task.tables[index].name!r} is sharded data_parallel on ranks {parameter.ranks}, not on all "
+            f"{len(devices)}"
+        )
+    return in_copies(task, index)
 
 
 def _rectangle(index: int, table: Table, shard: ShardMetadata) -> Shard:

@@ -158,7 +158,11 @@ class NeuroShardPlanner(ShardingPlanner):
         rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name)) is not None)
         return Task(
             tables,
-            Topology(devices, self._device_memory(module, sharders)),
+            Topology(
+                devices,
+                self._device_memory(module, sharders),
+                devices_per_host=self._topology.local_world_size,
+            ),
             self._batch_size * devices,
             self._memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
             replace(self._rules, rules=self._rules.rules + rules),

@@ -7,6 +7,7 @@ import numpy as np
 
 from neuroshard.cost import described_expectation
 from neuroshard.models.trust import LEVEL
+from neuroshard.plans.form import Form
 from neuroshard.plans.picture import plan_png
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
 from neuroshard.stages.search.report.moves import Places, TableMove, table_moves
@@ -157,15 +158,22 @@ def _shard_row(share: ShardShare) -> tuple[str, ...]:
     return (
         share.table,
         f"{share.dim}",
-        f"{share.table_dim}",
+        f"{share.table_dim}{_in_form(share)}",
         readable_bytes(share.size_bytes),
         f"{share.alone_ms:.3f}",
         f"{share.saved_ms:.3f}",
     )
 
 
+def _in_form(share: ShardShare) -> str:
+    """What a shard is besides columns with all rows."""
+    words = {Form.COLUMNS: "", Form.ROWS: f", {share.rows:,} rows", Form.COPIES: ", a copy"}
+    return words[share.form]
+
+
 def _bottleneck(found: Explanation) -> Section:
-    wider = found.plan.device_dims[found.widest] / np.mean(found.plan.device_dims) - 1
+    mean = float(np.mean(found.plan.device_dims))
+    wider = found.plan.device_dims[found.widest] / mean - 1 if mean else 0.0
     excess = found.exchange_excess_ms
     price = f"which costs {excess:.2f} ms" if excess > 0 else "which costs nothing"
     facts = (
@@ -182,11 +190,13 @@ def _splits(found: Explanation) -> Section | None:
     rows = tuple(_split_row(worth, found.cost.total_ms) for worth in found.splits)
     columns = ("table", "shards, columns", "plan with it whole, ms", "its split saves")
     text = "A table is taken as whole on the one of its devices where the plan then costs least."
+    if set(found.plan.forms) != {Form.COLUMNS}:
+        text += " Rows and copies compute and exchange in ways of their own: what that costs is in what they save."
     return Section("Splits", text, grids=(Grid(columns, rows, texts=frozenset({0, 1})),))
 
 
 def _split_row(worth: SplitWorth, total_ms: float) -> tuple[str, ...]:
-    shards = " + ".join(map(str, worth.dims))
+    shards = " + ".join(map(str, worth.dims)) if worth.form is Form.COLUMNS else _spread(worth.form, len(worth.dims))
     if worth.whole_ms is None:
         return worth.table, shards, "fits on none", "memory"
     return worth.table, shards, f"{worth.whole_ms:.2f}", f"{worth.whole_ms - total_ms:.2f} ms"
@@ -206,13 +216,26 @@ def _next_step(found: Explanation) -> Section:
 
 def _moves_grid(steps: tuple[TableMove, ...]) -> Grid:
     rows = tuple(
-        (move.table, _described(move.before), _described(move.after), readable_bytes(move.size_bytes)) for move in steps
+        (
+            move.table,
+            _described(move.before, move.form_before),
+            _described(move.after, move.form_after),
+            readable_bytes(move.size_bytes),
+        )
+        for move in steps
     )
     return Grid(("table", "columns on device, before", "after", "to be moved"), rows, texts=frozenset({0, 1, 2}))
 
 
-def _described(places: Places) -> str:
-    return ", ".join(f"{dim} on {device}" for device, dim in places)
+def _described(places: Places, form: Form) -> str:
+    if form is Form.COLUMNS:
+        return ", ".join(f"{dim} on {device}" for device, dim in places)
+    devices = [device for device, _ in places]
+    return f"{_spread(form, len(devices))}, {devices[0]} to {devices[-1]}"
+
+
+def _spread(form: Form, count: int) -> str:
+    return f"{form.value} on {count} devices"
 
 
 def _heuristics(found: Explanation) -> Section:

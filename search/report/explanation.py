@@ -6,8 +6,9 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
-from neuroshard.errors import InfeasibleError
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.errors import UserError
+from neuroshard.loads import LoadSets
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.steps import local_steps
@@ -17,7 +18,6 @@ from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class ShardShare:
 
     Attributes:
         table, device, dim: what and where; `table_dim` columns has the whole table.
+        form, rows: of the table, and how many of its rows there are.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
         saved_ms: what the device would compute less without it.
@@ -35,6 +36,8 @@ class ShardShare:
     device: int
     dim: int
     table_dim: int
+    form: Form
+    rows: int
     size_bytes: int
     alone_ms: float
     saved_ms: float
@@ -130,29 +133,32 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
 
 
 def _bound_ms(plan: Plan, simulator: Simulator) -> float | None:
-    if plan.violations:
+    """Of plans in columns; None for others, and for those that break their task."""
+    if plan.violations or set(plan.forms) != {Form.COLUMNS}:
         return None
     return lower_bound_ms(Catalog.checked(plan.task, simulator), simulator)
 
 
 def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:
-    devices = [placement.device for placement in plan.placements]
-    tables = [plan.task.tables[placement.shard.table] for placement in plan.placements]
-    parts = [table.with_dim(placement.shard.dim) for table, placement in zip(tables, plan.placements, strict=True)]
-    model = simulator.models.compute
-    alone = model.predict(LoadSets.alone(Loads.of(parts, plan.task.batch_size)))
-    gone = [Change(placement.shard.table, placement.device, 0) for placement in plan.placements]
+    model, loads = simulator.models.compute, plan.device_loads.loads
+    devices = [placement.device for placement in plan.by_device]
+    gone = [Change(placement.shard.table, placement.device, 0) for placement in plan.by_device]
     saved = cost.compute[devices] - changed_compute_ms(plan, gone, model)
-    found = [
-        ShardShare(table.name, device, part.dim, table.dim, part.size_bytes, float(alone_ms), float(saved_ms))
-        for table, part, device, alone_ms, saved_ms in zip(tables, parts, devices, alone, saved, strict=True)
-    ]
+    alone = model.predict(LoadSets.alone(loads))
+    found = []
+    for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
+        shard, table = placed.shard, plan.task.tables[placed.shard.table]
+        form = plan.forms[shard.table]
+        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows)
+        found.append(ShardShare(*where, int(size), float(alone_ms), float(saved_ms)))
     return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table)))
 
 
 def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
     if plan.violations:
         return "not looked for: the plan breaks its task"
+    if set(plan.forms) != {Form.COLUMNS}:
+        return "not looked for: steps move columns, and the plan has tables in rows or copies"
     catalog = Catalog.checked(plan.task, simulator)
     held = catalog.items.held(plan)
     local = local_steps(catalog, simulator, held, None)
@@ -166,12 +172,12 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
 def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
     try:
         return simulator.cost(plan.task, Greedy(score).search(plan.task, simulator)).total_ms
-    except InfeasibleError as error:
+    except UserError as error:
         return str(error)
 
 
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
     """The plan's cost with evenly spread columns, and compute costs (D,)."""
     dims = np.full((1, len(compute)), np.mean(plan.device_dims))
-    forward, backward = simulator.communication(Traffic.of_columns(dims, plan.task.batch_size), compute[None])
+    forward, backward = simulator.communication(plan.traffic.with_columns(dims), compute[None])
     return float((compute + forward + backward).max())

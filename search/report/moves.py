@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.space.moved import moved_between
 
@@ -16,21 +17,24 @@ class TableMove:
         table: its name.
         before, after: (device, columns) of its shards.
         size_bytes: of weights and optimizer state that come to devices that don't hold them yet.
+        form_before, form_after: that it lies in.
     """
 
     table: str
     before: Places
     after: Places
     size_bytes: int
+    form_before: Form = Form.COLUMNS
+    form_after: Form = Form.COLUMNS
 
 
 def table_moves(before: Plan, after: Plan) -> tuple[TableMove, ...]:
     """Every table that lies elsewhere, the most bytes first; both plans are of the same tables."""
-    size_bytes = moved_between(before, after).tolist()
+    moved, old, new = moved_between(before, after).tolist(), _places(before), _places(after)
     found = [
-        TableMove(table.name, old, new, size)
-        for table, old, new, size in zip(before.task.tables, _places(before), _places(after), size_bytes, strict=True)
-        if old != new
+        TableMove(table.name, old[index], new[index], moved[index], before.forms[index], after.forms[index])
+        for index, table in enumerate(before.task.tables)
+        if (old[index], before.forms[index]) != (new[index], after.forms[index])
     ]
     return tuple(sorted(found, key=lambda move: (-move.size_bytes, move.table)))
 

@@ -1,7 +1,7 @@
-"""What the splits of a plan bought: its cost if one split table were whole again."""
+"""What it bought to lay tables out over several devices: the plan's cost if one of them were whole on one device."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,108 +9,132 @@ import numpy as np
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.cost import Cost
 from neuroshard.loads import Loads
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import Traffic, given_bytes
 
-_MOST_NUMBERS = 1 << 21  # devices x variants of a plan that are costed in one call: some tens of MB
+_MOST_NUMBERS = 1 << 21  # devices x collectives x variants of a plan that are costed in one call: some tens of MB
+_MOST_DEVICES = 16  # that a table in rows or copies is tried on
 
 
 @dataclass(frozen=True)
 class SplitWorth:
-    """What a split bought.
+    """What it bought that a table lies on several devices.
 
     Attributes:
-        table, dims: that is split, and its shards.
-        whole_ms: plan cost if it were whole on that of its devices where it costs least; None if it fits on none.
+        table, dims: that does so, and the columns of each of its shards.
+        whole_ms: plan cost if it were whole on that of its devices where it costs least; None if it fits on none. Of
+            more than 16 devices with rows or copies, those are asked that compute least and have room.
+        form: of the table.
     """
 
     table: str
     dims: tuple[int, ...]
     whole_ms: float | None
+    form: Form = Form.COLUMNS
 
 
 def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWorth, ...]:
-    """Of every split table: first those that fit nowhere whole, then those that would cost most whole."""
-    groups = _split_shards(plan)
-    costs = _Variants.of(plan, groups, simulator).costs(plan, cost, simulator)
-    ends = np.cumsum([len(group) for group in groups], dtype=np.int64)[:-1]
+    """Of every such table: first those that fit nowhere whole, then those that would cost most whole."""
+    groups = _spread_tables(plan)
+    parts = _Parts.of(plan, groups, simulator)
+    tried = [
+        parts.worth_trying(plan, cost, own, plan.forms[table]) for table, own in zip(groups, parts.own, strict=True)
+    ]
+    variants = [(own, int(there)) for own, some in zip(parts.own, tried, strict=True) for there in some]
+    costs = np.concatenate([np.zeros(0), *_costs(plan, cost, parts, variants, simulator)])
+    ends = np.cumsum([len(some) for some in tried], dtype=np.int64)[:-1]
     found = []
-    for group, ms in zip(groups, np.split(costs, ends), strict=False):  # of no groups, one empty part
-        best = float(ms.min())
-        dims = tuple(shard.dim for shard in group)
-        found.append(SplitWorth(plan.task.tables[group[0].table].name, dims, best if np.isfinite(best) else None))
+    for (table, numbers), ms in zip(groups.items(), np.split(costs, ends), strict=False):  # of none, one empty part
+        dims, best = tuple(plan.by_device[number].shard.dim for number in numbers), float(ms.min())
+        whole_ms = best if np.isfinite(best) else None
+        found.append(SplitWorth(plan.task.tables[table].name, dims, whole_ms, plan.forms[table]))
     return tuple(sorted(found, key=lambda worth: (worth.whole_ms is not None, -(worth.whole_ms or 0), worth.table)))
 
 
-def _split_shards(plan: Plan) -> list[list[Change]]:
-    """The shards of every split table, each as what its device holds."""
-    groups: dict[int, list[Change]] = defaultdict(list)
-    for placement in sorted(plan.placements):
-        shard = placement.shard
-        groups[shard.table].append(Change(shard.table, placement.device, shard.dim))
-    return [group for group in groups.values() if len(group) > 1]
+def _spread_tables(plan: Plan) -> dict[int, list[int]]:
+    """The tables with several shards: the numbers of those among the plan's loads, in order of columns and rows."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number in sorted(range(len(plan.by_device)), key=lambda number: plan.by_device[number]):
+        groups[plan.by_device[number].shard.table].append(number)
+    return {table: numbers for table, numbers in groups.items() if len(numbers) > 1}
 
 
 @dataclass(frozen=True, eq=False)
-class _Variants:
-    """The n shards of all split tables; in variant i the table of shard i is whole on that shard's device.
+class _Parts:
+    """The n shards of all tables that lie on several devices.
 
     Attributes:
-        own: (n,) the shards of the same table, by their numbers.
-        device, dim, whole_dim: (n,) of the shard, and of its table.
-        size_bytes, whole_bytes: (n,) what the shard takes, and what the table would.
+        own: (number of tables,) which shards are each table's.
+        device: (n,) of the shard.
+        given, whole_given: (n, C) bytes that the shard puts into exchanges, and what its table, whole, would.
+        size_bytes, whole_bytes: (n,) what the shard takes, and what the table, whole, would.
         without_ms, whole_ms: (n,) compute cost of the device without the table, and with all of it.
     """
 
     own: tuple[IntArray, ...]
     device: IntArray
-    dim: IntArray
-    whole_dim: IntArray
+    given: FloatArray
+    whole_given: FloatArray
     size_bytes: IntArray
     whole_bytes: IntArray
     without_ms: FloatArray
     whole_ms: FloatArray
 
     @classmethod
-    def of(cls, plan: Plan, groups: Sequence[Sequence[Change]], simulator: Simulator) -> "_Variants":
-        task, shards = plan.task, [shard for group in groups for shard in group]
-        table, device, dim = np.array(shards, dtype=np.int64).reshape(len(shards), 3).T
-        loads = Loads.of(task.tables, task.batch_size).take(table)
-        gone = [shard._replace(dim=0) for shard in shards]
-        whole = [shard._replace(dim=task.tables[shard.table].dim) for shard in shards]
-        without_ms, whole_ms = np.split(changed_compute_ms(plan, [*gone, *whole], simulator.models.compute), 2)
-        numbers = np.split(np.arange(len(shards)), np.cumsum([len(group) for group in groups], dtype=np.int64))
+    def of(cls, plan: Plan, groups: dict[int, list[int]], simulator: Simulator) -> "_Parts":
+        task, numbers = plan.task, np.array([number for some in groups.values() for number in some], dtype=np.int64)
+        placed = [plan.by_device[number] for number in numbers]
+        loads = plan.device_loads.loads.take(numbers)
+        table = np.array([one.shard.table for one in placed], dtype=np.int64)
+        whole = Loads.of(task.tables, task.batch_size).take(table)
+        gone = [Change(one.shard.table, one.device, 0) for one in placed]
+        full = [change._replace(dim=task.tables[change.table].dim) for change in gone]
+        without_ms, whole_ms = np.split(changed_compute_ms(plan, [*gone, *full], simulator.models.compute), 2)
+        devices, ends = task.topology.num_devices, np.cumsum([len(some) for some in groups.values()], dtype=np.int64)
         return cls(
-            tuple(own for group, own in zip(groups, numbers[:-1], strict=True) for _ in group),
-            device,
-            dim,
-            loads.dim.astype(np.int64),
-            task.memory.device_bytes(loads.columns(dim)),
+            tuple(np.split(np.arange(len(placed)), ends)[:-1]),
+            np.array([one.device for one in placed], dtype=np.int64),
+            given_bytes(loads, devices),
+            given_bytes(whole, devices),
             task.memory.device_bytes(loads),
+            task.memory.device_bytes(whole),
             without_ms,
             whole_ms,
         )
 
-    def costs(self, plan: Plan, cost: Cost, simulator: Simulator) -> FloatArray:
-        """(n,) plan cost, ms, of each variant of a plan of that cost; infinite where it doesn't fit in memory."""
-        step = max(1, _MOST_NUMBERS // len(cost.compute))
-        pieces = [range(start, min(start + step, len(self.own))) for start in range(0, len(self.own), step)]
-        return np.concatenate([np.zeros(0), *(self._costs(plan, cost, piece, simulator) for piece in pieces)])
+    def worth_trying(self, plan: Plan, cost: Cost, own: IntArray, form: Form) -> IntArray:
+        """Those of a table's shards on whose devices it is tried whole."""
+        if form is Form.COLUMNS or len(own) <= _MOST_DEVICES:
+            return own
+        there, caps = self.device[own], np.array(plan.task.shard_memory)
+        after = np.array(plan.device_bytes)[there] - self.size_bytes[own] + self.whole_bytes[own]
+        return own[np.lexsort((cost.compute[there], after > caps[there]))[:_MOST_DEVICES]]
 
-    def _costs(self, plan: Plan, cost: Cost, variants: range, simulator: Simulator) -> FloatArray:
-        before = (cost.compute, np.array(plan.device_dims), np.array(plan.device_bytes))
-        compute, dims, size = (np.tile(values, (len(variants), 1)) for values in before)
-        for row, variant in enumerate(variants):
-            own, there = self.own[variant], self.device[variant]
-            devices = self.device[own]
-            compute[row, devices] = self.without_ms[own]
-            dims[row, devices] -= self.dim[own]
-            size[row, devices] -= self.size_bytes[own]
-            compute[row, there] = self.whole_ms[variant]
-            dims[row, there] += self.whole_dim[variant]
-            size[row, there] += self.whole_bytes[variant]
-        forward, backward = simulator.communication(Traffic.of_columns(dims, plan.task.batch_size), compute)
+
+def _costs(
+    plan: Plan, cost: Cost, parts: _Parts, variants: Sequence[tuple[IntArray, int]], simulator: Simulator
+) -> Iterator[FloatArray]:
+    """(n,) plan cost, ms, of each variant, some at a time; infinite where it doesn't fit in memory.
+
+    In a variant a table, by its shards, is whole on the device of one of them.
+    """
+    step = max(1, _MOST_NUMBERS // plan.traffic.size_bytes.size)
+    for start in range(0, len(variants), step):
+        some = variants[start : start + step]
+        compute, size = (np.tile(values, (len(some), 1)) for values in (cost.compute, np.array(plan.device_bytes)))
+        given = np.tile(plan.traffic.size_bytes, (len(some), 1, 1))
+        for row, (own, there) in enumerate(some):
+            devices, on = parts.device[own], parts.device[there]
+            compute[row, devices] = parts.without_ms[own]
+            given[row, devices] -= parts.given[own]
+            size[row, devices] -= parts.size_bytes[own]
+            compute[row, on] = parts.whole_ms[there]
+            given[row, on] += parts.whole_given[there]
+            size[row, on] += parts.whole_bytes[there]
+        traffic = Traffic(given, np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
+        forward, backward = simulator.communication(traffic, compute)
         fits = (size <= np.array(plan.task.shard_memory)).all(axis=1)
-        return np.where(fits, (compute + forward + backward).max(axis=1), np.inf)
+        yield np.where(fits, (compute + forward + backward).max(axis=1), np.inf)

@@ -5,14 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel, SumModel
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
 
 
 class Change(NamedTuple):
-    """A device that holds `dim` columns of a table, by its index, instead of what it holds of it now; 0 for none."""
+    """A device that holds `dim` columns of a table, by its index, instead of what it holds of it now; 0 for none.
+
+    What it holds now may be columns, a block of rows or a copy.
+    """
 
     table: int
     device: int
@@ -27,41 +31,51 @@ def changed_compute_ms(plan: Plan, changes: Sequence[Change], model: ComputeMode
 
 
 def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> FloatArray:
-    tables, held = plan.task.tables, dims_by_device(plan)
-    after = [{**held[change.device], change.table: change.dim} for change in changes]
-    sets = [[tables[table].with_dim(dim) for table, dim in dims.items() if dim] for dims in after]
-    return model.predict(LoadSets.of(sets, plan.task.batch_size))
-
-
-def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:
-    """A device's vector less the shard's that it holds plus the one's that it would hold, in 64 bits."""
-    loads, held = Loads.of(plan.task.tables, plan.task.batch_size), dims_by_device(plan)
-    devices = np.array([change.device for change in changes])
-
-    def embedded(places: Sequence[Change]) -> FloatArray:
-        """(n, H), zeros for shards without columns."""
-        dims = np.array([place.dim for place in places], dtype=np.float64)
-        filled = np.flatnonzero(dims)
-        chosen = loads.take(np.array([place.table for place in places])[filled]).columns(dims[filled])
-        vectors: Float32Array = model.embed(chosen)
-        found = np.zeros((len(places), vectors.shape[1]))
-        found[filled] = vectors
-        return found
-
-    shards = [Change(placed.shard.table, placed.device, placed.shard.dim) for placed in plan.placements]
-    vectors = embedded(shards)
-    sums = np.zeros((len(held), vectors.shape[1]))
-    np.add.at(sums, np.array([shard.device for shard in shards]), vectors)
-    before = [Change(table, device, held[device].get(table, 0)) for table, device, _ in changes]
-    after = sums[devices] - embedded(before) + embedded(changes)
-    left = [len(held[device]) - (table in held[device]) + (dim > 0) for table, device, dim in changes]
-    cost: FloatArray = model.head(after.astype(np.float32)) * (np.array(left) > 0)
+    """Every changed device's loads, put together anew."""
+    placed, (rows, added) = plan.device_loads, _added(plan, changes)
+    loads = LoadSets.joined([LoadSets.alone(placed.loads), LoadSets.alone(added)]).loads
+    number = dict(zip(rows.tolist(), range(len(placed.loads), len(loads)), strict=True))
+    ends, gone = placed.counts.cumsum(), _gone(plan, changes)
+    chosen = []
+    for row, change in enumerate(changes):
+        here = np.arange(ends[change.device] - placed.counts[change.device], ends[change.device])
+        kept = here[here != gone[row]]
+        chosen.append(np.append(kept, number[row]) if row in number else kept)
+    counts = np.array([len(numbers) for numbers in chosen])
+    calls = LoadSets(loads.take(np.concatenate(chosen)), counts).by_form()
+    cost: FloatArray = model.predict(calls).reshape(len(changes), len(FORMS)).sum(axis=1)
     return cost
 
 
-def dims_by_device(plan: Plan) -> list[dict[int, int]]:
-    """(D,) columns by table."""
-    held: list[dict[int, int]] = [{} for _ in range(plan.task.topology.num_devices)]
-    for placement in plan.placements:
-        held[placement.device][placement.shard.table] = placement.shard.dim
-    return held
+def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:
+    """A device's vectors, one for each form, less that of what it holds plus that of what it would, in 64 bits."""
+    placed, (rows, added) = plan.device_loads, _added(plan, changes)
+    devices = np.repeat(np.arange(len(placed)), placed.counts)
+    vectors, form = model.embed(placed.loads).astype(np.float64), placed.loads.form
+    sums = np.zeros((len(placed), len(FORMS), vectors.shape[1]))
+    np.add.at(sums, (devices, form), vectors)
+    counts = np.zeros(sums.shape[:2], dtype=np.int64)
+    np.add.at(counts, (devices, form), 1)
+    changed = np.array([change.device for change in changes])
+    after, left = sums[changed], counts[changed]
+    gone = _gone(plan, changes)
+    had = np.flatnonzero(gone >= 0)
+    after[had, form[gone[had]]] -= vectors[gone[had]]
+    left[had, form[gone[had]]] -= 1
+    after[rows, FORMS.index(Form.COLUMNS)] += model.embed(added)
+    left[rows, FORMS.index(Form.COLUMNS)] += 1
+    cost: FloatArray = (model.head(after.astype(np.float32)) * (left > 0)).sum(axis=1)
+    return cost
+
+
+def _added(plan: Plan, changes: Sequence[Change]) -> tuple[IntArray, Loads]:
+    """Which changes leave columns on their devices, (m,), and those columns' loads."""
+    rows = np.array([row for row, change in enumerate(changes) if change.dim], dtype=np.int64)
+    table, dim = (np.array([getattr(changes[row], name) for row in rows], dtype=np.int64) for name in ("table", "dim"))
+    return rows, Loads.of(plan.task.tables, plan.task.batch_size).take(table).columns(dim)
+
+
+def _gone(plan: Plan, changes: Sequence[Change]) -> IntArray:
+    """(n,) number, among the plan's loads, of what each change takes away; -1 for nothing."""
+    numbers = {(placed.shard.table, placed.device): number for number, placed in enumerate(plan.by_device)}
+    return np.array([numbers.get((change.table, change.device), -1) for change in changes], dtype=np.int64)

@@ -12,12 +12,16 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.limits import Limits
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedShard
 from neuroshard.tasks.task import Task
+
+_COLUMNS = frozenset({Form.COLUMNS})
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,12 @@ class Items:
         )
 
     def held(self, plan: Plan) -> IntArray:
-        """(I, D) units of each item on each device, of a plan that keeps the task's constraints."""
+        """(I, D) units of each item on each device, of a plan that keeps the task's constraints.
+
+        Raises:
+            UserError: a table of it doesn't lie in columns.
+        """
+        plan.check_forms(_COLUMNS, "searches set out from columns only", "give a plan that lays it out so")
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
         for placement in plan.placements:
             units[placement.shard.table, placement.device] = placement.shard.dim // DIM_MULTIPLE
@@ -144,6 +153,12 @@ def _items(task: Task) -> tuple[Item, ...]:
     items: list[Item] = []
     for table in task.tables:
         limits = constraints.limits(table, num_devices)
+        if Form.COLUMNS not in limits.forms:
+            forms = " or ".join(sorted(limits.forms))
+            raise UserError(
+                f"constraints: table {table.name!r} may lie in {forms} only, and searches lay tables out in columns; "
+                "allow it columns"
+            )
         if table.name in group_of:
             group = sorted(index[name] for name in group_of[table.name])
             if group[0] == index[table.name]:

@@ -7,9 +7,6 @@ import numpy as np
 from neuroshard.arrays import IntArray
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.space.compiled import kernel, leaf
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tasks.task import Task
 
 
 @leaf
@@ -40,12 +37,17 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
     """(T,) bytes of weights and optimizer state of each table that arrive on any device, to get from plan to plan.
 
     Both are of the same tables, and may be for different numbers of devices; optimizer state is what the task of
-    `after` counts.
+    `after` counts. A device keeps of its rows those that it has in both plans, in as many columns as it has in both.
     """
-    widest = max(before.task, after.task, key=lambda task: task.topology.num_devices)
-    memory = replace(after.task.memory, batches_in_flight=0)  # buffers don't move
-    task = Task(after.task.tables, widest.topology, widest.batch_size, memory)  # without constraints: items are tables
-    sizes = Sizes.of(Items.of(task))
-    held = [sizes.items.held(replace(plan, task=task)) for plan in (before, after)]
-    moved: IntArray = moved_bytes(sizes.state_bytes, sizes.first, *held)
+    loads, kept = after.device_loads.loads, np.zeros((2, len(after.placements)))
+    held = {(placement.shard.table, placement.device): placement.shard for placement in before.placements}
+    for number, placement in enumerate(after.by_device):
+        shard, old = placement.shard, held.get((placement.shard.table, placement.device))
+        if old is not None:
+            rows = min(shard.row_end, old.row_end) - max(shard.row, old.row)
+            kept[:, number] = max(rows, 0), min(shard.dim, old.dim)
+    memory = after.task.memory
+    arriving = memory.state_bytes(loads) - memory.state_bytes(replace(loads, rows=kept[0], dim=kept[1]))
+    moved: IntArray = np.zeros(len(after.task.tables), dtype=np.int64)
+    np.add.at(moved, [placement.shard.table for placement in after.by_device], arriving)
     return moved

@@ -2,7 +2,11 @@ import numpy as np
 import pytest
 
 from neuroshard.errors import UserError
-from neuroshard.plans.plan import assemble
+from neuroshard.models import CostModels
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import Placement, Shard
 from neuroshard.simulator import Simulator
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, random_models, toy_task
@@ -23,6 +27,50 @@ def test_cost_of_linear_models_by_hand():
     assert np.allclose(cost.backward, transfer)
     assert np.allclose(cost.forward, compute.max() - compute + transfer, rtol=1e-5)
     assert cost.total_ms == pytest.approx(compute.max() + 2 * transfer, rel=1e-5)
+
+
+def _mixed(task):
+    """One table in rows, one in copies, the rest whole."""
+    rest = [(i, task.tables[i].dim, i % 4) for i in range(2, len(task.tables))]
+    whole = tuple(Placement(Shard(i, 0, dim, 0, task.tables[i].rows), device) for i, dim, device in rest)
+    return Plan(task, (*in_rows(task, 0, range(4)), *in_copies(task, 1), *whole))
+
+
+def test_models_refuse_forms_that_they_know_no_cost_of():
+    task = toy_task(6)
+    for models in (linear_models(), random_models()):
+        assert models.forms == {Form.COLUMNS}
+        with pytest.raises(UserError, match=r"table 'toy0' lies in rows, and .* costs of columns only; .*roofline"):
+            Simulator(models).cost(task, _mixed(task))
+    with pytest.raises(UserError, match="table 'toy1' lies in copies"):
+        Simulator(linear_models()).costs(
+            task,
+            [
+                _spread(task),
+                Plan(task, (*_spread(task).placements[:1], *in_copies(task, 1), *_spread(task).placements[2:])),
+            ],
+        )
+
+
+def test_kernels_of_different_forms_are_called_one_after_the_other():
+    """Each with its launch, and the exchanges of each with its latency."""
+    task = toy_task(6)
+    plan, models = _mixed(task), CostModels.load("roofline:h100")
+    cost = Simulator(models).cost(task, plan)
+    loads = plan.device_loads
+    ends = loads.counts.cumsum()
+    for device, end in enumerate(ends):
+        here = loads.loads.take(np.arange(end - loads.counts[device], end))
+        alone = models.compute.embed(here)[:, 0].astype(np.float64).sum()
+        launches = len(set(here.form.tolist())) * models.compute.launch_ms
+        assert cost.compute[device] == pytest.approx(alone + launches, rel=1e-5)
+    assert {len(set(loads.loads.form.tolist()))} == {3}
+    copied = sum(t.rows * t.dim * 4 for t in task.tables[1:2])
+    reduced = 2 * copied * 3 / 4 / (models.backward.link_gb_per_s * 1e6) + models.backward.latency_ms
+    there_and_back = cost.backward - (
+        cost.forward - (cost.compute + cost.backward).max() + cost.compute + cost.backward
+    )
+    np.testing.assert_allclose(there_and_back, reduced, rtol=1e-6)
 
 
 def test_many_plans_cost_what_each_costs_alone():

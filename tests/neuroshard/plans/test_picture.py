@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from neuroshard.cost import Cost
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.picture import curves_png, drawn, label, plan_png
-from neuroshard.plans.plan import assemble
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 
@@ -90,6 +91,21 @@ def test_many_devices_are_a_few_shapes(figures):
     """A thousand bars of three parts would be thousands of shapes."""
     plan_png(*_plan(1000), "title")
     assert sum(len(axes.patches) for axes in figures[0].axes) == 4
+
+
+def test_memory_is_drawn_by_form(figures):
+    task = Task(tuple(Table(name, 100, 64, 1.0, (1.0, *(0.0,) * 16)) for name in "abc"), Topology(2, 1 << 20), 64)
+    plan = Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1), *in_columns(task, [(2, 64, 1)])))
+    plan_png(plan, Cost(*[np.ones(2)] * 3), "mixed")
+    memory = figures[0].axes[1]
+    assert [text.get_text() for text in memory.get_legend().get_texts()] == ["columns", "rows", "copies"]
+    tops = [
+        max(bar.get_y() + bar.get_height() for bar in memory.patches if bar.get_x() + 0.35 == device)
+        for device in (0, 1)
+    ]
+    np.testing.assert_allclose(tops, np.array(plan.device_bytes) / 2**30)
+    plan_png(*_plan(2), "columns alone")
+    assert figures[1].axes[1].get_legend() is None
 
 
 def test_curves_of_many_runs_have_no_names(figures):

@@ -96,5 +96,5 @@ def test_row_blocks_are_refused_where_plans_are_read():
     last = content["placements"].pop()
     half = last["rows"] // 2
     content["placements"] += [last | {"rows": half}, last | {"row": half, "rows": last["rows"] - half, "device": 3}]
-    with pytest.raises(UserError, match="plans can't be costed that cut rows"):
+    with pytest.raises(UserError, match="blocks of rows on 2 device"):
         Plan.from_json(content)

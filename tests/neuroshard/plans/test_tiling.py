@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.plans.shard import Placement, Shard
-from neuroshard.plans.tiling import check_cover, check_tiling, check_whole_rows
+from neuroshard.plans.tiling import check_cover, check_tiling
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 
@@ -129,16 +129,6 @@ def test_many_blocks_are_checked_by_what_they_touch():
     check_cover(_table(rows, 1 << 16), [Shard(0, 0, 4, 0, rows), *blocks])
 
 
-def test_parts_of_rows_are_refused_in_one_line():
-    halves = [Shard(0, 0, 8, 0, 4), Shard(0, 0, 8, 4, 6)]
-    check_cover(_table(10, 8), halves)
-    with pytest.raises(
-        UserError, match=r"table 't' has rows 0 to 3 of 10; plans can't be costed that cut rows"
-    ) as found:
-        check_whole_rows(_table(10, 8), halves)
-    assert "\n" not in str(found.value)
-
-
 TASK = Task((_table(10, 16), replace(_table(20, 8), name="u")), Topology(3, 1 << 20), 64)
 
 
@@ -149,7 +139,7 @@ TASK = Task((_table(10, 16), replace(_table(20, 8), name="u")), Topology(3, 1 <<
         ([((2, 0, 16, 0, 10), 0)], "no table 2 in a task of 2 tables"),
         ([((0, 0, 8, 0, 10), 1), ((0, 8, 8, 0, 10), 1)], "two shards of table 't' on device 1"),
         ([((0, 0, 16, 0, 10), 0)], "column 0 of table 'u', row 0, is covered by no shard"),
-        ([((0, 0, 16, 0, 4), 0), ((0, 0, 16, 4, 6), 1), ((1, 0, 8, 0, 20), 0)], "can't be costed that cut rows"),
+        ([((0, 0, 16, 0, 4), 0), ((0, 0, 16, 4, 6), 1), ((1, 0, 8, 0, 20), 0)], "blocks of rows on 2 device"),
     ],
 )
 def test_placements_are_checked_against_their_task(places, message):

@@ -3,10 +3,12 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import neuroshard as ns
 from neuroshard.errors import UserError
-from neuroshard.tables.reuse import histogram, zipf_reuse
+from neuroshard.tables.reuse import BOTTOMS, TOPS, histogram, reuse_at, zipf_reuse
 
 
 def test_histogram_bins_by_powers_of_two():
@@ -55,3 +57,39 @@ def test_slow_parts_of_scipy_are_not_imported():
         [sys.executable, "-c", f"{code}; print('scipy.stats' in sys.modules)"], check=True, capture_output=True
     )
     assert done.stdout.decode().strip() == "False"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0, 1), min_size=17, max_size=17),
+    st.sampled_from([0.9, 0.5, 0.25, 1 / 8, 0.01]),
+    st.integers(0, 99),
+)
+def test_histograms_of_smaller_batches_are_those_of_drawing(weights, fraction, seed):
+    """Rows counted in a batch, each lookup of them kept or not: both histograms."""
+    shares = np.array([1.0, *weights[1:]]) / (1 + sum(weights[1:]))
+    rng = np.random.default_rng(seed)
+    counts = _drawn(shares, 20_000, rng)
+    found = reuse_at(np.array(histogram(counts)), fraction)
+    thinned = rng.binomial(counts, fraction)
+    touched = (thinned > 0).sum()
+    assert found.sum() == pytest.approx(1)
+    assert np.abs(found - histogram(thinned)).max() < 5 * (0.25 / touched) ** 0.5 + 0.01
+
+
+def _drawn(shares, rows, rng):
+    """(U,) counts with such a histogram, uniform within each bin."""
+    bins = rng.choice(17, size=rows, p=shares)
+    return rng.integers(BOTTOMS[bins] + 1, TOPS[bins], endpoint=True)
+
+
+def test_the_whole_batch_has_its_own_histogram():
+    reuse = np.array([zipf_reuse(10**6, 10**7), zipf_reuse(10, 10**6)])
+    np.testing.assert_allclose(reuse_at(reuse, 1.0), reuse, atol=1e-12)
+
+
+def test_a_smaller_batch_has_the_histogram_of_its_own_lookups():
+    """What a Zipf law says of both batches, far from where counts within a bin are uniform."""
+    rows, lookups = 100_000, 4_000_000
+    whole, part = np.array(zipf_reuse(rows, lookups)), np.array(zipf_reuse(rows, lookups / 8))
+    assert np.abs(reuse_at(whole, 1 / 8) - part).sum() < 0.1 < np.abs(whole - part).sum()

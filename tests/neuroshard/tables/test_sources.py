@@ -96,6 +96,47 @@ def test_own_tables_are_read(tmp_path, suffix):
     assert sum(tables[0].reuse) == pytest.approx(1)
 
 
+def test_traces_say_where_lookups_are():
+    """In five rows and two blocks, row 2 begins in the first."""
+    given = ([0, 1, 2, 4], [0, 4])
+    assert ns.table_from_trace("t", *given, rows=5, dim=8).row_lookups == ()
+    assert ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=2).row_lookups == (0.75, 0.25)
+    assert ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=100).row_lookups == (0.25, 0.25, 0.25, 0, 0.25)
+    with pytest.raises(UserError, match="row_blocks=1025"):
+        ns.table_from_trace("t", *given, rows=5, dim=8, row_blocks=1025)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_own_spreads_of_lookups_are_read(tmp_path, suffix):
+    """Of one table; nothing is known of the other."""
+    path, spread = tmp_path / f"tables.{suffix}", [0.5, 0.25, 0.25]
+    rows = [ROWS[0] | {"row_lookups": spread}, ROWS[1] | {"row_lookups": None}]
+    {
+        "csv": lambda: path.write_text("name,rows,dim,pooling_factor,row_lookups\na,9,4,1,0.5 .25 2.5e-1\nb,7,4,1,\n"),
+        "parquet": lambda: pd.DataFrame(rows).to_parquet(path),
+        "json": lambda: path.write_text(json.dumps(rows)),
+    }[suffix]()
+    tables = ns.load_tables(str(path))
+    assert [table.row_lookups for table in tables] == [tuple(spread), ()]
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("0.5 0.1", "row_lookups sum to 0.6, not to 1"),
+        ("0.5 x", r"row_lookups\[1\]='x' must be a number"),
+        ("2 -1", r"row_lookups\[0\]=2 must be"),
+        ("1 " + "0 " * 1024, "of a length of at most 1024"),
+    ],
+)
+def test_spreads_of_lookups_that_are_none_are_refused(tmp_path, cell, message):
+    path = tmp_path / "tables.csv"
+    path.write_text(f"name,rows,dim,pooling_factor,row_lookups\na,9,4,1,{cell}\n")
+    with pytest.raises(UserError, match=message) as caught:
+        ns.load_tables(str(path))
+    assert str(path) in str(caught.value)
+
+
 def test_own_histograms_are_kept(tmp_path):
     reuse = {f"reuse_{i}": float(i == 4) for i in range(17)}
     path = tmp_path / "tables.csv"

@@ -25,6 +25,8 @@ GOOD = toy_tables(1)[0]
         ("reuse", (0.5,) * 2 + (0.1,) + (0.0,) * 14, "sums to 1.1"),
         ("reuse", (1.0,), "of at least 17"),
         ("reuse", (1.5, -0.5) + (0.0,) * 15, "0..1"),
+        ("row_lookups", (0.5, 0.25), "row_lookups sum to 0.75, not to 1"),
+        ("row_lookups", (1.5, -0.5), r"row_lookups.0.=1.5 must be a number of at most 1"),
     ],
 )
 def test_impossible_tables_are_refused(field, value, message):
@@ -34,6 +36,13 @@ def test_impossible_tables_are_refused(field, value, message):
 
 def test_json_is_exact():
     assert Table.from_json(json.loads(json.dumps(GOOD.to_json()))) == GOOD
+
+
+def test_spreads_of_lookups_are_kept_and_left_out_of_files_where_there_are_none():
+    spread = replace(GOOD, row_lookups=(0.75, 0.25))
+    assert Table.from_json(json.loads(json.dumps(spread.to_json()))) == spread
+    assert spread != GOOD
+    assert "row_lookups" not in GOOD.to_json()
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "a"}, [], GOOD.to_json() | {"extra": 1}])

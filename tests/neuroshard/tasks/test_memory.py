@@ -1,13 +1,17 @@
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads
-from neuroshard.plans.plan import assemble
+from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
@@ -49,6 +53,35 @@ def test_plans_count_what_their_task_counts():
     assert task.shard_memory == (40_000 - 2 * 4 * 32 * 8, 30_000 - 2 * 4 * 32 * 8)
     assert plan.fits
     assert not assemble(task, [(0, 8, 0)]).fits
+
+
+def _mixed(memory):
+    """A table in rows, one in copies, on two devices with plenty of memory."""
+    task = Task((TABLE, replace(TABLE, name="u", rows=50)), Topology(2, 1 << 20), 64, memory)
+    return Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1)))
+
+
+def test_weights_of_blocks_and_copies_are_those_that_lie_there():
+    assert _mixed(MemoryUse("sgd")).device_bytes == (16_000 + 1_600,) * 2
+    assert _mixed(MemoryUse("rowwise_adagrad")).device_bytes == (16_000 + 2_000 + 1_600 + 200,) * 2
+
+
+def test_blocks_have_outputs_of_all_samples_and_copies_a_dense_gradient():
+    block = 16_000 + 8 * (80 + 64) + 2 * 4 * 64 * 8  # half the lookups, everybody's offsets and outputs
+    copy = 1_600 + 8 * (80 + 32) + 4 * 50 * 8  # half the samples; what they receive is counted for all tables at once
+    plan = _mixed(MemoryUse("sgd", 1))
+    assert plan.device_bytes == (block + copy,) * 2
+    assert plan.task.shard_memory == ((1 << 20) - 2 * 4 * 32 * 16,) * 2
+    twice = 8 * (80 + 64) + 2 * 4 * 64 * 8 + 8 * (80 + 32)
+    assert _mixed(MemoryUse("sgd", 2)).device_bytes == (block + copy + twice,) * 2
+
+
+def test_a_copy_that_takes_too_much_with_its_gradient_is_refused():
+    """State of 12 bytes for each of 2^56 elements fits in 2^60; 4 bytes more for each don't, with any buffers."""
+    whole, use = Loads.of([LARGEST], 64), MemoryUse("adam", 1)
+    assert use.device_bytes(whole)[0] > 12 << 56
+    with pytest.raises(UserError, match=r"more than 2\^60 bytes"):
+        use.device_bytes(replace(whole, form=np.array([FORMS.index(Form.COPIES)])))
 
 
 def test_impossible_uses_are_refused():

@@ -1,6 +1,7 @@
 """Plans to TorchRec's form and back."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,8 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from neuroshard.errors import UserError
-from neuroshard.plans.plan import assemble
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
@@ -92,6 +94,90 @@ def test_broken_files_are_one_line(tmp_path, break_it):
     assert "\n" not in str(caught.value)
 
 
+TABLES = tuple(replace(TASK.tables[0], name=name, dim=16) for name in ("columns", "rows", "host", "grid", "copied"))
+HOSTS = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
+MIXED = Plan(
+    HOSTS,
+    (
+        *in_columns(HOSTS, [(0, 4, 1), (0, 12, 2)]),
+        *in_rows(HOSTS, 1, range(4)),
+        *in_rows(HOSTS, 2, [2, 3]),
+        *in_rows(HOSTS, 3, [2, 3], (0, 4)),
+        *in_rows(HOSTS, 3, [0, 1], (4, 16)),
+        *in_copies(HOSTS, 4),
+    ),
+)
+
+
+def test_every_form_has_torchrecs_word_and_the_blocks_that_it_wants(tmp_path):
+    exported = to_sharding_plan(MIXED, "ebc", "cpu").plan["ebc"]
+    assert {name: (p.sharding_type, p.compute_kernel, p.ranks) for name, p in exported.items()} == {
+        "columns": ("column_wise", "fused", [1, 2]),
+        "rows": ("row_wise", "fused", [0, 1, 2, 3]),
+        "host": ("table_row_wise", "fused", [2, 3]),
+        "grid": ("grid_shard", "fused", [2, 3, 0, 1]),
+        "copied": ("data_parallel", "dense", [0, 1, 2, 3]),
+    }
+    assert exported["copied"].sharding_spec is None
+    shards = {n: p.sharding_spec.shards for n, p in exported.items() if p.sharding_spec is not None}
+    assert [(s.shard_offsets, s.shard_sizes) for s in shards["rows"]] == [
+        ([0, 0], [3, 16]), ([3, 0], [3, 16]), ([6, 0], [3, 16]), ([9, 0], [1, 16]),
+    ]  # fmt: skip
+    assert [(s.shard_offsets, s.shard_sizes) for s in shards["grid"]] == [
+        ([0, 0], [5, 4]), ([5, 0], [5, 4]), ([0, 4], [5, 12]), ([5, 4], [5, 12]),
+    ]  # fmt: skip
+    whole = to_sharding_plan(MIXED, "ebc", "cpu")
+    assert from_sharding_plan(HOSTS, whole) == MIXED
+    save_sharding_plan(whole, tmp_path / "plan.json")
+    assert from_sharding_plan(HOSTS, load_sharding_plan(tmp_path / "plan.json")) == MIXED
+
+
+def test_hosts_are_those_that_blocks_were_laid_out_for():
+    places = [str(s.placement) for s in to_sharding_plan(MIXED).plan[""]["rows"].sharding_spec.shards]
+    assert places == ["rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]
+    with pytest.raises(UserError, match="local_world_size=4, but table 'host' is in blocks of rows on hosts of 2"):
+        to_sharding_plan(MIXED, local_world_size=4)
+    one = replace(HOSTS, topology=Topology(4, 1 << 20))
+    with pytest.raises(UserError, match="'host' are in blocks of rows on 2 device"):
+        from_sharding_plan(one, to_sharding_plan(MIXED))
+
+
+@pytest.mark.parametrize("table", ["rows", "host", "grid"])
+@pytest.mark.parametrize("kind", ["table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard"])
+def test_blocks_that_torchrec_would_take_for_others_are_refused(table, kind):
+    exported = to_sharding_plan(MIXED)
+    right = exported.plan[""][table].sharding_type
+    exported.plan[""][table].sharding_type = kind
+    if kind == right or (right, kind) == ("table_row_wise", "grid_shard"):  # a grid of one range of columns
+        assert from_sharding_plan(HOSTS, exported) == MIXED
+        return
+    with pytest.raises(UserError, match=f"{table!r} is sharded {kind}, but its shards lie as {right} wants them"):
+        from_sharding_plan(HOSTS, exported)
+
+
+@pytest.mark.parametrize("rows", [[3, 3, 3, 1], [2, 3, 3, 2], [4, 4, 1, 1], [4, 3, 2, 1]])
+def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
+    """TorchRec would train other rows, with a line on stderr and no error."""
+    exported = to_sharding_plan(MIXED, compute_device="cpu")
+    firsts = [sum(rows[:rank]) for rank in range(4)]
+    exported.plan[""]["rows"].sharding_spec = _spec(*([first, 0, n, 16] for first, n in zip(firsts, rows, strict=True)))
+    if rows == [3, 3, 3, 1]:
+        assert from_sharding_plan(HOSTS, exported) == MIXED
+        return
+    with pytest.raises(UserError, match=r"table 'rows': device \d has rows .* blocks are of ceil"):
+        from_sharding_plan(HOSTS, exported)
+
+
+def test_a_host_of_all_devices_has_three_words():
+    task = Task(TABLES[:1], Topology(4, 1 << 20), 64)
+    plan = Plan(task, tuple(in_rows(task, 0, range(4))))
+    exported = to_sharding_plan(plan)
+    assert exported.plan[""]["columns"].sharding_type == "row_wise"
+    for kind in ("row_wise", "table_row_wise", "grid_shard"):
+        exported.plan[""]["columns"].sharding_type = kind
+        assert from_sharding_plan(task, exported) == plan
+
+
 def _broken(table, **fields):
     exported = to_sharding_plan(PLAN, "ebc", "cpu")
     for name, value in fields.items():
@@ -108,13 +194,15 @@ def _spec(*rectangles):
     ("exported", "message"),
     [
         (ShardingPlan({}), "0 parameters of the sharding plan are named 'a'"),
-        (_broken("a", sharding_type="row_wise"), "'a' is sharded row_wise; plans hold whole columns only"),
+        (_broken("a", sharding_type="row_wise"), "'a' is sharded row_wise, but .* as table_wise wants them"),
         (_broken("b.c", ranks=[1]), "has 2 shards on 1 ranks"),
         (_broken("b.c", ranks=None), "has 2 shards on 0 ranks"),
         (_broken("a", ranks=[9]), "device 9"),
         (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
         (_broken("b.c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "16 columns; .* ends with column 19"),
-        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "can't be costed that cut rows"),
+        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "blocks of rows on 2 device"),
+        (_broken("a", sharding_type="rowwise"), "'a': unknown sharding type 'rowwise'; did you mean 'row_wise'"),
+        (_broken("a", sharding_type="data_parallel", ranks=[0, 1]), r"on ranks \[0, 1\], not on all 4"),
         (_broken("a", sharding_spec=_spec([0, 0, 10, 6], [0, 6, 10, 2]), ranks=[0, 0]), "'a' .*dim=6 must be a mul"),
     ],
 )

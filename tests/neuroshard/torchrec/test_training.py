@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from neuroshard.hardware.workers import forked_warm
-from neuroshard.plans.plan import assemble
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import PATIENCE_S
@@ -27,6 +29,29 @@ PLANS = {
     "an empty device": [(0, 16, 1), (1, 32, 1), (2, 64, 1)],
 }
 WIDE = {"over all four": [(0, 16, 3), (1, 8, 0), (1, 24, 2), (2, 4, 0), (2, 12, 1), (2, 40, 2), (2, 8, 3)]}
+
+
+def _formed(task):
+    """Plans with rows and copies for any number of devices: (placements of the tables) by name."""
+    everywhere = range(task.topology.num_devices)
+    rows, copies = [in_rows(task, i, everywhere) for i in range(3)], [in_copies(task, i) for i in range(3)]
+    return {
+        "rows": [*rows[0], *rows[1], *rows[2]],
+        "copies": [*copies[0], *copies[1], *copies[2]],
+        "rows, copies and columns": [*rows[0], *copies[1], *in_columns(task, [(2, 20, 1), (2, 44, 0)])],
+        "rows of what two features share": [*in_columns(task, [(0, 16, 1)]), *rows[1], *copies[2]],
+    }
+
+
+def _formed_on_hosts(task):
+    """The same for two hosts of two devices."""
+    second = in_rows(task, 2, [2, 3])
+    grid = [*in_rows(task, 1, [2, 3], (0, 16)), *in_rows(task, 1, [0, 1], (16, 32))]
+    return {
+        "rows of a host": [*in_rows(task, 0, [0, 1]), *in_columns(task, [(1, 32, 3)]), *second],
+        "a grid": [*in_columns(task, [(0, 4, 3), (0, 12, 0)]), *grid, *in_copies(task, 2)],
+        "all forms": [*in_rows(task, 0, range(4)), *grid, *second],
+    }
 
 
 def _collection(device="cpu"):
@@ -80,15 +105,19 @@ def _train(rank, world_size, plan):
     whole, weights = _collection(), _weights()
     for name, bag in whole.embedding_bags.items():
         bag.weight.data.copy_(weights[name])
-    shards = [
-        (name.split(".")[-2], shard) for name, tensor in sharded.state_dict().items() for shard in tensor.local_shards()
-    ]
+    state = {name.split(".")[-2]: tensor for name, tensor in sharded.state_dict().items()}
+    copies = {name: tensor for name, tensor in state.items() if plan.forms[list(SHAPES).index(name)] is Form.COPIES}
+    shards = [(name, shard) for name in state.keys() - copies for shard in state[name].local_shards()]
     for name, shard in shards:
         shard.tensor.copy_(_part(weights[name], shard))
+    for name, tensor in copies.items():
+        tensor.copy_(weights[name])
 
     output, expected = sharded(_batch(rank)), whole(_batch(rank))
+    given = {name: output[name] + 0 for name in NAMES}  # waits for it
+    close = {"rtol": 1e-5, "atol": 1e-5} if Form.ROWS in plan.forms else {"rtol": 0, "atol": 0}  # sums in other orders
     for name in NAMES:
-        assert torch.equal(output[name], expected[name]), name
+        torch.testing.assert_close(given[name], expected[name], **close)
     _loss(output).backward()
     for other in range(world_size):  # gradients are averaged over the ranks
         (_loss(whole(_batch(other))) / world_size).backward()
@@ -97,6 +126,11 @@ def _train(rank, world_size, plan):
         after = bag.detach() - LEARNING_RATE * bag.grad
         assert not torch.equal(shard.tensor, _part(weights[name], shard))
         torch.testing.assert_close(shard.tensor, _part(after, shard))
+    trained = {name.split(".")[-2]: parameter for name, parameter in sharded.named_parameters()}
+    for name in copies:  # their optimizer is the user's own: what it is given is everybody's gradient
+        torch.testing.assert_close(trained[name].grad, whole.embedding_bags[name].weight.grad)
+        assert trained[name].grad.abs().max() > 0
+    assert len(shards) + len(copies) == sum(placed.device == rank for placed in plan.placements)
     dist.barrier()
 
 
@@ -107,7 +141,7 @@ def _part(weights, shard):
 
 def _process(rank, world_size, port, plans, failures):
     try:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
         torch.set_num_threads(1)
         torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
         for name, plan in plans.items():
@@ -123,8 +157,10 @@ def _process(rank, world_size, port, plans, failures):
 @pytest.mark.parametrize(("world_size", "placed"), [(2, PLANS), (4, PLANS | WIDE)])
 def test_sharded_training_computes_what_the_whole_module_does(world_size, placed):
     tables = tuple(Table(name, rows, dim, 2.0, ONCE) for name, (rows, dim) in SHAPES.items())
-    task = Task(tables, Topology(world_size, 1 << 30), BATCH_SIZE * world_size)
+    task = Task(tables, Topology(world_size, 1 << 30, devices_per_host=2), BATCH_SIZE * world_size)
     plans = {name: assemble(task, places) for name, places in placed.items()}
+    formed = _formed(task) | (_formed_on_hosts(task) if world_size == 4 else {})
+    plans |= {name: Plan(task, tuple(places)) for name, places in formed.items()}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

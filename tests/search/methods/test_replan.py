@@ -7,6 +7,8 @@ import pytest
 import neuroshard as ns
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
@@ -53,6 +55,14 @@ def test_the_more_may_move_the_lower_the_cost(compute):
     after = [costs[1] for _, _, costs in outcomes]
     assert after[0] > after[1] > after[3]
     assert after[2] >= after[3] * 0.99
+
+
+def test_plans_with_rows_or_copies_are_refused_before_anything_is_searched():
+    task = toy_task(3)
+    rest = in_columns(task, [(i, task.tables[i].dim, 0) for i in (1, 2)])
+    for placed, form in ((in_rows(task, 0, range(4)), "rows"), (in_copies(task, 0), "copies")):
+        with pytest.raises(UserError, match=f"table 'toy0' lies in {form}, and searches set out from columns only"):
+            Replan(Plan(task, (*placed, *rest))).search(task, Simulator(linear_models()))
 
 
 def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):

@@ -10,12 +10,15 @@ from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.trust import Margin, Margins
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.prediction import Prediction
 from neuroshard.searching import search
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.report.explained import sections
+from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
+from neuroshard.stages.search.report.moves import table_moves
 from neuroshard.stages.search.report.terminal import show_sections
 from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_of
 from neuroshard.tables import Table
@@ -78,6 +81,55 @@ def test_the_next_best_move_is_made():
     assert (step.before, step.after) == (((0, 32),), ((1, 32),))
     good = assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)])
     assert explain(good, SIMULATOR).next_move == "no single move, split or swap of shards makes the plan cheaper"
+
+
+def _mixed(memory_bytes=1 << 30):
+    """A table in rows, one in copies, two in columns."""
+    task = _task([64, 8, 32, 16], memory_bytes)
+    return Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1), *in_columns(task, [(2, 32, 0), (3, 16, 1)])))
+
+
+def test_plans_with_rows_and_copies_are_explained():
+    found = explain(_mixed(), Simulator(CostModels.load("roofline:h100")))
+    assert {(share.table, share.form, share.rows) for share in found.shards if share.device == 0} == {
+        ("t0", Form.ROWS, 50), ("t1", Form.COPIES, 100), ("t2", Form.COLUMNS, 100),
+    }  # fmt: skip
+    assert {share.table: share.size_bytes for share in found.shards}["t0"] == 50 * 64 * 4
+    assert {worth.table: worth.form for worth in found.splits} == {"t0": Form.ROWS, "t1": Form.COPIES}
+    assert found.next_move == "not looked for: steps move columns, and the plan has tables in rows or copies"
+    text = _shown(found, 120)
+    assert "rows on 2 devices" in text
+    assert "copies on 2 devices" in text
+    assert "64, 50 rows" in text
+    assert "8, a copy" in text
+
+
+def test_moves_between_forms_are_named():
+    rows = _mixed()
+    columns = assemble(rows.task, [(0, 64, 0), (1, 8, 1), (2, 32, 0), (3, 16, 1)])
+    moves = {move.table: move for move in table_moves(rows, columns)}
+    assert {name: (move.form_before, move.form_after) for name, move in moves.items()} == {
+        "t0": (Form.ROWS, Form.COLUMNS), "t1": (Form.COPIES, Form.COLUMNS),
+    }  # fmt: skip
+    assert (moves["t0"].size_bytes, moves["t1"].size_bytes) == (50 * 64 * 4, 0)
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    (grid,) = difference(explain(rows, simulator), explain(columns, simulator)).grids
+    assert grid.rows[0][:3] == ("t0", "rows on 2 devices, 0 to 1", "64 on 0")
+
+
+def test_a_plan_without_columns_is_explained():
+    task = _task([8, 16])
+    found = explain(
+        Plan(task, (*in_copies(task, 0), *in_rows(task, 1, [0, 1]))), Simulator(CostModels.load("roofline:h100"))
+    )
+    assert "device 0: 0.0% above the mean, which costs nothing" in _shown(found)
+    assert found.plan.device_dims == (0, 0)
+    assert found.exchange_excess_ms == pytest.approx(0)
+
+
+def test_models_that_cannot_cost_a_form_refuse_to_explain_it():
+    with pytest.raises(UserError, match="table 't0' lies in rows, and these cost models know costs of columns only"):
+        explain(_mixed(), SIMULATOR)
 
 
 def test_plans_that_break_their_task_are_explained_too():

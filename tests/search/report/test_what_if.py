@@ -5,11 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.loads import LoadSets
-from neuroshard.plans.plan import assemble
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.models import CostModels
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import Placement, Shard
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.report import what_if
 from neuroshard.stages.search.report.split_worth import split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
+from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Topology
 from neuroshard.testing import OpaqueCompute, linear_models, random_ensemble, random_models, toy_task
 
@@ -44,6 +50,77 @@ def test_changed_devices_cost_what_they_would(models):
         for table, device, dim in changes
     ]  # fmt: skip
     np.testing.assert_allclose(found, models.compute.predict(LoadSets.of(sets, task.batch_size)), rtol=1e-4, atol=1e-5)
+
+
+MIXED_TASK = replace(toy_task(8), topology=Topology(4, 1 << 30, devices_per_host=2))
+
+
+def _mixed(*whole, task=MIXED_TASK, lie=(0, 1, 2, 3)):
+    """Tables in rows on all devices, in rows on one host, in copies, in two shards; or whole, as (table, device)."""
+    first = task.tables[3]
+    forms = {
+        0: in_rows(task, 0, range(4)),
+        1: in_rows(task, 1, [2, 3]),
+        2: in_copies(task, 2),
+        3: [Placement(Shard(3, 0, 4, 0, first.rows), 0), Placement(Shard(3, 4, first.dim - 4, 0, first.rows), 3)],
+    }
+    alone = [(i, i % 4) for i in range(4, len(task.tables))] + list(whole)
+    wholes = [Placement(Shard(i, 0, task.tables[i].dim, 0, task.tables[i].rows), device) for i, device in alone]
+    return Plan(task, (*(placed for i in lie for placed in forms[i]), *wholes))
+
+
+ROOFLINE = CostModels.load("roofline:h100")
+
+
+@pytest.mark.parametrize("batched", [0, 1])
+def test_what_tables_in_any_form_are_worth_is_what_whole_plans_cost(batched):
+    task = replace(MIXED_TASK, memory=MemoryUse("adam", batched))
+    simulator, plan = Simulator(ROOFLINE), _mixed(task=task)
+    worths = split_worths(plan, simulator.cost(task, plan), simulator)
+    assert {worth.table: worth.form for worth in worths} == dict(
+        zip(("toy0", "toy1", "toy2", "toy3"), (Form.ROWS, Form.ROWS, Form.COPIES, Form.COLUMNS), strict=True)
+    )
+    for worth in worths:
+        index = int(worth.table[3:])
+        others = [i for i in range(4) if i != index]
+        devices = [placed.device for placed in plan.placements if placed.shard.table == index]
+        wholes = [_mixed((index, device), task=task, lie=others) for device in devices]
+        expected = min(cost.total_ms for cost in simulator.costs(task, wholes))
+        assert worth.whole_ms == pytest.approx(expected, rel=1e-4)
+    received = (1 << 30) - task.shard_memory[0]
+    full = _mixed(task=replace(task, topology=Topology(4, tuple(b + received for b in plan.device_bytes), 0, 2)))
+    tight = full.task
+    assert any(worth.whole_ms is None for worth in split_worths(full, simulator.cost(tight, full), simulator))
+
+
+def test_changed_devices_cost_what_they_would_in_any_form():
+    """A table's block, copy or shard taken from a device, and columns of another put there."""
+    plan, model = _mixed(), ROOFLINE.compute
+    changes = [Change(table, device, dim) for table in range(8) for device in range(4) for dim in (0, 4)]
+    loads, devices = plan.device_loads.loads, [placed.device for placed in plan.by_device]
+    expected = []
+    for table, device, dim in changes:
+        here = [n for n, placed in enumerate(plan.by_device) if devices[n] == device and placed.shard.table != table]
+        parts = [loads.take(np.array(here))]
+        parts += [Loads.of([plan.task.tables[table].with_dim(dim)], plan.task.batch_size)] if dim else []
+        calls = LoadSets.joined([LoadSets(part, np.array([len(part)])) for part in parts])
+        device_calls = LoadSets(calls.loads, np.array([len(calls.loads)])).by_form()
+        expected.append(model.predict(device_calls).sum())
+    np.testing.assert_allclose(changed_compute_ms(plan, changes, model), expected, rtol=1e-4)
+    opaque = what_if._of_sets(plan, changes, model)
+    np.testing.assert_allclose(opaque, expected, rtol=1e-5)
+
+
+def test_tables_on_many_devices_are_tried_where_there_is_room():
+    """A copy of a small table on 64 devices, of which one has room for all of it besides what it has."""
+    tables = tuple(replace(toy_task(2).tables[0], name=name, rows=10_000, dim=64) for name in "ab")
+    caps = [tables[0].size_bytes] * 64
+    caps[40] = 3 * tables[0].size_bytes
+    task = replace(toy_task(2), tables=tables, topology=Topology(64, tuple(caps)))
+    plan, simulator = Plan(task, (*in_copies(task, 0), *in_rows(task, 1, range(64)))), Simulator(ROOFLINE)
+    worths = {worth.table: worth.whole_ms for worth in split_worths(plan, simulator.cost(task, plan), simulator)}
+    alone = Plan(task, (Placement(Shard(1, 0, 64, 0, 10_000), 40), *in_copies(task, 0)))
+    assert worths["b"] == pytest.approx(simulator.cost(task, alone).total_ms, rel=1e-4)
 
 
 def test_a_device_left_without_tables_costs_nothing():

@@ -12,7 +12,8 @@ from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.models import Card, save_bundle
-from neuroshard.plans.plan import assemble
+from neuroshard.plans.lay_out import in_columns, in_rows
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.prediction import Prediction
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
@@ -104,6 +105,14 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
     with pytest.raises(UserError, match="nothing to run"):
         Evaluate(plans[0], None, CPU, None, 0, str(tmp_path / "other")).run()
     assert not (tmp_path / "other").exists()
+
+
+def test_plans_in_forms_that_nobody_measures_are_counted_not_run(tmp_path):
+    task = toy_task(2, num_devices=2)
+    whole = [(1, task.tables[1].dim, 0)]
+    Plan(task, (*in_rows(task, 0, [0, 1]), *in_columns(task, whole))).save(tmp_path / "rows.json")
+    with pytest.raises(UserError, match=r"nothing to run.*table 'toy0' lies in rows, and only columns can be measured"):
+        Evaluate(str(tmp_path / "rows.json"), None, CPU, None, 0, str(tmp_path / "out")).run()
 
 
 def _entry(method, task, measured):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from neuroshard.errors import UserError
-from neuroshard.plans.plan import assemble
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.searching import search
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.items import Items
@@ -80,3 +81,20 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
     assert plan.violations == ()
     with pytest.raises(UserError, match="kept together tables aren't split"):
         Task(tables, task.topology, 256, constraints=replace(rules, pinned=(PinnedShard(tables[0].name, 8, (1,)),)))
+
+
+def test_tables_that_may_not_lie_in_columns_are_refused():
+    task = toy_task(3)
+    rules = Constraints((TableRule("toy1", forms=("rows", "copies")),))
+    with pytest.raises(
+        UserError, match="'toy1' may lie in copies or rows only, and searches lay tables out in columns"
+    ):
+        Items.of(replace(task, constraints=rules))
+
+
+def test_plans_with_rows_or_copies_are_no_items():
+    task = toy_task(2)
+    whole = in_columns(task, [(1, task.tables[1].dim, 0)])
+    for placed, form in ((in_rows(task, 0, range(4)), "rows"), (in_copies(task, 0), "copies")):
+        with pytest.raises(UserError, match=f"table 'toy0' lies in {form}, and searches set out from columns only"):
+            Items.of(task).held(Plan(task, (*placed, *whole)))

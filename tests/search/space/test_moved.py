@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.plans.plan import assemble
+from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.moved import moved_between, moved_bytes
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.constraints import Constraints, PinnedShard
-from neuroshard.tasks.task import Topology
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
 
 
@@ -54,6 +55,30 @@ def test_plans_may_be_for_different_numbers_of_devices():
     )
     assert moved_between(before, after).tolist() == [table.size_bytes for table in few.tables]
     assert moved_between(after, before).tolist() == [table.size_bytes for table in few.tables]
+
+
+def test_rows_stay_where_they_are_in_both_plans():
+    """Three blocks of rows on three devices become four on four; then copies, and one of them alone."""
+    table = replace(toy_task(1).tables[0], rows=12, dim=8)
+    few, many = (Task((table,), Topology(count, 1 << 30), 64, ns.MemoryUse("rowwise_adagrad")) for count in (3, 4))
+    thirds, quarters = Plan(few, tuple(in_rows(few, 0, range(3)))), Plan(many, tuple(in_rows(many, 0, range(4))))
+    copies, alone = Plan(many, tuple(in_copies(many, 0))), assemble(many, [(0, 8, 1)])
+    row = 8 * 4 + 4
+    assert moved_between(thirds, quarters).tolist() == [(0 + 1 + 2 + 3) * row]  # of 0-2, 3-5, 6-8, 9-11
+    assert moved_between(quarters, copies).tolist() == [4 * 9 * row]
+    assert moved_between(copies, alone).tolist() == [0]
+    assert moved_between(alone, copies).tolist() == [3 * 12 * row]
+    assert moved_between(alone, quarters).tolist() == [3 * 3 * row]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_of_columns_count_as_searches_count_them(seed):
+    task, rng = replace(toy_task(6, seed=seed), memory=ns.MemoryUse("rowwise_adagrad")), np.random.default_rng(seed)
+    items = Items.of(task)
+    sizes = Sizes.of(items)
+    held = [rng.multinomial(sizes.full_width, [0.4, 0.3, 0.2, 0.1]) for _ in range(2)]
+    expected = moved_bytes(sizes.state_bytes, sizes.first, *held)
+    assert moved_between(*(items.plan(some) for some in held)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("seed", range(4))
