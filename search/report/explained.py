@@ -85,7 +85,7 @@ def _summary(found: Explanation) -> Section:
 def _best(found: Explanation) -> str:
     if found.gap is None:
         return "not known: the plan breaks its task" if found.plan.violations else "not known for models of this kind"
-    return f"at least {found.bound_ms:.2f} ms: the plan is within {_percent(found.gap)} of it (bound)"
+    return f"at least {found.bound_ms:.2f} ms in columns: the plan is within {_percent(found.gap)} of it (bound)"
 
 
 def _evenly(found: Explanation) -> str:
