@@ -115,12 +115,8 @@ class Constraints:
         matching = [rule for rule in self.rules if fnmatchcase(table.name, rule.tables)]
         together = any(table.name in group for group in self.together)
         whole = self._whole(table) if together else []  # they lie where one of them is pinned to
-        devices = tuple(
-            device
-            for device in range(num_devices)
-            if all(rule.devices is None or device in rule.devices for rule in matching)
-            and all(device in shard.devices for shard in whole)
-        )
+        only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
+        devices = tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices))
         least = max((rule.min_shards or 1 for rule in matching), default=1)
         narrowest = max((rule.min_dim or DIM_MULTIPLE for rule in matching), default=DIM_MULTIPLE)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider

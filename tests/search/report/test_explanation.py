@@ -321,7 +321,7 @@ def test_how_far_the_plan_is_from_the_best_possible():
     assert bad.bound_ms == best.bound_ms
     assert bad.gap == pytest.approx(bad.cost.total_ms / best.bound_ms - 1)
     shown = _summary_of(bad)["best possible"]
-    assert shown.startswith(f"at least {best.bound_ms:.2f} ms: the plan is within 1")
+    assert shown.startswith(f"at least {best.bound_ms:.2f} ms in columns: the plan is within 1")
     assert shown.endswith("% of it (bound)")
 
 
