@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.hardware import Hardware, Meter
+from neuroshard.hardware import Hardware, Meter, Outcome
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
 from neuroshard.progress import printer, progress_bar
@@ -175,7 +175,7 @@ class _Kind(Generic[Sample]):
         self.parts.write(
             number,
             [
-                Measurement(sample, i, split, self.seed, outcome.repeats, outcome.error, second_pass)
+                Measurement(_as_seen(sample, outcome), i, split, self.seed, outcome.repeats, outcome.error, second_pass)
                 for i, (sample, split), outcome in zip(ids, drawn, outcomes, strict=True)
             ],
         )
@@ -186,3 +186,8 @@ class _Kind(Generic[Sample]):
 
     def _lookup_seed(self, sample_id: int) -> int:
         return int(np.random.SeedSequence([self.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])
+
+
+def _as_seen(sample: Sample, outcome: Outcome) -> Sample:
+    """The sample, with what was looked up in its blocks of rows, if it has any."""
+    return replace(sample, lookups=outcome.seen) if isinstance(sample, ComputeSample) else sample

@@ -1,28 +1,86 @@
 """What is measured and what came of it: the records of stage 1."""
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar, final
 
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
 from neuroshard.tables import Table
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
 
 
 @dataclass(frozen=True)
+class RowBlock:
+    """The rows of a table that a device holds: `rows` of them from `row` on."""
+
+    row: int
+    rows: int
+
+    @property
+    def row_end(self) -> int:
+        """The first row behind it."""
+        return self.row + self.rows
+
+
+@dataclass(frozen=True)
+class BlockLookups:
+    """What a batch looked up in a block of rows: `count` lookups, with the reuse histogram (17,) of its own rows.
+
+    A block without a lookup has the histogram of rows that are touched once.
+    """
+
+    count: int
+    reuse: tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True)
 class ComputeSample:
-    """Tables (n,) on one device, looked up by one fused kernel call for `batch_size` samples."""
+    """Tables (n,) on one device, looked up by one kernel call for `batch_size` samples.
+
+    Attributes:
+        tables: whole ones, at the width that the device holds; they say how popular rows are.
+        batch_size: samples whose lookups the call serves: the global batch; of copies, the device's own part of it.
+        form: of all tables: whole or shards of columns under the fused kernel, blocks of rows under the fused kernel,
+            or copies under the dense kernel with an update of every row.
+        blocks: (n,) rows that the device holds, where tables lie in rows; else none.
+        hot_first: share of the rows touched more than once that have the table's lowest numbers, hottest first, as
+            where rows are numbered by frequency; all other rows lie anywhere.
+        lookups: (n,) what was looked up in each block, once the sample has been measured; else none.
+    """
 
     tables: tuple[Table, ...]
     batch_size: int
+    form: Form = Form.COLUMNS
+    blocks: tuple[RowBlock, ...] = ()
+    hot_first: float = 0.0
+    lookups: tuple[BlockLookups, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) != (len(self.tables) if self.form is Form.ROWS else 0):
+            raise UserError(f"{len(self.blocks)} blocks of rows for {len(self.tables)} tables of the form {self.form}")
+        if len(self.lookups) not in (0, len(self.blocks)):
+            raise UserError(f"lookups in {len(self.lookups)} of {len(self.blocks)} blocks of rows")
+        for table, block in zip(self.tables, self.blocks, strict=False):
+            if block.rows < 1 or block.row_end > table.rows:
+                raise UserError(f"table {table.name!r} has no rows {block.row} to {block.row_end - 1} of {table.rows}")
+
+    @property
+    def held(self) -> tuple[Table, ...]:
+        """(n,) tables with as many rows as the device holds of each."""
+        if self.form is not Form.ROWS:
+            return self.tables
+        return tuple(replace(table, rows=block.rows) for table, block in zip(self.tables, self.blocks, strict=True))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(table.size_bytes for table in self.tables)
+        return sum(table.size_bytes for table in self.held)
 
 
+@final
 @dataclass(frozen=True)
 class CommSample:
     """An exchange between D devices: `dims` (D,) columns of each, `start_ms` (D,) delay of each.

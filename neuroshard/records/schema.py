@@ -6,15 +6,40 @@ Samples refer to tables by name; the tables themselves stand once in `tables.par
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from neuroshard.errors import UserError
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats, Sample
-from neuroshard.schema import BatchSize, Count, Dim, NonNegative, Seed, parse
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import (
+    BlockLookups,
+    CommSample,
+    ComputeSample,
+    Measurement,
+    Repeats,
+    RowBlock,
+    Sample,
+)
+from neuroshard.schema import (
+    MAX_BATCH_SIZE,
+    MAX_POOLING_FACTOR,
+    BatchSize,
+    Count,
+    Dim,
+    FirstRow,
+    NonNegative,
+    Rows,
+    Seed,
+    Share,
+    parse,
+)
 from neuroshard.tables import Table, check_unique_names
+from neuroshard.tables.table import Reuse
+
+Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # of a batch in one table
 
 _COMMON = [
     ("sample_id", pa.int64()),
@@ -26,7 +51,19 @@ _COMMON = [
     ("at_s", pa.list_(pa.float64())),
     ("error", pa.string()),
 ]
-COMPUTE_SCHEMA = pa.schema([*_COMMON, ("tables", pa.list_(pa.string())), ("dims", pa.list_(pa.int32()))])
+COMPUTE_SCHEMA = pa.schema(
+    [
+        *_COMMON,
+        ("tables", pa.list_(pa.string())),
+        ("dims", pa.list_(pa.int32())),
+        ("form", pa.string()),
+        ("hot_first", pa.float64()),
+        ("first_rows", pa.list_(pa.int64())),
+        ("rows", pa.list_(pa.int64())),
+        ("lookups", pa.list_(pa.int64())),
+        ("reuse", pa.list_(pa.list_(pa.float64()))),
+    ]
+)
 COMM_SCHEMA = pa.schema([*_COMMON, ("dims", pa.list_(pa.int32())), ("start_ms", pa.list_(pa.float64()))])
 TABLES_SCHEMA = pa.schema(
     [
@@ -43,11 +80,21 @@ TABLES_SCHEMA = pa.schema(
 
 def compute_rows(measurements: Sequence[Measurement[ComputeSample]]) -> pa.Table:
     """Compute measurements as a Parquet table."""
-    rows = [
-        _common_row(m) | {"tables": [t.name for t in m.sample.tables], "dims": [t.dim for t in m.sample.tables]}
-        for m in measurements
-    ]
+    rows = [_common_row(m) | _compute_row(m.sample) for m in measurements]
     return pa.Table.from_pylist(rows, schema=COMPUTE_SCHEMA)
+
+
+def _compute_row(sample: ComputeSample) -> dict[str, Any]:
+    return {
+        "tables": [table.name for table in sample.tables],
+        "dims": [table.dim for table in sample.tables],
+        "form": sample.form,
+        "hot_first": sample.hot_first,
+        "first_rows": [block.row for block in sample.blocks],
+        "rows": [block.rows for block in sample.blocks],
+        "lookups": [lookups.count for lookups in sample.lookups],
+        "reuse": [lookups.reuse for lookups in sample.lookups],
+    }
 
 
 def comm_rows(measurements: Sequence[Measurement[CommSample]]) -> pa.Table:
@@ -104,6 +151,21 @@ class _Row:
 class _ComputeRow(_Row):
     tables: tuple[str, ...]
     dims: tuple[Dim, ...]
+    # Directories of releases that measured whole tables only have none of these.
+    form: str = Form.COLUMNS
+    hot_first: Share = 0.0
+    first_rows: tuple[FirstRow, ...] = ()
+    rows: tuple[Rows, ...] = ()
+    lookups: tuple[Lookups, ...] = ()
+    reuse: tuple[Reuse, ...] = ()
+
+    def sample(self, tables: tuple[Table, ...]) -> ComputeSample:
+        """The sample, of `tables` at their widths."""
+        if len(self.first_rows) != len(self.rows) or len(self.lookups) != len(self.reuse):
+            raise UserError("first_rows and rows, lookups and reuse must be equally many")
+        blocks = tuple(RowBlock(row, rows) for row, rows in zip(self.first_rows, self.rows, strict=True))
+        seen = tuple(BlockLookups(count, reuse) for count, reuse in zip(self.lookups, self.reuse, strict=True))
+        return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen)
 
 
 @dataclass(frozen=True)
@@ -125,7 +187,11 @@ def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[Comput
         if name not in tables:
             raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
     sized = tuple(tables[name].with_dim(dim) for name, dim in zip(read.tables, read.dims, strict=True))
-    return _measurement(ComputeSample(sized, read.batch_size), read, ())
+    try:
+        sample = read.sample(sized)
+    except UserError as error:
+        raise UserError(f"sample {read.sample_id}: {error}") from None
+    return _measurement(sample, read, ())
 
 
 def read_comm(row: object) -> Measurement[CommSample]:

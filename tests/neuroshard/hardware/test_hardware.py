@@ -14,7 +14,8 @@ from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import make_device
 from neuroshard.hardware.exchange import Clock, ExchangeBench
-from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.testing import PATIENCE_S, toy_tables
 from neuroshard.timing import TimingProtocol, typical_ms
 
@@ -33,6 +34,20 @@ def test_compute_samples_are_measured():
     assert (np.diff(np.sort(small.repeats.at_s)) >= 0).all()
     assert typical_ms(large.repeats.times_ms) > typical_ms(small.repeats.times_ms) > 0
     assert large.busy_s >= large.repeats.times_ms.sum() / 1e3
+
+
+def test_blocks_of_rows_and_copies_are_measured():
+    tables = toy_tables(3)
+    blocks = tuple(RowBlock(table.rows // 2, table.rows - table.rows // 2) for table in tables)
+    rows = ComputeSample(tables, 256, Form.ROWS, blocks, 0.5)
+    with CPU.compute_meter(print) as meter:
+        block, again, copies = meter.measure([rows, rows, ComputeSample(tables, 64, Form.COPIES)], [1, 1, 2])
+    assert (block.error, copies.error) == (None, None)
+    assert block.repeats.times_ms.shape == copies.repeats.times_ms.shape == (6,)
+    for seen, table in zip(block.seen, tables, strict=True):
+        assert 0 < seen.count < round(256 * table.pooling_factor)
+    assert block.seen == again.seen
+    assert copies.seen == ()
 
 
 def test_a_sample_without_room_fails_alone():

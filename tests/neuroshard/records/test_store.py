@@ -2,15 +2,19 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.plans.form import Form
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
 from neuroshard.testing import toy_tables
 
+BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
+SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, (1.0, *(0.0,) * 16)))
 HARDWARE = {"kind": "cpu", "device": "x", "count": 2, "memory_bytes": 1}
 
 
@@ -31,6 +35,9 @@ def _compute():
     return [
         Measurement(ComputeSample((first.with_dim(8), second), 256), 0, "train", 5, repeats),
         Measurement(ComputeSample((first,), 256), 1, "test", 5, None, "MemoryError: too much", second_pass=True),
+        Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS, 0.25, SEEN), 2, "valid", 5, repeats),
+        Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS), 3, "valid", 5, None, "too much"),
+        Measurement(ComputeSample((first,), 64, Form.COPIES), 4, "train", 5, repeats),
     ]
 
 
@@ -60,6 +67,43 @@ def test_records_come_back_exactly(directory, kind, measurements):
     parts.write(0, measurements)
     for saved, loaded in zip(measurements, parts.read(), strict=True):
         _same(saved, loaded)
+
+
+FORM_COLUMNS = ["form", "hot_first", "first_rows", "rows", "lookups", "reuse"]
+
+
+def test_directories_that_know_no_forms_still_load(directory):
+    parts = directory.compute()
+    whole = [m for m in _compute() if m.sample.form is Form.COLUMNS]
+    parts.write(0, whole)
+    pq.write_table(pq.read_table(parts.path(0)).drop_columns(FORM_COLUMNS), parts.path(0))
+    for saved, loaded in zip(whole, parts.read(), strict=True):
+        _same(saved, loaded)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "error"),
+    [
+        ("form", "diagonals", "unknown form 'diagonals'"),
+        ("form", "copies", "2 blocks of rows for 2 tables of the form copies"),
+        ("first_rows", [0], "must be equally many"),
+        ("rows", [2, 1 << 30], "has no rows 1 to"),
+        ("hot_first", 1.5, "hot_first=1.5"),
+        ("reuse", [[1.0]] * 2, "of a length of at least 17"),
+        ("lookups", [-1, 0], "lookups"),
+    ],
+)
+def test_blocks_that_contradict_themselves_are_refused(directory, column, value, error):
+    parts = directory.compute()
+    parts.write(0, _compute()[2:3])
+    table = pq.read_table(parts.path(0))
+    index = table.schema.names.index(column)
+    pq.write_table(
+        table.set_column(index, table.schema.field(index), pa.array([value], table.field(index).type)), parts.path(0)
+    )
+    with pytest.raises(UserError, match=error) as caught:
+        parts.read()
+    assert "part-00000.parquet doesn't hold measurements" in str(caught.value)
 
 
 def test_tables_and_manifest_come_back_exactly(directory):
