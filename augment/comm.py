@@ -54,5 +54,5 @@ class CommAugmentation:
             device = rng.integers(num_devices) if at_random else columns.argmin()
             columns[device] += dim
         starts = rng.random(num_devices) * self.max_start_ms * rng.random()
-        sample = CommSample(tuple(columns.tolist()), tuple(starts.tolist()), batch_size)
+        sample = CommSample.of_columns(columns.tolist(), starts.tolist(), batch_size)
         return sample, str(rng.choice(_SPLITS))

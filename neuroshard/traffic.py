@@ -7,13 +7,30 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
 
-ELEMENT_BYTES = 4  # pooled embeddings and their gradients travel as fp32
+ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
+INDEX_BYTES = 8  # so do indices, and the number of them in each sample, as 64 bits
 
 
 class Collective(IntEnum):
-    """How devices exchange, by its place on the last axis of `Traffic.size_bytes`."""
+    """How devices exchange, by its place on the last axis of `Traffic.size_bytes`.
 
-    ALL_TO_ALL = 0  # of pooled embeddings, or of their gradients on the way back
+    Attributes:
+        ALL_TO_ALL: columns: pooled embeddings go to the devices of their samples, their gradients come back.
+        REDUCE_SCATTER: blocks of rows on all devices: every device has a part of every pooled embedding; the parts are
+            added up on the devices of their samples. On the way back an all-gather brings every device all gradients.
+        HOST_REDUCE_SCATTER: the same among the devices of each host, of blocks of rows on those of one host.
+        HOST_ALL_TO_ALL: what they have then added up goes to other hosts, each device's to those with its place there;
+            gradients come back so, before they are gathered.
+        ALL_REDUCE: copies: gradients of all their weights are added up everywhere; on the way back only.
+        INPUT: indices and lengths that come to a device for its shards, before anything else; none for copies.
+    """
+
+    ALL_TO_ALL = 0
+    REDUCE_SCATTER = 1
+    HOST_REDUCE_SCATTER = 2
+    HOST_ALL_TO_ALL = 3
+    ALL_REDUCE = 4
+    INPUT = 5
 
 
 @dataclass(frozen=True, eq=False)

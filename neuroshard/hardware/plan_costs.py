@@ -91,7 +91,7 @@ def _measure_exchanges(
 
 
 def _exchange(plan: Plan, starts: FloatArray) -> CommSample:
-    return CommSample(plan.device_dims, tuple((starts - starts.min()).tolist()), plan.task.batch_size)
+    return CommSample.of_columns(plan.device_dims, (starts - starts.min()).tolist(), plan.task.batch_size)
 
 
 def _measure_comm(
@@ -103,7 +103,7 @@ def _measure_comm(
         batch = samples[start : start + live]
         outcomes += meter.measure(batch, list(range(start, start + len(batch))))
         advance(len(batch))
-    nothing = np.zeros((2, len(samples[0].dims)))
+    nothing = np.zeros((2, samples[0].num_devices))
     return [
         (nothing if outcome.repeats is None else typical_ms(outcome.repeats.times_ms), outcome.error)
         for outcome in outcomes

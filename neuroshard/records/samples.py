@@ -1,14 +1,19 @@
 """What is measured and what came of it: the records of stage 1."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, final
 
 from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError
+from neuroshard.errors import UserError, unknown_name
 from neuroshard.plans.form import Form
+from neuroshard.schema import shown
 from neuroshard.tables import Table
+from neuroshard.traffic import ELEMENT_BYTES, Collective
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
+
+BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
 
 
 @dataclass(frozen=True)
@@ -83,18 +88,88 @@ class ComputeSample:
 @final
 @dataclass(frozen=True)
 class CommSample:
-    """An exchange between D devices: `dims` (D,) columns of each, `start_ms` (D,) delay of each.
+    """A collective between D devices, at a global batch size.
 
-    `batch_size` is global: device i sends batch_size / D samples of dims[i] columns to every other.
+    Attributes:
+        size_bytes: (D,) that each device puts in for all samples of a batch, what it would send to itself included, as
+            in `Traffic`; of the input, what comes to each device.
+        start_ms: (D,) delay of each device.
+        batch_size: samples over all devices.
+        collective: of which there is one; a reduce-scatter comes back as an all-gather.
+        devices_per_host: hosts have so many each, in order of rank, with a slower link between them; None: one host
+            has all.
     """
 
-    dims: tuple[int, ...]
+    size_bytes: tuple[int, ...]
     start_ms: tuple[float, ...]
     batch_size: int
+    collective: Collective = Collective.ALL_TO_ALL
+    devices_per_host: int | None = None
+
+    @classmethod
+    def of_columns(
+        cls,
+        dims: Sequence[int],
+        start_ms: Sequence[float],
+        batch_size: int,
+        collective: Collective = Collective.ALL_TO_ALL,
+        devices_per_host: int | None = None,
+    ) -> "CommSample":
+        """An exchange of the pooled embeddings of a batch, of `dims` (D,) columns from each device."""
+        sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
+        return cls(sizes, tuple(start_ms), batch_size, collective, devices_per_host)
 
     def __post_init__(self) -> None:
-        if not self.dims or len(self.dims) != len(self.start_ms):
-            raise UserError(f"exchange: {len(self.dims)} dims but {len(self.start_ms)} start delays")
+        if not self.size_bytes or len(self.size_bytes) != len(self.start_ms):
+            raise UserError(f"exchange: {len(self.size_bytes)} sizes but {len(self.start_ms)} start delays")
+        if len(self.size_bytes) % self.host_size:
+            raise UserError(f"exchange: {len(self.size_bytes)} devices on hosts of {self.host_size} each")
+        if self.devices_per_host is None and self.collective in BETWEEN_HOSTS:
+            raise UserError(f"exchange: {name_of(self.collective)} needs devices_per_host")
+        for host in self._alike:
+            if len(set(host)) > 1:
+                raise UserError(f"exchange: {name_of(self.collective)} needs equal sizes, not {shown(host)}")
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return len(self.size_bytes)
+
+    @property
+    def host_size(self) -> int:
+        """Devices of each host."""
+        return self.devices_per_host or len(self.size_bytes)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """(D,) columns whose pooled embeddings each device puts in."""
+        return tuple(size // (ELEMENT_BYTES * self.batch_size) for size in self.size_bytes)
+
+    @property
+    def _alike(self) -> list[tuple[int, ...]]:
+        """Sizes that must be equal, in groups."""
+        if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
+            return [self.size_bytes]
+        if self.collective in BETWEEN_HOSTS:
+            return [self.size_bytes[i : i + self.host_size] for i in range(0, len(self.size_bytes), self.host_size)]
+        return []
+
+
+def name_of(collective: Collective) -> str:
+    """The collective as settings and records name it."""
+    return collective.name.lower()
+
+
+def collective_named(name: str) -> Collective:
+    """The collective of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    named = {name_of(collective): collective for collective in Collective}
+    if name not in named:
+        raise unknown_name("collective", name, named)
+    return named[name]
 
 
 Sample = TypeVar("Sample", ComputeSample, CommSample)

@@ -4,7 +4,7 @@ Samples refer to tables by name; the tables themselves stand once in `tables.par
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,12 +22,15 @@ from neuroshard.records.samples import (
     Repeats,
     RowBlock,
     Sample,
+    collective_named,
+    name_of,
 )
 from neuroshard.schema import (
     MAX_BATCH_SIZE,
     MAX_POOLING_FACTOR,
     BatchSize,
     Count,
+    Devices,
     Dim,
     FirstRow,
     NonNegative,
@@ -38,7 +41,9 @@ from neuroshard.schema import (
 )
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tables.table import Reuse
+from neuroshard.units import MAX_BYTES
 
+Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # of a batch in one table
 
 _COMMON = [
@@ -64,7 +69,15 @@ COMPUTE_SCHEMA = pa.schema(
         ("reuse", pa.list_(pa.list_(pa.float64()))),
     ]
 )
-COMM_SCHEMA = pa.schema([*_COMMON, ("dims", pa.list_(pa.int32())), ("start_ms", pa.list_(pa.float64()))])
+COMM_SCHEMA = pa.schema(
+    [
+        *_COMMON,
+        ("collective", pa.string()),
+        ("size_bytes", pa.list_(pa.int64())),
+        ("start_ms", pa.list_(pa.float64())),
+        ("devices_per_host", pa.int32()),
+    ]
+)
 TABLES_SCHEMA = pa.schema(
     [
         ("name", pa.string()),
@@ -99,8 +112,17 @@ def _compute_row(sample: ComputeSample) -> dict[str, Any]:
 
 def comm_rows(measurements: Sequence[Measurement[CommSample]]) -> pa.Table:
     """Exchange measurements as a Parquet table."""
-    rows = [_common_row(m) | {"dims": list(m.sample.dims), "start_ms": list(m.sample.start_ms)} for m in measurements]
+    rows = [_common_row(m) | _comm_row(m.sample) for m in measurements]
     return pa.Table.from_pylist(rows, schema=COMM_SCHEMA)
+
+
+def _comm_row(sample: CommSample) -> dict[str, Any]:
+    return {
+        "collective": name_of(sample.collective),
+        "size_bytes": list(sample.size_bytes),
+        "start_ms": list(sample.start_ms),
+        "devices_per_host": sample.devices_per_host,
+    }
 
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
@@ -170,8 +192,27 @@ class _ComputeRow(_Row):
 
 @dataclass(frozen=True)
 class _CommRow(_Row):
+    collective: str
+    size_bytes: tuple[Bytes, ...]
+    start_ms: tuple[NonNegative, ...]
+    devices_per_host: Devices | None = None
+
+    def sample(self) -> CommSample:
+        """The sample."""
+        collective = collective_named(self.collective)
+        return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
+
+
+@dataclass(frozen=True)
+class _ColumnsRow(_Row):
+    """What directories hold of releases that measured all-to-alls only."""
+
     dims: tuple[Count, ...]
     start_ms: tuple[NonNegative, ...]
+
+    def sample(self) -> CommSample:
+        """The sample."""
+        return CommSample.of_columns(self.dims, self.start_ms, self.batch_size)
 
 
 def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[ComputeSample]:
@@ -187,11 +228,7 @@ def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[Comput
         if name not in tables:
             raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
     sized = tuple(tables[name].with_dim(dim) for name, dim in zip(read.tables, read.dims, strict=True))
-    try:
-        sample = read.sample(sized)
-    except UserError as error:
-        raise UserError(f"sample {read.sample_id}: {error}") from None
-    return _measurement(sample, read, ())
+    return _measurement(_named(read, lambda: read.sample(sized)), read, ())
 
 
 def read_comm(row: object) -> Measurement[CommSample]:
@@ -200,9 +237,18 @@ def read_comm(row: object) -> Measurement[CommSample]:
     Raises:
         UserError: it is malformed.
     """
-    read = parse(row, _CommRow, "sample")
-    sample = CommSample(read.dims, read.start_ms, read.batch_size)
-    return _measurement(sample, read, (2, len(read.dims)))
+    of_old = isinstance(row, dict) and "dims" in row
+    read = parse(row, _ColumnsRow, "sample") if of_old else parse(row, _CommRow, "sample")
+    sample = _named(read, read.sample)
+    return _measurement(sample, read, (2, sample.num_devices))
+
+
+def _named(row: _Row, make: Callable[[], Sample]) -> Sample:
+    """The sample that `make` gives, or the error with the sample's number."""
+    try:
+        return make()
+    except UserError as error:
+        raise UserError(f"sample {row.sample_id}: {error}") from None
 
 
 def _measurement(sample: Sample, read: _Row, shape: tuple[int, ...]) -> Measurement[Sample]:

@@ -65,7 +65,7 @@ def _comm(count, seed=0):
                 model.predict(Traffic.of_columns(dims, 256), 0 * starts)[0],
             ]
         )
-        sample = CommSample(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
+        sample = CommSample.of_columns(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
         made.append(Measurement(sample, i, NAMES[i % 5], 0, Repeats(np.stack([times] * 3), np.zeros(3))))
     return made
 
@@ -157,7 +157,7 @@ def test_models_of_one_device_count_refuse_several(data):
     wider = [
         replace(
             m,
-            sample=CommSample((*m.sample.dims, 4), (*m.sample.start_ms, 0.0), 256),
+            sample=CommSample.of_columns((*m.sample.dims, 4), (*m.sample.start_ms, 0.0), 256),
             repeats=Repeats(np.concatenate([m.repeats.times_ms, m.repeats.times_ms[..., :1]], -1), np.zeros(3)),
         )
         for m in _comm(40)

@@ -60,7 +60,10 @@ def test_a_sample_without_room_fails_alone():
 
 
 def test_exchanges_between_processes_are_measured():
-    samples = [CommSample((64, 64, 0), (0.0, 0.0, 0.0), 96), CommSample((8, 128, 16), (0.0, 600.0, 200.0), 96)]
+    samples = [
+        CommSample.of_columns((64, 64, 0), (0.0, 0.0, 0.0), 96),
+        CommSample.of_columns((8, 128, 16), (0.0, 600.0, 200.0), 96),
+    ]
     with CPU.comm_meter(3, print) as meter:
         even, delayed = meter.measure(samples, [0, 1])
     assert even.repeats.times_ms.shape == (6, 2, 3)
@@ -127,7 +130,7 @@ def test_exchanges_under_torchrun(tmp_path):
         "    CPU.follow()\n"
         "else:\n"
         "    with CPU.comm_meter(2, print) as meter:\n"
-        "        (outcome,) = meter.measure([CommSample((8, 16), (0.0, 5.0), 64)], [0])\n"
+        "        (outcome,) = meter.measure([CommSample.of_columns((8, 16), (0.0, 5.0), 64)], [0])\n"
         "    print('shape', outcome.repeats.times_ms.shape)\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
