@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic
@@ -101,8 +101,9 @@ class Collect:
         )
 
     def _comm_variant(self, num_devices: int, warn: Warn) -> "_Variant[CommSample]":
+        per_host = self.hardware.devices_per_host(num_devices)
         return _Variant(
-            lambda rng: self.comm.draw(num_devices, self._batch_size(rng), rng),
+            lambda rng: self.comm.draw(num_devices, self._batch_size(rng), rng, per_host),
             lambda: self.hardware.comm_meter(num_devices, warn),
         )
 
@@ -119,7 +120,7 @@ class _Variant(Generic[Sample]):
     """Samples that one meter measures: such as exchanges between the same number of processes."""
 
     draw: Callable[[np.random.Generator], tuple[Sample, str]]
-    open_meter: Callable[[], Meter[Sample]]
+    open_meter: Callable[[], AbstractContextManager[Meter[Sample]]]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,9 @@ class CommAugmentation:
         if self.min_tables > self.max_tables:
             raise UserError(f"exchanges: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
 
-    def draw(self, num_devices: int, batch_size: int, rng: np.random.Generator) -> tuple[CommSample, str]:
+    def draw(
+        self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
+    ) -> tuple[CommSample, str]:
         """One exchange between `num_devices` processes with the name of the split it belongs to."""
         tables = int(rng.integers(self.min_tables, self.max_tables + 1))
         dims = np.sort(rng.choice(halvings(self.max_dim), size=tables))[::-1]
@@ -54,5 +56,5 @@ class CommAugmentation:
             device = rng.integers(num_devices) if at_random else columns.argmin()
             columns[device] += dim
         starts = rng.random(num_devices) * self.max_start_ms * rng.random()
-        sample = CommSample.of_columns(columns.tolist(), starts.tolist(), batch_size)
+        sample = CommSample.of_columns(columns.tolist(), starts.tolist(), batch_size, devices_per_host=devices_per_host)
         return sample, str(rng.choice(_SPLITS))

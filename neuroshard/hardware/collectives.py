@@ -16,6 +16,9 @@ from neuroshard.records.samples import CommSample
 from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective
 
 Group = dist.ProcessGroup | None  # None is everybody
+# By the names that torch has given them since 2.13, or those before.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Exchange(Protocol):
@@ -122,10 +125,10 @@ class _ReduceScatter:
         self._group = circle.group
 
     def forward(self) -> None:
-        dist.reduce_scatter_tensor(self._summed, self._partial, group=self._group)
+        _reduce_scatter(self._summed, self._partial, group=self._group)
 
     def backward(self) -> None:
-        dist.all_gather_into_tensor(self._partial, self._summed, group=self._group)
+        _all_gather(self._partial, self._summed, group=self._group)
 
 
 class _AllReduce:
