@@ -65,7 +65,9 @@ class Collect:
                 f"batch size {min(self.batch_sizes)} must be at least the largest of "
                 f"comm.num_devices={list(self.comm.num_devices)}"
             )
-        self.compute.check(self.tables)
+        self.compute.check(split_tables(self.tables, self.seed))
+        for count in self.comm.num_devices:
+            self.comm.check(self.hardware.devices_per_host(count))
 
     def run(self) -> Summary | None:
         """Measure what is still missing in `out`; None in the processes that only take part in exchanges."""
@@ -111,7 +113,7 @@ class Collect:
         return int(rng.choice(self.batch_sizes))
 
     def _settings(self) -> dict[str, Any]:
-        settings = asdict(replace(self, tables=()))
+        settings = asdict(self)
         return {key: value for key, value in settings.items() if key not in ("tables", "seed", "out")}
 
 
