@@ -7,7 +7,6 @@ Then the optimizer, which knows nothing of embeddings, reads and writes the whol
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import torch
@@ -20,6 +19,8 @@ from neuroshard.records.samples import ComputeSample
 
 _EPSILON = 1e-8
 _LIVE_BYTES = 2  # times the weights: gradients are as large
+
+WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kernel begins, at every call
 
 Update = Callable[[torch.Tensor], None]
 
@@ -40,11 +41,7 @@ def dense_run(
     specs = [(table.rows, table.dim) for table in sample.tables]
     operator = DenseTableBatchedEmbeddingBagsCodegen(specs, weights_precision=precision, use_cpu=on_cpu)
     update = _UPDATES[settings.optimizer](operator.weights, specs)
-    run = partial(_train, operator, update, draw_inputs(sample, device, rng))
-    with catch_warnings():
-        simplefilter("ignore")  # on CPU, torch says at the first call that the kernel brings its own backward
-        run()
-    return Prepared(run, ())
+    return Prepared(partial(_train, operator, update, draw_inputs(sample, device, rng)), ())
 
 
 def _train(operator: DenseTableBatchedEmbeddingBagsCodegen, update: Update, inputs: Inputs) -> None:

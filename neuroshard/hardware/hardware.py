@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
+from warnings import filterwarnings
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
@@ -141,8 +142,10 @@ def _make_compute_bench(
     spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
 ) -> Bench[ComputeSample]:
     from neuroshard.hardware.compute import ComputeBench  # imports torch and FBGEMM: in the worker only
+    from neuroshard.hardware.dense import WARNING
     from neuroshard.hardware.device import make_device
 
+    filterwarnings("ignore", WARNING)
     device = make_device(spec)
     device.prepare(rank, protocol.flush_bytes)
     return ComputeBench(device, settings, protocol)

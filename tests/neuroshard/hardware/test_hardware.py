@@ -36,7 +36,7 @@ def test_compute_samples_are_measured():
     assert large.busy_s >= large.repeats.times_ms.sum() / 1e3
 
 
-def test_blocks_of_rows_and_copies_are_measured():
+def test_blocks_of_rows_and_copies_are_measured(capfd):
     tables = toy_tables(3)
     blocks = tuple(RowBlock(table.rows // 2, table.rows - table.rows // 2) for table in tables)
     rows = ComputeSample(tables, 256, Form.ROWS, blocks, 0.5)
@@ -48,6 +48,7 @@ def test_blocks_of_rows_and_copies_are_measured():
         assert 0 < seen.count < round(256 * table.pooling_factor)
     assert block.seen == again.seen
     assert copies.seen == ()
+    assert "Warning" not in capfd.readouterr().err
 
 
 def test_a_sample_without_room_fails_alone():
