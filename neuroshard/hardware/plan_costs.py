@@ -46,7 +46,7 @@ def _num_devices(plan: Plan) -> int:
 def steps(plans: Sequence[Plan]) -> int:
     """Kernel calls and exchanges that measuring the plans takes: what `advance` is told of."""
     calls = sum(len(its) for plan in plans for its in kernel_calls(plan))
-    return calls + 2 * sum(len(exchanges(plan)) for plan in plans)
+    return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
 
 
 def _measure_compute(
@@ -89,11 +89,11 @@ def _measure_exchanges(
 ) -> list[Cost | str]:
     """Costs of plans for equally many devices, with compute (D,) ms each."""
     with hardware.comm_meter(_num_devices(plans[0]), warn) as meter:
-        chains = [_Chain.of(plan, np.zeros(len(ms))) for plan, ms in zip(plans, compute, strict=True)]
-        backward = _measure_chains(chains, BACKWARD, meter, hardware.comm_timing.live, advance)
+        chains = [_Chain.of(plan, BACKWARD, np.zeros(len(ms))) for plan, ms in zip(plans, compute, strict=True)]
+        backward = _measure_chains(chains, meter, hardware.comm_timing.live, advance)
         ready = [ms + chain.taken_ms for ms, chain in zip(compute, backward, strict=True)]
-        delayed = [_Chain.of(plan, starts) for plan, starts in zip(plans, ready, strict=True)]
-        forward = _measure_chains(delayed, FORWARD, meter, hardware.comm_timing.live, advance)
+        delayed = [_Chain.of(plan, FORWARD, starts) for plan, starts in zip(plans, ready, strict=True)]
+        forward = _measure_chains(delayed, meter, hardware.comm_timing.live, advance)
     return [
         f"exchange: {failed}" if (failed := back.error or there.error) else Cost(ms, there.taken_ms, back.taken_ms)
         for ms, back, there in zip(compute, backward, forward, strict=True)
@@ -106,37 +106,37 @@ class _Chain:
 
     Attributes:
         left: those that are still to be measured.
+        direction: FORWARD, with the delays, or BACKWARD, where all begin together.
         start_ms: (D,) when each device begins with the first.
         taken_ms: (D,) from then on, of those that have been measured.
         error: what stopped one of them.
     """
 
     left: tuple[CommSample, ...]
+    direction: int
     start_ms: FloatArray
     taken_ms: FloatArray
     error: str | None = None
 
     @classmethod
-    def of(cls, plan: Plan, start_ms: FloatArray) -> "_Chain":
-        """All exchanges of the plan."""
-        return cls(exchanges(plan), start_ms, np.zeros(len(start_ms)))
+    def of(cls, plan: Plan, direction: int, start_ms: FloatArray) -> "_Chain":
+        """All exchanges of the plan in that direction."""
+        return cls(exchanges(plan, direction), direction, start_ms, np.zeros(len(start_ms)))
 
     def next(self) -> CommSample:
         """The first that is left, with the devices' delays."""
         ready = self.start_ms + self.taken_ms
         return replace(self.left[0], start_ms=tuple((ready - ready.min()).tolist()))
 
-    def after(self, outcome: Outcome, direction: int) -> "_Chain":
+    def after(self, outcome: Outcome) -> "_Chain":
         """What is left when the next has been measured."""
         if outcome.repeats is None:
             return replace(self, left=(), error=outcome.error)
-        taken = self.taken_ms + typical_ms(outcome.repeats.times_ms)[direction]
+        taken = self.taken_ms + typical_ms(outcome.repeats.times_ms)[self.direction]
         return replace(self, left=self.left[1:], taken_ms=taken)
 
 
-def _measure_chains(
-    chains: list[_Chain], direction: int, meter: Meter[CommSample], live: int, advance: Advance
-) -> list[_Chain]:
+def _measure_chains(chains: list[_Chain], meter: Meter[CommSample], live: int, advance: Advance) -> list[_Chain]:
     """The chains with all their exchanges measured: the first ones of all chains, then the second ones, and so on."""
     chains = list(chains)
     while waiting := [i for i, chain in enumerate(chains) if chain.left]:
@@ -144,6 +144,6 @@ def _measure_chains(
             batch = waiting[start : start + live]
             outcomes = meter.measure([chains[i].next() for i in batch], list(range(start, start + len(batch))))
             for i, outcome in zip(batch, outcomes, strict=True):
-                chains[i] = chains[i].after(outcome, direction)
+                chains[i] = chains[i].after(outcome)
             advance(len(batch))
     return chains

@@ -9,7 +9,7 @@ def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
     return tuple((ComputeSample(tables, plan.task.batch_size),) if tables else () for tables in plan.device_tables)
 
 
-def exchanges(plan: Plan) -> tuple[CommSample, ...]:
-    """The plan's exchanges, in the order of a step's way forward, without delays."""
+def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:  # noqa: ARG001  # columns go both ways
+    """The plan's exchanges in one direction, in the order of a step's way forward, without delays."""
     nothing = (0.0,) * plan.task.topology.num_devices
     return (CommSample.of_columns(plan.device_dims, nothing, plan.task.batch_size),)

@@ -88,7 +88,7 @@ def test_calls_of_several_forms_add_up(plan, monkeypatch):
 def test_exchanges_follow_one_another(plan, monkeypatch):
     first = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
     second = replace(first, size_bytes=(64, 64), collective=Collective.REDUCE_SCATTER)
-    monkeypatch.setattr(plan_costs, "exchanges", lambda plan: (first, second))
+    monkeypatch.setattr(plan_costs, "exchanges", lambda plan, direction: (first, second))
     (cost,), calls, advanced = _measure([plan])
     assert cost.backward.tolist() == [6.0, 6.0]
     assert cost.forward.tolist() == [13.0, 10.0]
@@ -101,7 +101,7 @@ def test_an_exchange_that_fails_stops_its_plan_alone(plan, monkeypatch):
     other = assemble(plan.task, [(i, table.dim, 0) for i, table in enumerate(plan.task.tables)])
     good = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
     bad = CommSample((64, 64), (0.0, 0.0), 256, Collective.ALL_REDUCE)
-    monkeypatch.setattr(plan_costs, "exchanges", lambda its: (bad, good) if its is other else (good,))
+    monkeypatch.setattr(plan_costs, "exchanges", lambda its, direction: (bad, good) if its is other else (good,))
     one, failed = _measure([plan, other])[0]
     assert one.total_ms == 12.0
     assert failed == "exchange: RuntimeError: lost"
