@@ -113,7 +113,7 @@ class Collect:
         return int(rng.choice(self.batch_sizes))
 
     def _settings(self) -> dict[str, Any]:
-        settings = asdict(self)
+        settings = asdict(self) | {"compute": self.compute.settings, "comm": self.comm.settings}
         return {key: value for key, value in settings.items() if key not in ("tables", "seed", "out")}
 
 

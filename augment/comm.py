@@ -1,7 +1,7 @@
 """Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -18,6 +18,8 @@ from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective
 from neuroshard.units import ByteSize
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
+_ALL_TO_ALL = name_of(Collective.ALL_TO_ALL)
+_BEYOND_ALL_TO_ALL = ("collectives", "max_row_tables", "max_gradient_bytes")
 _LEAST_GRADIENT_BYTES = 4 << 10
 _LOG_POOLING = (np.log(5), 1.0)  # mean and deviation: half of published tables have at most 5, nine of ten 18
 _MAX_POOLING = 208  # of a published table
@@ -48,7 +50,7 @@ class CommAugmentation:
     min_tables: TableCount = 10
     max_tables: TableCount = 59
     max_start_ms: NonNegative = 20.0
-    collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = (name_of(Collective.ALL_TO_ALL),)
+    collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = (_ALL_TO_ALL,)
     max_row_tables: TableCount = 10
     max_gradient_bytes: ByteSize = 64 << 20
 
@@ -61,6 +63,13 @@ class CommAugmentation:
             raise UserError(f"exchanges: max_gradient_bytes={self.max_gradient_bytes} must be {least}")
         for name in self.collectives:
             collective_named(name)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which samples are drawn: of all-to-alls alone, what decided it before there was more."""
+        settings = asdict(self)
+        beyond = _BEYOND_ALL_TO_ALL if self.collectives == (_ALL_TO_ALL,) else ()
+        return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, devices_per_host: int | None) -> None:
         """Raise UserError if a collective needs hosts and all devices are on one, which None says."""

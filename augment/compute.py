@@ -3,8 +3,8 @@
 Beyond that method, combinations may lie in blocks of rows, or be copies, as the samples of one of several devices.
 """
 
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -18,6 +18,8 @@ from neuroshard.schema import DIM_MULTIPLE, Devices, Dim, Share, TableCount
 from neuroshard.stages.augment.draw import one_of
 from neuroshard.tables import Table, halvings
 from neuroshard.units import ByteSize
+
+_BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,13 @@ class ComputeAugmentation:
             raise UserError(
                 f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
             )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which samples are drawn: of columns alone, what decided it before there were other forms."""
+        settings = asdict(self)
+        beyond = _BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ()
+        return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, split: TableSplit) -> None:
         """Raise UserError unless every table fits under the cap at its narrowest, and splits have some of each form."""

@@ -69,7 +69,7 @@ class ComputeSample:
         if len(self.lookups) not in (0, len(self.blocks)):
             raise UserError(f"lookups in {len(self.lookups)} of {len(self.blocks)} blocks of rows")
         for table, block in zip(self.tables, self.blocks, strict=False):
-            if block.rows < 1 or block.row_end > table.rows:
+            if block.row < 0 or block.rows < 1 or block.row_end > table.rows:
                 raise UserError(f"table {table.name!r} has no rows {block.row} to {block.row_end - 1} of {table.rows}")
 
     @property

@@ -227,6 +227,24 @@ def test_another_runs_directory_is_refused(tmp_path):
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["run.json"]
 
 
+def test_what_was_begun_before_there_were_other_forms_goes_on(tmp_path):
+    run = collect_run(tmp_path / "data")
+    run.run()
+    path = tmp_path / "data" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert set(manifest["config"]["compute"]) == {"max_dim", "min_tables", "max_tables", "max_bytes", "any_width_share"}
+    assert set(manifest["config"]["comm"]) == {"num_devices", "max_dim", "min_tables", "max_tables", "max_start_ms"}
+    del manifest["config"]["hardware"]["link"]
+    path.write_text(json.dumps(manifest))
+    assert run.run().compute.busy_s == 0
+    with pytest.raises(UserError, match=r"compute.forms=None, not \['columns', 'rows'\]"):
+        replace(run, compute=replace(run.compute, forms=("columns", "rows"))).run()
+    with pytest.raises(UserError, match=r"comm.collectives=None, not \['input'\]"):
+        replace(run, comm=replace(run.comm, collectives=("input",))).run()
+    with pytest.raises(UserError, match="begun with comm.collectives=None"):  # drawn with other numbers
+        replace(run, comm=replace(run.comm, collectives=("all_to_all",) * 2)).run()
+
+
 def test_other_settings_are_refused(tmp_path):
     collect_run(tmp_path / "data").run()
     with pytest.raises(UserError, match="num_compute_samples=18, not 20"):
