@@ -241,7 +241,7 @@ def test_what_was_begun_before_there_were_other_forms_goes_on(tmp_path):
         replace(run, compute=replace(run.compute, forms=("columns", "rows"))).run()
     with pytest.raises(UserError, match=r"comm.collectives=None, not \['input'\]"):
         replace(run, comm=replace(run.comm, collectives=("input",))).run()
-    with pytest.raises(UserError, match="begun with comm.collectives=None"):  # drawn with other numbers
+    with pytest.raises(UserError, match=r"begun with comm\.collectives=None"):  # drawn with other numbers
         replace(run, comm=replace(run.comm, collectives=("all_to_all",) * 2)).run()
 
 
