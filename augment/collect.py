@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic
@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.hardware import Hardware, Meter
+from neuroshard.hardware import Hardware, Meter, Outcome
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
 from neuroshard.progress import printer, progress_bar
@@ -65,7 +65,9 @@ class Collect:
                 f"batch size {min(self.batch_sizes)} must be at least the largest of "
                 f"comm.num_devices={list(self.comm.num_devices)}"
             )
-        self.compute.check(self.tables)
+        self.compute.check(split_tables(self.tables, self.seed))
+        for count in self.comm.num_devices:
+            self.comm.check(self.hardware.devices_per_host(count))
 
     def run(self) -> Summary | None:
         """Measure what is still missing in `out`; None in the processes that only take part in exchanges."""
@@ -101,8 +103,9 @@ class Collect:
         )
 
     def _comm_variant(self, num_devices: int, warn: Warn) -> "_Variant[CommSample]":
+        per_host = self.hardware.devices_per_host(num_devices)
         return _Variant(
-            lambda rng: self.comm.draw(num_devices, self._batch_size(rng), rng),
+            lambda rng: self.comm.draw(num_devices, self._batch_size(rng), rng, per_host),
             lambda: self.hardware.comm_meter(num_devices, warn),
         )
 
@@ -110,7 +113,7 @@ class Collect:
         return int(rng.choice(self.batch_sizes))
 
     def _settings(self) -> dict[str, Any]:
-        settings = asdict(replace(self, tables=()))
+        settings = asdict(self) | {"compute": self.compute.settings, "comm": self.comm.settings}
         return {key: value for key, value in settings.items() if key not in ("tables", "seed", "out")}
 
 
@@ -119,7 +122,7 @@ class _Variant(Generic[Sample]):
     """Samples that one meter measures: such as exchanges between the same number of processes."""
 
     draw: Callable[[np.random.Generator], tuple[Sample, str]]
-    open_meter: Callable[[], Meter[Sample]]
+    open_meter: Callable[[], AbstractContextManager[Meter[Sample]]]
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ class _Kind(Generic[Sample]):
         self.parts.write(
             number,
             [
-                Measurement(sample, i, split, self.seed, outcome.repeats, outcome.error, second_pass)
+                Measurement(_as_seen(sample, outcome), i, split, self.seed, outcome.repeats, outcome.error, second_pass)
                 for i, (sample, split), outcome in zip(ids, drawn, outcomes, strict=True)
             ],
         )
@@ -186,3 +189,8 @@ class _Kind(Generic[Sample]):
 
     def _lookup_seed(self, sample_id: int) -> int:
         return int(np.random.SeedSequence([self.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])
+
+
+def _as_seen(sample: Sample, outcome: Outcome) -> Sample:
+    """The sample, with what was looked up in its blocks of rows, if it has any."""
+    return replace(sample, lookups=outcome.seen) if isinstance(sample, ComputeSample) else sample

@@ -1,19 +1,28 @@
 """Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
+from neuroshard.arrays import IntArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.records.samples import CommSample
+from neuroshard.records.samples import BETWEEN_HOSTS, CommSample, collective_named, name_of
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.schema import Devices, Dim, NonNegative, TableCount
+from neuroshard.stages.augment.draw import one_of
 from neuroshard.tables import halvings
+from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective
+from neuroshard.units import ByteSize
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
+_ALL_TO_ALL = name_of(Collective.ALL_TO_ALL)
+_BEYOND_ALL_TO_ALL = ("collectives", "max_row_tables", "max_gradient_bytes")
+_LEAST_GRADIENT_BYTES = 4 << 10
+_LOG_POOLING = (np.log(5), 1.0)  # mean and deviation: half of published tables have at most 5, nine of ten 18
+_MAX_POOLING = 208  # of a published table
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,10 @@ class CommAugmentation:
         max_dim: tables have widths max_dim, max_dim / 2, ..., 4.
         min_tables, max_tables: over all devices.
         max_start_ms: the longest start delay.
+        collectives: as in `Collective`, in small letters: every sample has one of them; one listed twice comes twice as
+            often.
+        max_row_tables: in rows on the same devices, at least one: what a reduce-scatter adds up.
+        max_gradient_bytes: of all copies, 4 KiB at least: what an all-reduce adds up.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)
@@ -37,22 +50,93 @@ class CommAugmentation:
     min_tables: TableCount = 10
     max_tables: TableCount = 59
     max_start_ms: NonNegative = 20.0
+    collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = (_ALL_TO_ALL,)
+    max_row_tables: TableCount = 10
+    max_gradient_bytes: ByteSize = 64 << 20
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
         if self.min_tables > self.max_tables:
             raise UserError(f"exchanges: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}")
+        if self.max_gradient_bytes < _LEAST_GRADIENT_BYTES:
+            least = f"at least {_LEAST_GRADIENT_BYTES}"
+            raise UserError(f"exchanges: max_gradient_bytes={self.max_gradient_bytes} must be {least}")
+        for name in self.collectives:
+            collective_named(name)
 
-    def draw(self, num_devices: int, batch_size: int, rng: np.random.Generator) -> tuple[CommSample, str]:
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which samples are drawn: of all-to-alls alone, what decided it before there was more."""
+        settings = asdict(self)
+        beyond = _BEYOND_ALL_TO_ALL if self.collectives == (_ALL_TO_ALL,) else ()
+        return {name: value for name, value in settings.items() if name not in beyond}
+
+    def check(self, devices_per_host: int | None) -> None:
+        """Raise UserError if a collective needs hosts and all devices are on one, which None says."""
+        for name in self.collectives:
+            if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:
+                raise UserError(
+                    f"comm.collectives: {name} needs several hosts; choose hardware=cpu_two_hosts or torchrun"
+                )
+
+    def draw(
+        self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
+    ) -> tuple[CommSample, str]:
         """One exchange between `num_devices` processes with the name of the split it belongs to."""
-        tables = int(rng.integers(self.min_tables, self.max_tables + 1))
-        dims = np.sort(rng.choice(halvings(self.max_dim), size=tables))[::-1]
-        random_share = rng.random()
-        columns = np.zeros(num_devices, dtype=np.int64)
-        for dim in dims:
-            at_random = rng.random() < random_share
-            device = rng.integers(num_devices) if at_random else columns.argmin()
-            columns[device] += dim
+        collective = collective_named(one_of(self.collectives, rng))
+        sizes = self._sizes(collective, num_devices, batch_size, devices_per_host, rng)
         starts = rng.random(num_devices) * self.max_start_ms * rng.random()
-        sample = CommSample(tuple(columns.tolist()), tuple(starts.tolist()), batch_size)
+        sample = CommSample(tuple(sizes), tuple(starts.tolist()), batch_size, collective, devices_per_host)
         return sample, str(rng.choice(_SPLITS))
+
+    def _sizes(
+        self,
+        collective: Collective,
+        num_devices: int,
+        batch_size: int,
+        devices_per_host: int | None,
+        rng: np.random.Generator,
+    ) -> list[int]:
+        """(D,) bytes that each device puts in, as `CommSample` has them."""
+        if collective is Collective.ALL_TO_ALL:
+            return [ELEMENT_BYTES * batch_size * dim for dim in self._placed(self._dims(rng), num_devices, rng)]
+        if collective is Collective.INPUT:
+            return [INDEX_BYTES * count for count in self._placed(self._indices(batch_size, rng), num_devices, rng)]
+        if collective is Collective.ALL_REDUCE:
+            return [self._gradient_bytes(rng)] * num_devices
+        if collective is Collective.REDUCE_SCATTER:
+            return [ELEMENT_BYTES * batch_size * self._row_columns(rng)] * num_devices
+        assert devices_per_host is not None
+        parts = devices_per_host if collective is Collective.HOST_ALL_TO_ALL else 1
+        hosts = [self._row_columns(rng) for _ in range(num_devices // devices_per_host)]
+        return [ELEMENT_BYTES * (batch_size // parts) * dim for dim in hosts for _ in range(devices_per_host)]
+
+    def _dims(self, rng: np.random.Generator) -> IntArray:
+        tables = int(rng.integers(self.min_tables, self.max_tables + 1))
+        return np.sort(rng.choice(halvings(self.max_dim), size=tables))[::-1]
+
+    def _indices(self, batch_size: int, rng: np.random.Generator) -> IntArray:
+        """(n,) indices and lengths of tables, most first, with pooling factors like those of published tables."""
+        tables = int(rng.integers(self.min_tables, self.max_tables + 1))
+        pooling = np.minimum(rng.lognormal(*_LOG_POOLING, size=tables), _MAX_POOLING)
+        indices: IntArray = np.sort(np.round(batch_size * (1 + pooling)).astype(np.int64))[::-1]
+        return indices
+
+    def _row_columns(self, rng: np.random.Generator) -> int:
+        tables = int(rng.integers(1, self.max_row_tables + 1))
+        return int(rng.choice(halvings(self.max_dim), size=tables).sum())
+
+    def _gradient_bytes(self, rng: np.random.Generator) -> int:
+        """Of fp32 elements; its logarithm is uniform."""
+        least, most = np.log(_LEAST_GRADIENT_BYTES), np.log(self.max_gradient_bytes)
+        return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
+
+    def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
+        """(D,) sums of the weights (n,), handed out in order to the lightest device, or some to random ones."""
+        random_share = rng.random()
+        sums = np.zeros(num_devices, dtype=np.int64)
+        for weight in weights:
+            at_random = rng.random() < random_share
+            device = rng.integers(num_devices) if at_random else sums.argmin()
+            sums[device] += weight
+        return [int(total) for total in sums]

@@ -1,16 +1,25 @@
-"""Random combinations of augmented tables (NeuroShard, section 3.1): every table at many widths."""
+"""Random combinations of augmented tables (NeuroShard, section 3.1): every table at many widths.
 
-from dataclasses import dataclass
+Beyond that method, combinations may lie in blocks of rows, or be copies, as the samples of one of several devices.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.records.samples import ComputeSample
-from neuroshard.records.splits import TableSplit, draw_split
-from neuroshard.schema import DIM_MULTIPLE, Dim, Share, TableCount
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import ComputeSample, RowBlock
+from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
+from neuroshard.schema import DIM_MULTIPLE, Devices, Dim, Share, TableCount
+from neuroshard.stages.augment.draw import one_of
 from neuroshard.tables import Table, halvings
 from neuroshard.units import ByteSize
+
+_BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,11 @@ class ComputeAugmentation:
         any_width_share: share of the tables drawn at any multiple of 4 up to max_dim instead, narrow ones more often:
             halving a table of 100 columns, or moving a few, gives widths that halving 128 never does.
         min_tables, max_tables: how many a combination holds.
-        max_bytes: of a combination's weights.
+        max_bytes: of a combination's weights, as far as the device holds them.
+        forms: "columns", "rows" or "copies": every combination has one of them; one listed twice comes twice as often.
+        sharers: devices over which tables lie in rows or copies; each such combination has one of these counts.
+        hot_first_share: share of the combinations in rows whose hot rows lie, some or all of them, in the first blocks.
+        max_copy_bytes: of a combination's weights, where they are copies.
     """
 
     max_dim: Dim = 128
@@ -31,41 +44,88 @@ class ComputeAugmentation:
     max_tables: TableCount = 15
     max_bytes: ByteSize = 4 << 30
     any_width_share: Share = 0.0
+    forms: Annotated[tuple[str, ...], Meta(min_length=1)] = (Form.COLUMNS,)
+    sharers: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 3, 4, 6, 8, 16)
+    hot_first_share: Share = 0.5
+    max_copy_bytes: ByteSize = 64 << 20
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
+        object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
         if self.min_tables > self.max_tables:
             raise UserError(
                 f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
             )
 
-    def check(self, tables: tuple[Table, ...]) -> None:
-        """Raise UserError unless every table fits under the cap at its narrowest."""
-        narrowest = halvings(self.max_dim)[-1]
-        for table in tables:
-            size = table.with_dim(narrowest).size_bytes
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which samples are drawn: of columns alone, what decided it before there were other forms."""
+        settings = asdict(self)
+        beyond = _BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ()
+        return {name: value for name, value in settings.items() if name not in beyond}
+
+    def check(self, split: TableSplit) -> None:
+        """Raise UserError unless every table fits under the cap at its narrowest, and splits have some of each form."""
+        for table in (*split.train, *split.valid, *split.test):
+            size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
                 raise UserError(
-                    f"table {table.name!r} takes {size} bytes at dim {narrowest}, above max_bytes={self.max_bytes}; "
-                    "raise compute.max_bytes or leave the table out"
+                    f"table {table.name!r} takes {size} bytes at dim {self._narrowest(table).dim}, above "
+                    f"max_bytes={self.max_bytes}; raise compute.max_bytes or leave the table out"
                 )
+        for name in (TRAIN, VALID, TEST):
+            if Form.COPIES in self.forms and not self._small(split.group(name)):
+                raise UserError(f"no {name} table fits under max_copy_bytes={self.max_copy_bytes}; raise it")
+            for sharers in self.sharers if Form.ROWS in self.forms else ():
+                if not _cut_by(sharers, split.group(name)):
+                    raise UserError(f"no {name} table has a row for each of {sharers} blocks; lower compute.sharers")
 
     def draw(self, split: TableSplit, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """One combination of tables of one split, with the split's name.
+        """One combination of tables of one split, with the split's name, at a global batch size.
 
         A table that no longer fits under the cap is taken at the widest width that does, or left out.
         """
+        form = one_of(self.forms, rng)
         name = draw_split(rng)
         group = split.group(name)
+        if form == Form.ROWS:
+            return self._in_rows(group, batch_size, rng), name
+        if form == Form.COPIES:
+            return self._as_copies(group, batch_size, rng), name
+        return ComputeSample(self._combination(group, self.max_bytes, 1, rng), batch_size), name
+
+    def _in_rows(self, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator) -> ComputeSample:
+        """A block of each table; which one is drawn for each."""
+        sharers = one_of(self.sharers, rng)
+        tables = self._combination(_cut_by(sharers, group), self.max_bytes, sharers, rng)
+        blocks = tuple(_block(table.rows, sharers, int(rng.integers(sharers))) for table in tables)
+        hot_first = float(rng.random()) if rng.random() < self.hot_first_share else 0.0
+        return ComputeSample(tables, batch_size, Form.ROWS, blocks, hot_first)
+
+    def _as_copies(self, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator) -> ComputeSample:
+        own = max(1, batch_size // one_of(self.sharers, rng))
+        return ComputeSample(self._combination(self._small(group), self.max_copy_bytes, 1, rng), own, Form.COPIES)
+
+    def _narrowest(self, table: Table) -> Table:
+        return table.with_dim(halvings(self.max_dim)[-1])
+
+    def _small(self, group: tuple[Table, ...]) -> tuple[Table, ...]:
+        """Those that can be copied."""
+        return tuple(table for table in group if self._narrowest(table).size_bytes <= self.max_copy_bytes)
+
+    def _combination(
+        self, group: tuple[Table, ...], max_bytes: int, sharers: int, rng: np.random.Generator
+    ) -> tuple[Table, ...]:
+        """Tables of the group of which one of `sharers` equal parts takes at most `max_bytes` all together."""
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
-        room = self.max_bytes
+        room = max_bytes
         for table in self._augmented(group, count, rng):
-            fitted = self._fitted(table, room)
+            fitted = self._fitted(table, room, sharers)
             if fitted is not None:
                 chosen.append(fitted)
-                room -= fitted.size_bytes
-        return ComputeSample(tuple(chosen), batch_size), name
+                room -= _part_bytes(fitted, sharers)
+        return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
         """`count` different (table, width) pairs; a table comes twice only where the group is too small."""
@@ -82,8 +142,26 @@ class ComputeAugmentation:
         units = self.max_dim // DIM_MULTIPLE
         return DIM_MULTIPLE * min(int((units + 1) ** rng.random()), units)
 
-    def _fitted(self, table: Table, room: int) -> Table | None:
+    def _fitted(self, table: Table, room: int, sharers: int) -> Table | None:
         narrower = (w for w in halvings(self.max_dim) if w < table.dim)
-        fitting = (w for w in (table.dim, *narrower) if table.with_dim(w).size_bytes <= room)
+        fitting = (w for w in (table.dim, *narrower) if _part_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
         return None if width is None else table.with_dim(width)
+
+
+def _cut_by(sharers: int, group: tuple[Table, ...]) -> tuple[Table, ...]:
+    """Tables of which each of so many equal blocks, the last one the shorter, has a row."""
+    return tuple(table for table in group if (sharers - 1) * _block_rows(table.rows, sharers) < table.rows)
+
+
+def _block(rows: int, sharers: int, index: int) -> RowBlock:
+    most = _block_rows(rows, sharers)
+    return RowBlock(index * most, min(most, rows - index * most))
+
+
+def _block_rows(rows: int, sharers: int) -> int:
+    return -(-rows // sharers)
+
+
+def _part_bytes(table: Table, sharers: int) -> int:
+    return replace(table, rows=_block_rows(table.rows, sharers)).size_bytes

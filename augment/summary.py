@@ -1,7 +1,7 @@
 """What a collect run prints at its end."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.records.noise import pass_drift, pass_repeatability
-from neuroshard.records.samples import Measurement
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, name_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class KindSummary:
         wall_s, busy_s: of this run; busy inside timed and warm-up kernel runs.
         repeatability: relative difference between two passes, one number per sample measured twice.
         drift: by how much the second pass was slower, relative, in the median.
+        parts: of each form, or of each collective, where there are several.
     """
 
     name: str
@@ -33,10 +34,19 @@ class KindSummary:
     busy_s: float
     repeatability: tuple[float, ...]
     drift: float
+    parts: tuple["KindSummary", ...] = ()
 
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
         """The summary of everything in the directory and of this run's times."""
+        by_part: dict[str, list[Measurement[Any]]] = {}
+        for measurement in measurements:
+            by_part.setdefault(_part_of(measurement.sample), []).append(measurement)
+        parts = tuple(cls._of_one(part, by_part[part], 0.0, 0.0) for part in sorted(by_part))
+        return replace(cls._of_one(name, measurements, wall_s, busy_s), parts=parts if len(parts) > 1 else ())
+
+    @classmethod
+    def _of_one(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
         first = [m for m in measurements if not m.second_pass]
         errors = Counter(m.error for m in first if m.error is not None)
         return cls(
@@ -70,11 +80,9 @@ class Summary:
         for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90", "drift"):
             grid.add_column(column, justify="left" if column == "kind" else "right")
         for kind in (self.compute, self.comm):
-            grid.add_row(
-                kind.name, str(kind.measured), str(kind.failed), f"{kind.wall_s:.1f}",
-                f"{kind.busy_share:.0%}" if kind.busy_s else "-", *_quantiles(kind.repeatability),
-                "-" if np.isnan(kind.drift) else f"{kind.drift:+.1%}",
-            )  # fmt: skip
+            grid.add_row(*_cells(kind, kind.name, f"{kind.wall_s:.1f}"))
+            for part in kind.parts:
+                grid.add_row(*_cells(part, f"  {part.name}", "-"))
         console.print(grid)
         for kind in (self.compute, self.comm):
             for error, count in kind.errors:
@@ -84,6 +92,17 @@ class Summary:
             "noise: how far two passes of the measurement differ on the same samples; "
             "drift: by how much the second pass was slower"
         )
+
+
+def _part_of(sample: ComputeSample | CommSample) -> str:
+    return sample.form if isinstance(sample, ComputeSample) else name_of(sample.collective)
+
+
+def _cells(kind: KindSummary, name: str, wall_s: str) -> tuple[str, ...]:
+    return (
+        name, str(kind.measured), str(kind.failed), wall_s, f"{kind.busy_share:.0%}" if kind.busy_s else "-",
+        *_quantiles(kind.repeatability), "-" if np.isnan(kind.drift) else f"{kind.drift:+.1%}",
+    )  # fmt: skip
 
 
 def _quantiles(values: tuple[float, ...]) -> tuple[str, str]:

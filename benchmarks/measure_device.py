@@ -31,7 +31,7 @@ import torch
 from neuroshard.files import write_json
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.device import Device, make_device
-from neuroshard.hardware.embedding import Arenas, build_run
+from neuroshard.hardware.embedding import Arenas, fused_run
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.settings import EmbeddingSettings
 from neuroshard.loads import Loads
@@ -96,8 +96,9 @@ def _checked(device: Device) -> dict[str, float]:
 def _error(device: Device, optimizer: str, element_bytes: int) -> float:
     tables = tuple(replace(table, bytes_per_element=element_bytes) for table in toy_tables(3))
     sample, rng = ComputeSample(tables, 64), np.random.default_rng(0)
-    run = build_run(sample, EmbeddingSettings(optimizer), device.torch_device, Arenas(), rng)
-    operator, indices, offsets, gradient = run.args
+    prepared = fused_run(sample, EmbeddingSettings(optimizer), device.torch_device, Arenas(), rng)
+    operator, inputs = prepared.run.args
+    indices, offsets, gradient = inputs.indices, inputs.offsets, inputs.gradient
     for weight in operator.split_embedding_weights():
         weight.data.copy_(torch.randn_like(weight, dtype=torch.float32))
     before = [weight.detach().float().clone() for weight in operator.split_embedding_weights()]

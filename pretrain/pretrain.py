@@ -14,6 +14,7 @@ from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import DataSummary, ModelName, ModelTest, ModelTests
 from neuroshard.models.trust import Ranges
+from neuroshard.plans.form import Form
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import BACKWARD, FORWARD
@@ -23,6 +24,7 @@ from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoc
 from neuroshard.stages.pretrain.result import PretrainResult, margins_of, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.threads import torch_threads
+from neuroshard.traffic import Collective
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,11 @@ class Pretrain:
             start = None if self.init is None else CostModels.load(self.init)
             directory = DataDirectory(Path(self.data))
             manifest = directory.manifest()
-            compute = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
+            columns = [m for m in directory.compute().read() if m.sample.form is Form.COLUMNS]
+            compute = SplitMeasurements.of(columns, "compute samples", directory.path)
             compute = compute.combining(self.max_tables).limited(self.max_samples)
-            comm = SplitMeasurements.of(directory.comm().read(), "exchanges", directory.path).limited(self.max_samples)
+            pooled = [m for m in directory.comm().read() if m.sample.collective is Collective.ALL_TO_ALL]
+            comm = SplitMeasurements.of(pooled, "exchanges", directory.path).limited(self.max_samples)
             fitted = self._fit(compute, comm, start)
             margins = margins_of(fitted, compute, comm)
             metrics = tested(fitted, margins, compute, comm)

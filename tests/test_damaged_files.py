@@ -103,7 +103,7 @@ def _data(path):
     exchanges = Repeats(np.arange(8.0).reshape(2, 2, 2), np.array([1.0, 2.0]))
     failed = Measurement(ComputeSample(tables[1:], 64), 1, "test", 0, None, "MemoryError")
     directory.compute().write(0, [Measurement(ComputeSample(tables[:2], 64), 0, "train", 0, repeats), failed])
-    directory.comm().write(0, [Measurement(CommSample((16, 4), (0.0, 2.5), 64), 0, "valid", 0, exchanges)])
+    directory.comm().write(0, [Measurement(CommSample.of_columns((16, 4), (0.0, 2.5), 64), 0, "valid", 0, exchanges)])
 
 
 def _data_again(root):

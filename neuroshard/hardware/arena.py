@@ -28,10 +28,7 @@ class Arena:
         """
         if elements <= len(self._buffer):
             return
-        needed = elements * self._buffer.element_size()
-        free = available_bytes()
-        if needed > _LARGEST_SHARE * free:
-            raise MemoryError(f"out of memory: {needed / 2**30:.2f} GiB of weights, {free / 2**30:.2f} GiB available")
+        check_room(elements * self._buffer.element_size())
         self._buffer = _touched(elements, self._buffer.dtype)
 
     def view(self, elements: int, rng: np.random.Generator) -> torch.Tensor:
@@ -50,6 +47,13 @@ def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
         part = buffer[start : start + len(tile)]
         part.copy_(tile[: len(part)])
     return buffer
+
+
+def check_room(needed_bytes: int) -> None:
+    """Raise MemoryError if the machine has no room for so many bytes of weights."""
+    free = available_bytes()
+    if needed_bytes > _LARGEST_SHARE * free:
+        raise MemoryError(f"out of memory: {needed_bytes / 2**30:.2f} GiB of weights, {free / 2**30:.2f} GiB available")
 
 
 def available_bytes() -> int:

@@ -1,15 +1,19 @@
 """Timing compute samples on one device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from neuroshard.hardware.dense import dense_run
 from neuroshard.hardware.device import Device
-from neuroshard.hardware.embedding import Arenas, build_run
+from neuroshard.hardware.embedding import Arenas, fused_run
+from neuroshard.hardware.inputs import Prepared
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.records.samples import ComputeSample
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import BlockLookups, ComputeSample
 from neuroshard.timing import TimingProtocol
 
 
@@ -25,12 +29,21 @@ class ComputeBench:
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """An outcome for each sample; its repeats are (R,) ms."""
         self._reserve(samples)
-        builds = [partial(self._build, s, np.random.default_rng(seed)) for s, seed in zip(samples, seeds, strict=True)]
-        return run_batch(builds, self._protocol, np.random.default_rng(seeds), report)
+        seen: dict[int, tuple[BlockLookups, ...]] = {}
 
-    def _build(self, sample: ComputeSample, rng: np.random.Generator) -> Run:
-        run = build_run(sample, self._settings, self._device.torch_device, self._arenas, rng)
-        return partial(self._time, run)
+        def build(index: int) -> Run:
+            prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
+            seen[index] = prepared.seen
+            return partial(self._time, prepared.run)
+
+        builds = [partial(build, index) for index in range(len(samples))]
+        outcomes = run_batch(builds, self._protocol, np.random.default_rng(seeds), report)
+        return [replace(outcome, seen=seen.get(index, ())) for index, outcome in enumerate(outcomes)]
+
+    def _prepare(self, sample: ComputeSample, rng: np.random.Generator) -> Prepared:
+        if sample.form is Form.COPIES:
+            return dense_run(sample, self._settings, self._device.torch_device, rng)
+        return fused_run(sample, self._settings, self._device.torch_device, self._arenas, rng)
 
     def _time(self, run: Callable[[], None]) -> Timed:
         ms = self._device.time_ms(run)
@@ -40,7 +53,8 @@ class ComputeBench:
         """Room for the largest sample first, so that memory is touched before anything is timed."""
         if self._device.torch_device.type != "cpu":
             return
-        for sample in sorted(samples, key=lambda sample: -sample.size_bytes):
+        fused = [sample for sample in samples if sample.form is not Form.COPIES]
+        for sample in sorted(fused, key=lambda sample: -sample.size_bytes):
             bytes_per_element = sample.tables[0].bytes_per_element
             try:
                 self._arenas[bytes_per_element].reserve(sample.size_bytes // bytes_per_element)

@@ -1,17 +1,17 @@
-"""Timing all-to-all exchanges: runs in every process of a group, one per device."""
+"""Timing exchanges: runs in every process of a group, one per device."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from neuroshard.arrays import FloatArray
+from neuroshard.hardware.collectives import Circles, Exchange, make_exchange
 from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.settings import DeviceSpec
@@ -30,16 +30,6 @@ class Clock:
     sleep: Callable[[float], object] = time.sleep
 
 
-class Exchange(Protocol):
-    """Both directions of one sample, as one device takes part in them."""
-
-    def forward(self) -> object:
-        """Every device's part of the batch to whoever needs it."""
-
-    def backward(self) -> object:
-        """The gradients' way back."""
-
-
 class ExchangeBench:
     """Measures batches of exchanges in this process's group; every process calls the same methods in step.
 
@@ -55,6 +45,7 @@ class ExchangeBench:
         self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._clock_ahead_s = self._find_clock_offset()
+        self._circles: dict[int, Circles] = {}  # by devices of a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """An outcome for each sample; its repeats are (R, 2, D) ms: forward, backward; every device."""
@@ -65,7 +56,11 @@ class ExchangeBench:
         return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
 
     def _build(self, sample: CommSample) -> Run:
-        return _AllToAll(sample, self._rank, self._device.torch_device).runner(self)
+        host_size = sample.host_size
+        if host_size not in self._circles:
+            self._circles[host_size] = Circles.made(self._rank, self._size, host_size)
+        exchange = make_exchange(sample, self._circles[host_size], self._device.torch_device)
+        return partial(self.run, exchange, sample.start_ms[self._rank])
 
     def run(self, exchange: Exchange, start_ms: float) -> Timed:
         """Forward after this device's delay, then backward with all devices starting together."""
@@ -111,29 +106,6 @@ class ExchangeBench:
         dist.recv(clock, 0, group=self._control)
         received = self._clock.now()
         return received - sent, (sent + received) / 2 - float(clock)
-
-
-class _AllToAll:
-    """The buffers of one sample on one device, and its two all-to-alls."""
-
-    def __init__(self, sample: CommSample, rank: int, device: torch.device) -> None:
-        devices = len(sample.dims)
-        local_batch = sample.batch_size // devices
-        self._start_ms = sample.start_ms[rank]
-        self._pooled = torch.zeros(devices * local_batch * sample.dims[rank], device=device)
-        self._received = torch.zeros(local_batch * sum(sample.dims), device=device)
-        self._own_splits = [local_batch * sample.dims[rank]] * devices
-        self._other_splits = [local_batch * dim for dim in sample.dims]
-        self.forward = partial(_all_to_all, self._received, self._pooled, self._other_splits, self._own_splits)
-        self.backward = partial(_all_to_all, self._pooled, self._received, self._own_splits, self._other_splits)
-
-    def runner(self, bench: ExchangeBench) -> Run:
-        """A function that runs both exchanges once."""
-        return partial(bench.run, self, self._start_ms)
-
-
-def _all_to_all(output: torch.Tensor, given: torch.Tensor, out_splits: list[int], in_splits: list[int]) -> None:
-    dist.all_to_all_single(output, given, out_splits, in_splits)
 
 
 def _combine(outcomes: list[Outcome]) -> Outcome:

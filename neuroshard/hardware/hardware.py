@@ -1,19 +1,22 @@
 """Real hardware, ready to measure samples on."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
+from warnings import filterwarnings
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint, no_device
+from neuroshard.hardware.hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings
+from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link
 from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import Seconds
@@ -47,6 +50,8 @@ class Hardware:
         embedding: what the fused kernel does.
         compute_timing, comm_timing: the protocols of the two kinds of samples.
         timeout_s: a worker that is silent for longer is given up, and the sample it was at recorded as failed.
+        link: between two hosts that this one stands for, each with half of the processes that exchange; None: all of
+            them are on one host, or, under torchrun, where torchrun started them.
     """
 
     device: DeviceSpec
@@ -54,6 +59,7 @@ class Hardware:
     compute_timing: TimingProtocol = field(default_factory=TimingProtocol)
     comm_timing: TimingProtocol = field(default_factory=TimingProtocol)
     timeout_s: Seconds = 120.0
+    link: Link | None = None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -73,21 +79,44 @@ class Hardware:
         make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
-    def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
+    def devices_per_host(self, num_devices: int) -> int | None:
+        """Of so many processes that exchange; None where one host has all.
+
+        Raises:
+            UserError: hosts can't have equally many.
+        """
+        if under_torchrun():
+            local = int(os.environ["LOCAL_WORLD_SIZE"])
+            return local if local < num_devices else None
+        if self.link is None:
+            return None
+        if num_devices % NUM_HOSTS:
+            raise UserError(f"{num_devices} processes can't be shared equally by {NUM_HOSTS} hosts (hardware.link)")
+        return num_devices // NUM_HOSTS
+
+    def comm_meter(self, num_devices: int, warn: Warn) -> AbstractContextManager[Meter[CommSample]]:
         """Measures exchanges between `num_devices` processes of this host, or of all hosts under torchrun.
 
         Raises:
-            UserError: torchrun started another number of processes.
+            UserError: torchrun started another number of processes, or the link can't be made.
         """
         if not under_torchrun():
-            make = partial(_make_exchange_bench, self.device, self.comm_timing, self.timeout_s)
-            return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
+            return self._local_meter(num_devices, warn)
+        if self.link is not None:
+            raise UserError("hardware.link makes two hosts of this one; torchrun has its own: leave one of them out")
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
         from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
 
         return TorchrunLeader(self.device, self.comm_timing, self.timeout_s)
+
+    @contextmanager
+    def _local_meter(self, num_devices: int, warn: Warn) -> Iterator[Meter[CommSample]]:
+        with ExitStack() as open_for:
+            hosts = None if self.link is None else open_for.enter_context(two_hosts(self.link))
+            make = partial(_make_exchange_bench, self.device, self.comm_timing, self.timeout_s, hosts)
+            yield open_for.enter_context(WorkerGroup(make, num_devices, self.timeout_s, warn, self._context()))
 
     def follow(self) -> None:
         """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures."""
@@ -113,19 +142,25 @@ def _make_compute_bench(
     spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
 ) -> Bench[ComputeSample]:
     from neuroshard.hardware.compute import ComputeBench  # imports torch and FBGEMM: in the worker only
+    from neuroshard.hardware.dense import WARNING
     from neuroshard.hardware.device import make_device
 
+    filterwarnings("ignore", WARNING)
     device = make_device(spec)
     device.prepare(rank, protocol.flush_bytes)
     return ComputeBench(device, settings, protocol)
 
 
 def _make_exchange_bench(
-    spec: DeviceSpec, protocol: TimingProtocol, timeout_s: float, rank: int, count: int, port: int
+    spec: DeviceSpec, protocol: TimingProtocol, timeout_s: float, hosts: Hosts | None, rank: int, count: int, port: int
 ) -> Bench[CommSample]:
     from neuroshard.hardware.exchange import join_group
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
+    if hosts is None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = hosts.enter(rank, count)
     if count > (os.cpu_count() or 1):
         spec = replace(spec, pin=False)  # processes that share cores do better where the kernel moves them
-    return join_group(spec, protocol, timeout_s, rank, count, f"tcp://127.0.0.1:{port}")
+    address = "127.0.0.1" if hosts is None else hosts.address
+    return join_group(spec, protocol, timeout_s, rank, count, f"tcp://{address}:{port}")

@@ -7,26 +7,56 @@ import numpy as np
 import torch
 
 from neuroshard.arrays import FloatArray
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import BlockLookups, ComputeSample, RowBlock
 from neuroshard.tables import Table
-from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS
+from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, histogram
+from neuroshard.tables.table import NUM_REUSE_BINS
 
+_TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 _FEW = 4  # times as many rows as are drawn, from which on they are drawn with repeats, which are left out
 
 
-def draw_lookups(table: Table, batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_lookups(
+    table: Table, batch_size: int, generator: torch.Generator, hot_first: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices (L,) and lengths (batch_size,), summing to L = batch_size x pooling factor, rounded, at least 1.
 
-    Each sample gets the pooling factor's floor or ceiling; which rows are the hot ones is random. Both are int64 on the
-    generator's device.
+    Each sample gets the pooling factor's floor or ceiling. Which rows are the hot ones is random, but for a share
+    `hot_first` of them: these are the table's first rows, hottest first. Both are int64 on the generator's device.
     """
     lookups = max(1, round(batch_size * table.pooling_factor))
     counts = draw_counts(table, lookups, generator)
-    indices = _some_rows(table.rows, len(counts), generator).repeat_interleave(counts)
+    indices = _rows_of(counts, table.rows, hot_first, generator).repeat_interleave(counts)
     order = torch.randperm(lookups, generator=generator, device=generator.device)
     lengths = torch.full((batch_size,), lookups // batch_size, device=generator.device)
     more = torch.randperm(batch_size, generator=generator, device=generator.device)[: lookups % batch_size]
     lengths[more] += 1
     return indices[order], lengths
+
+
+def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(n,) indices and lengths that the sample's device gets of each table: all lookups, or those in its blocks."""
+    drawn = [draw_lookups(table, sample.batch_size, generator, sample.hot_first) for table in sample.tables]
+    if sample.form is not Form.ROWS:
+        return drawn
+    return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]
+
+
+def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lookups of a whole table (L,), (B,) that fall into a block of its rows, as the block's device gets them.
+
+    Indices (K,) count from the block's first row; lengths (B,) sum to K and may be 0. Order is kept.
+    """
+    inside = (indices >= block.row) & (indices < block.row_end)
+    samples = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+    return indices[inside] - block.row, torch.bincount(samples[inside], minlength=len(lengths))
+
+
+def seen_in(indices: torch.Tensor) -> BlockLookups:
+    """What lookups (K,) in a block amount to."""
+    counts = torch.unique(indices, return_counts=True)[1].cpu().numpy()
+    return BlockLookups(len(indices), histogram(counts) if len(counts) else _TOUCHED_ONCE)
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:
@@ -56,6 +86,20 @@ def _scaled_to(counts: torch.Tensor, total: int, generator: torch.Generator) -> 
     order = torch.argsort(exact - scaled + _uniform(len(counts), generator) * 1e-6, descending=True)
     scaled[order[:missing]] += 1
     return scaled.long() + 1
+
+
+def _rows_of(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
+    """(U,) different rows of a table, to be touched `counts` (U,) times."""
+    if not hot_first:
+        return _some_rows(rows, len(counts), generator)
+    first = (counts > 1) & (_uniform(len(counts), generator) < hot_first)
+    hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
+    in_order = int(first.sum())
+    others = in_order + _some_rows(max(1, rows - in_order), len(counts) - in_order, generator)
+    found = torch.empty_like(counts)
+    found[hottest[:in_order]] = torch.arange(in_order, device=counts.device)
+    found[hottest[in_order:]] = others
+    return found
 
 
 def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tensor:

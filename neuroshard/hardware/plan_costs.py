@@ -1,6 +1,7 @@
 """Plans on hardware: every device's shards timed, then the exchanges that follow from them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -8,8 +9,9 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.hardware import Hardware, Meter, Outcome
+from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.plans.plan import Plan
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
 from neuroshard.timing import typical_ms
 
 Advance = Callable[[int], None]
@@ -22,9 +24,9 @@ def measure_plans(
     """The measured cost of each plan, or the error that stopped it.
 
     Neighbours in `plans` share batches of live operators, so plans that are to be compared should stand together.
-    Each device's shards are timed alone on one device; then all exchanges, twice: what they take backward, and then
-    forward, each device starting when its measured backward exchange and compute have ended. `advance` is told of
-    every device and exchange measured.
+    Each device's kernel calls are timed one by one on one device; then all exchanges, twice: what they take backward,
+    and then forward, each device starting when its measured backward exchange and compute have ended. `advance` is
+    told of every call and exchange measured.
     """
     compute = _measure_compute(plans, hardware, seed, warn, advance)
     costs: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
@@ -41,20 +43,28 @@ def _num_devices(plan: Plan) -> int:
     return plan.task.topology.num_devices
 
 
+def steps(plans: Sequence[Plan]) -> int:
+    """Kernel calls and exchanges that measuring the plans takes: what `advance` is told of."""
+    calls = sum(len(its) for plan in plans for its in kernel_calls(plan))
+    return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
+
+
 def _measure_compute(
     plans: Sequence[Plan], hardware: Hardware, seed: int, warn: Callable[[str], None], advance: Advance
 ) -> list[list[float] | str]:
-    """(D,) ms of every plan, or its error; an empty device takes no time."""
-    places = [(p, d) for p, plan in enumerate(plans) for d, tables in enumerate(plan.device_tables) if tables]
-    samples = [ComputeSample(plans[p].device_tables[d], plans[p].task.batch_size) for p, d in places]
+    """(D,) ms of every plan, or its error; a device's calls add up, and an empty device takes no time."""
+    called = [
+        (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
+    ]
     rng = np.random.default_rng(seed)
     results: list[list[float] | str] = [[0.0] * _num_devices(plan) for plan in plans]
     live = hardware.compute_timing.live
     with hardware.compute_meter(warn) as meter:
-        for start in range(0, len(samples), live):
-            batch = samples[start : start + live]
-            outcomes = meter.measure(batch, rng.integers(_SEED_RANGE, size=len(batch)).tolist())
-            for (p, d), outcome in zip(places[start : start + live], outcomes, strict=True):
+        for start in range(0, len(called), live):
+            batch = called[start : start + live]
+            seeds = rng.integers(_SEED_RANGE, size=len(batch)).tolist()
+            outcomes = meter.measure([call for _, _, call in batch], seeds)
+            for (p, d, _), outcome in zip(batch, outcomes, strict=True):
                 _note(results, p, d, outcome)
             advance(len(batch))
     return results
@@ -67,7 +77,7 @@ def _note(results: list[list[float] | str], plan: int, device: int, outcome: Out
     if outcome.repeats is None:
         results[plan] = f"device {device}: {outcome.error}"
     else:
-        costs[device] = float(typical_ms(outcome.repeats.times_ms))
+        costs[device] += float(typical_ms(outcome.repeats.times_ms))
 
 
 def _measure_exchanges(
@@ -79,32 +89,61 @@ def _measure_exchanges(
 ) -> list[Cost | str]:
     """Costs of plans for equally many devices, with compute (D,) ms each."""
     with hardware.comm_meter(_num_devices(plans[0]), warn) as meter:
-        together = [_exchange(plan, np.zeros(len(ms))) for plan, ms in zip(plans, compute, strict=True)]
-        backward = _measure_comm(together, meter, hardware.comm_timing.live, advance)
-        ends = [ms + back[BACKWARD] for ms, (back, _) in zip(compute, backward, strict=True)]
-        delayed = [_exchange(plan, starts) for plan, starts in zip(plans, ends, strict=True)]
-        forward = _measure_comm(delayed, meter, hardware.comm_timing.live, advance)
+        chains = [_Chain.of(plan, BACKWARD, np.zeros(len(ms))) for plan, ms in zip(plans, compute, strict=True)]
+        backward = _measure_chains(chains, meter, hardware.comm_timing.live, advance)
+        ready = [ms + chain.taken_ms for ms, chain in zip(compute, backward, strict=True)]
+        delayed = [_Chain.of(plan, FORWARD, starts) for plan, starts in zip(plans, ready, strict=True)]
+        forward = _measure_chains(delayed, meter, hardware.comm_timing.live, advance)
     return [
-        f"exchange: {failed}" if (failed := error or other) else Cost(ms, there[FORWARD], back[BACKWARD])
-        for ms, (back, error), (there, other) in zip(compute, backward, forward, strict=True)
+        f"exchange: {failed}" if (failed := back.error or there.error) else Cost(ms, there.taken_ms, back.taken_ms)
+        for ms, back, there in zip(compute, backward, forward, strict=True)
     ]
 
 
-def _exchange(plan: Plan, starts: FloatArray) -> CommSample:
-    return CommSample(plan.device_dims, tuple((starts - starts.min()).tolist()), plan.task.batch_size)
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """Exchanges of one plan that follow one another; a device begins the next when it has ended the one before.
+
+    Attributes:
+        left: those that are still to be measured.
+        direction: FORWARD, with the delays, or BACKWARD, where all begin together.
+        start_ms: (D,) when each device begins with the first.
+        taken_ms: (D,) from then on, of those that have been measured.
+        error: what stopped one of them.
+    """
+
+    left: tuple[CommSample, ...]
+    direction: int
+    start_ms: FloatArray
+    taken_ms: FloatArray
+    error: str | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, direction: int, start_ms: FloatArray) -> "_Chain":
+        """All exchanges of the plan in that direction."""
+        return cls(exchanges(plan, direction), direction, start_ms, np.zeros(len(start_ms)))
+
+    def next(self) -> CommSample:
+        """The first that is left, with the devices' delays."""
+        ready = self.start_ms + self.taken_ms
+        return replace(self.left[0], start_ms=tuple((ready - ready.min()).tolist()))
+
+    def after(self, outcome: Outcome) -> "_Chain":
+        """What is left when the next has been measured."""
+        if outcome.repeats is None:
+            return replace(self, left=(), error=outcome.error)
+        taken = self.taken_ms + typical_ms(outcome.repeats.times_ms)[self.direction]
+        return replace(self, left=self.left[1:], taken_ms=taken)
 
 
-def _measure_comm(
-    samples: list[CommSample], meter: Meter[CommSample], live: int, advance: Advance
-) -> list[tuple[FloatArray, str | None]]:
-    """Typical (2, D) ms of each exchange, and the error that stopped it."""
-    outcomes: list[Outcome] = []
-    for start in range(0, len(samples), live):
-        batch = samples[start : start + live]
-        outcomes += meter.measure(batch, list(range(start, start + len(batch))))
-        advance(len(batch))
-    nothing = np.zeros((2, len(samples[0].dims)))
-    return [
-        (nothing if outcome.repeats is None else typical_ms(outcome.repeats.times_ms), outcome.error)
-        for outcome in outcomes
-    ]
+def _measure_chains(chains: list[_Chain], meter: Meter[CommSample], live: int, advance: Advance) -> list[_Chain]:
+    """The chains with all their exchanges measured: the first ones of all chains, then the second ones, and so on."""
+    chains = list(chains)
+    while waiting := [i for i, chain in enumerate(chains) if chain.left]:
+        for start in range(0, len(waiting), live):
+            batch = waiting[start : start + live]
+            outcomes = meter.measure([chains[i].next() for i in batch], list(range(start, start + len(batch))))
+            for i, outcome in zip(batch, outcomes, strict=True):
+                chains[i] = chains[i].after(outcome)
+            advance(len(batch))
+    return chains

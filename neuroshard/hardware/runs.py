@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.records.samples import Repeats
+from neuroshard.records.samples import BlockLookups, Repeats
 from neuroshard.timing import TimingProtocol
 
 
@@ -28,11 +28,17 @@ FAILURES = (RuntimeError, MemoryError, ValueError)  # torch's out-of-memory erro
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample's repeats or error; `busy_s` were spent inside its timed and warm-up runs."""
+    """A sample's repeats or error.
+
+    Attributes:
+        busy_s: spent inside its timed and warm-up runs.
+        seen: what was looked up in each of its blocks of rows, if it has any.
+    """
 
     repeats: Repeats | None
     error: str | None
     busy_s: float
+    seen: tuple[BlockLookups, ...] = ()
 
 
 @dataclass

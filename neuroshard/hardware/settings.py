@@ -1,12 +1,16 @@
 """What to measure on and with: values that cross processes, made without importing torch."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.errors import unknown_name
 
 DEVICE_KINDS = ("cpu", "cuda")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
+_LinkRate = Annotated[float, Meta(ge=0.1, le=1e6)]
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,14 @@ class DeviceSpec:
     def __post_init__(self) -> None:
         if self.kind not in DEVICE_KINDS:
             raise unknown_name("hardware kind", self.kind, DEVICE_KINDS)
+
+
+@dataclass(frozen=True)
+@checked
+class Link:
+    """Between two hosts that this one stands for: each way `mbit_per_s` megabits a second at most."""
+
+    mbit_per_s: _LinkRate
 
 
 @dataclass(frozen=True)

@@ -1,42 +1,175 @@
 """What is measured and what came of it: the records of stage 1."""
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar, final
 
 from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.plans.form import Form
+from neuroshard.schema import shown
 from neuroshard.tables import Table
+from neuroshard.traffic import ELEMENT_BYTES, Collective
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
 
+BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
+
 
 @dataclass(frozen=True)
+class RowBlock:
+    """The rows of a table that a device holds: `rows` of them from `row` on."""
+
+    row: int
+    rows: int
+
+    @property
+    def row_end(self) -> int:
+        """The first row behind it."""
+        return self.row + self.rows
+
+
+@dataclass(frozen=True)
+class BlockLookups:
+    """What a batch looked up in a block of rows: `count` lookups, with the reuse histogram (17,) of its own rows.
+
+    A block without a lookup has the histogram of rows that are touched once.
+    """
+
+    count: int
+    reuse: tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True)
 class ComputeSample:
-    """Tables (n,) on one device, looked up by one fused kernel call for `batch_size` samples."""
+    """Tables (n,) on one device, looked up by one kernel call for `batch_size` samples.
+
+    Attributes:
+        tables: whole ones, at the width that the device holds; they say how popular rows are.
+        batch_size: samples whose lookups the call serves: the global batch; of copies, the device's own part of it.
+        form: of all tables: whole or shards of columns under the fused kernel, blocks of rows under the fused kernel,
+            or copies under the dense kernel with an update of every row.
+        blocks: (n,) rows that the device holds, where tables lie in rows; else none.
+        hot_first: share of the rows touched more than once that have the table's lowest numbers, hottest first, as
+            where rows are numbered by frequency; all other rows lie anywhere.
+        lookups: (n,) what was looked up in each block, once the sample has been measured; else none.
+    """
 
     tables: tuple[Table, ...]
     batch_size: int
+    form: Form = Form.COLUMNS
+    blocks: tuple[RowBlock, ...] = ()
+    hot_first: float = 0.0
+    lookups: tuple[BlockLookups, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) != (len(self.tables) if self.form is Form.ROWS else 0):
+            raise UserError(f"{len(self.blocks)} blocks of rows for {len(self.tables)} tables of the form {self.form}")
+        if len(self.lookups) not in (0, len(self.blocks)):
+            raise UserError(f"lookups in {len(self.lookups)} of {len(self.blocks)} blocks of rows")
+        for table, block in zip(self.tables, self.blocks, strict=False):
+            if block.row < 0 or block.rows < 1 or block.row_end > table.rows:
+                raise UserError(f"table {table.name!r} has no rows {block.row} to {block.row_end - 1} of {table.rows}")
+
+    @property
+    def held(self) -> tuple[Table, ...]:
+        """(n,) tables with as many rows as the device holds of each."""
+        if self.form is not Form.ROWS:
+            return self.tables
+        return tuple(replace(table, rows=block.rows) for table, block in zip(self.tables, self.blocks, strict=True))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the weights."""
-        return sum(table.size_bytes for table in self.tables)
+        return sum(table.size_bytes for table in self.held)
 
 
+@final
 @dataclass(frozen=True)
 class CommSample:
-    """An exchange between D devices: `dims` (D,) columns of each, `start_ms` (D,) delay of each.
+    """A collective between D devices, at a global batch size.
 
-    `batch_size` is global: device i sends batch_size / D samples of dims[i] columns to every other.
+    Attributes:
+        size_bytes: (D,) that each device puts in for all samples of a batch, what it would send to itself included, as
+            in `Traffic`; of the input, what comes to each device.
+        start_ms: (D,) delay of each device.
+        batch_size: samples over all devices.
+        collective: of which there is one; a reduce-scatter comes back as an all-gather.
+        devices_per_host: hosts have so many each, in order of rank, with a slower link between them; None: one host
+            has all.
     """
 
-    dims: tuple[int, ...]
+    size_bytes: tuple[int, ...]
     start_ms: tuple[float, ...]
     batch_size: int
+    collective: Collective = Collective.ALL_TO_ALL
+    devices_per_host: int | None = None
+
+    @classmethod
+    def of_columns(
+        cls,
+        dims: Sequence[int],
+        start_ms: Sequence[float],
+        batch_size: int,
+        collective: Collective = Collective.ALL_TO_ALL,
+        devices_per_host: int | None = None,
+    ) -> "CommSample":
+        """An exchange of the pooled embeddings of a batch, of `dims` (D,) columns from each device."""
+        sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
+        return cls(sizes, tuple(start_ms), batch_size, collective, devices_per_host)
 
     def __post_init__(self) -> None:
-        if not self.dims or len(self.dims) != len(self.start_ms):
-            raise UserError(f"exchange: {len(self.dims)} dims but {len(self.start_ms)} start delays")
+        if not self.size_bytes or len(self.size_bytes) != len(self.start_ms):
+            raise UserError(f"exchange: {len(self.size_bytes)} sizes but {len(self.start_ms)} start delays")
+        if len(self.size_bytes) % self.host_size:
+            raise UserError(f"exchange: {len(self.size_bytes)} devices on hosts of {self.host_size} each")
+        if self.devices_per_host is None and self.collective in BETWEEN_HOSTS:
+            raise UserError(f"exchange: {name_of(self.collective)} needs devices_per_host")
+        for host in self._alike:
+            if len(set(host)) > 1:
+                raise UserError(f"exchange: {name_of(self.collective)} needs equal sizes, not {shown(host)}")
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return len(self.size_bytes)
+
+    @property
+    def host_size(self) -> int:
+        """Devices of each host."""
+        return self.devices_per_host or len(self.size_bytes)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """(D,) columns whose pooled embeddings each device puts in."""
+        return tuple(size // (ELEMENT_BYTES * self.batch_size) for size in self.size_bytes)
+
+    @property
+    def _alike(self) -> list[tuple[int, ...]]:
+        """Sizes that must be equal, in groups."""
+        if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
+            return [self.size_bytes]
+        if self.collective in BETWEEN_HOSTS:
+            return [self.size_bytes[i : i + self.host_size] for i in range(0, len(self.size_bytes), self.host_size)]
+        return []
+
+
+def name_of(collective: Collective) -> str:
+    """The collective as settings and records name it."""
+    return collective.name.lower()
+
+
+def collective_named(name: str) -> Collective:
+    """The collective of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    named = {name_of(collective): collective for collective in Collective}
+    if name not in named:
+        raise unknown_name("collective", name, named)
+    return named[name]
 
 
 Sample = TypeVar("Sample", ComputeSample, CommSample)

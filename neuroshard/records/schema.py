@@ -4,17 +4,47 @@ Samples refer to tables by name; the tables themselves stand once in `tables.par
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from neuroshard.errors import UserError
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats, Sample
-from neuroshard.schema import BatchSize, Count, Dim, NonNegative, Seed, parse
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import (
+    BlockLookups,
+    CommSample,
+    ComputeSample,
+    Measurement,
+    Repeats,
+    RowBlock,
+    Sample,
+    collective_named,
+    name_of,
+)
+from neuroshard.schema import (
+    MAX_BATCH_SIZE,
+    MAX_POOLING_FACTOR,
+    BatchSize,
+    Count,
+    Devices,
+    Dim,
+    FirstRow,
+    NonNegative,
+    Rows,
+    Seed,
+    Share,
+    parse,
+)
 from neuroshard.tables import Table, check_unique_names
+from neuroshard.tables.table import Reuse
+from neuroshard.units import MAX_BYTES
+
+Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # of a batch in one table
 
 _COMMON = [
     ("sample_id", pa.int64()),
@@ -26,8 +56,28 @@ _COMMON = [
     ("at_s", pa.list_(pa.float64())),
     ("error", pa.string()),
 ]
-COMPUTE_SCHEMA = pa.schema([*_COMMON, ("tables", pa.list_(pa.string())), ("dims", pa.list_(pa.int32()))])
-COMM_SCHEMA = pa.schema([*_COMMON, ("dims", pa.list_(pa.int32())), ("start_ms", pa.list_(pa.float64()))])
+COMPUTE_SCHEMA = pa.schema(
+    [
+        *_COMMON,
+        ("tables", pa.list_(pa.string())),
+        ("dims", pa.list_(pa.int32())),
+        ("form", pa.string()),
+        ("hot_first", pa.float64()),
+        ("first_rows", pa.list_(pa.int64())),
+        ("rows", pa.list_(pa.int64())),
+        ("lookups", pa.list_(pa.int64())),
+        ("reuse", pa.list_(pa.list_(pa.float64()))),
+    ]
+)
+COMM_SCHEMA = pa.schema(
+    [
+        *_COMMON,
+        ("collective", pa.string()),
+        ("size_bytes", pa.list_(pa.int64())),
+        ("start_ms", pa.list_(pa.float64())),
+        ("devices_per_host", pa.int32()),
+    ]
+)
 TABLES_SCHEMA = pa.schema(
     [
         ("name", pa.string()),
@@ -44,17 +94,36 @@ TABLES_SCHEMA = pa.schema(
 
 def compute_rows(measurements: Sequence[Measurement[ComputeSample]]) -> pa.Table:
     """Compute measurements as a Parquet table."""
-    rows = [
-        _common_row(m) | {"tables": [t.name for t in m.sample.tables], "dims": [t.dim for t in m.sample.tables]}
-        for m in measurements
-    ]
+    rows = [_common_row(m) | _compute_row(m.sample) for m in measurements]
     return pa.Table.from_pylist(rows, schema=COMPUTE_SCHEMA)
+
+
+def _compute_row(sample: ComputeSample) -> dict[str, Any]:
+    return {
+        "tables": [table.name for table in sample.tables],
+        "dims": [table.dim for table in sample.tables],
+        "form": sample.form,
+        "hot_first": sample.hot_first,
+        "first_rows": [block.row for block in sample.blocks],
+        "rows": [block.rows for block in sample.blocks],
+        "lookups": [lookups.count for lookups in sample.lookups],
+        "reuse": [lookups.reuse for lookups in sample.lookups],
+    }
 
 
 def comm_rows(measurements: Sequence[Measurement[CommSample]]) -> pa.Table:
     """Exchange measurements as a Parquet table."""
-    rows = [_common_row(m) | {"dims": list(m.sample.dims), "start_ms": list(m.sample.start_ms)} for m in measurements]
+    rows = [_common_row(m) | _comm_row(m.sample) for m in measurements]
     return pa.Table.from_pylist(rows, schema=COMM_SCHEMA)
+
+
+def _comm_row(sample: CommSample) -> dict[str, Any]:
+    return {
+        "collective": name_of(sample.collective),
+        "size_bytes": list(sample.size_bytes),
+        "start_ms": list(sample.start_ms),
+        "devices_per_host": sample.devices_per_host,
+    }
 
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
@@ -106,12 +175,46 @@ class _Row:
 class _ComputeRow(_Row):
     tables: tuple[str, ...]
     dims: tuple[Dim, ...]
+    # Directories of releases that measured whole tables only have none of these.
+    form: str = Form.COLUMNS
+    hot_first: Share = 0.0
+    first_rows: tuple[FirstRow, ...] = ()
+    rows: tuple[Rows, ...] = ()
+    lookups: tuple[Lookups, ...] = ()
+    reuse: tuple[Reuse, ...] = ()
+
+    def sample(self, tables: tuple[Table, ...]) -> ComputeSample:
+        """The sample, of `tables` at their widths."""
+        if len(self.first_rows) != len(self.rows) or len(self.lookups) != len(self.reuse):
+            raise UserError("first_rows and rows, lookups and reuse must be equally many")
+        blocks = tuple(RowBlock(row, rows) for row, rows in zip(self.first_rows, self.rows, strict=True))
+        seen = tuple(BlockLookups(count, reuse) for count, reuse in zip(self.lookups, self.reuse, strict=True))
+        return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen)
 
 
 @dataclass(frozen=True)
 class _CommRow(_Row):
+    collective: str
+    size_bytes: tuple[Bytes, ...]
+    start_ms: tuple[NonNegative, ...]
+    devices_per_host: Devices | None = None
+
+    def sample(self) -> CommSample:
+        """The sample."""
+        collective = collective_named(self.collective)
+        return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
+
+
+@dataclass(frozen=True)
+class _ColumnsRow(_Row):
+    """What directories hold of releases that measured all-to-alls only."""
+
     dims: tuple[Count, ...]
     start_ms: tuple[NonNegative, ...]
+
+    def sample(self) -> CommSample:
+        """The sample."""
+        return CommSample.of_columns(self.dims, self.start_ms, self.batch_size)
 
 
 def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[ComputeSample]:
@@ -127,7 +230,7 @@ def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[Comput
         if name not in tables:
             raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
     sized = tuple(tables[name].with_dim(dim) for name, dim in zip(read.tables, read.dims, strict=True))
-    return _measurement(ComputeSample(sized, read.batch_size), read, ())
+    return _measurement(_named(read, lambda: read.sample(sized)), read, ())
 
 
 def read_comm(row: object) -> Measurement[CommSample]:
@@ -136,9 +239,18 @@ def read_comm(row: object) -> Measurement[CommSample]:
     Raises:
         UserError: it is malformed.
     """
-    read = parse(row, _CommRow, "sample")
-    sample = CommSample(read.dims, read.start_ms, read.batch_size)
-    return _measurement(sample, read, (2, len(read.dims)))
+    of_old = isinstance(row, dict) and "dims" in row
+    read = parse(row, _ColumnsRow, "sample") if of_old else parse(row, _CommRow, "sample")
+    sample = _named(read, read.sample)
+    return _measurement(sample, read, (2, sample.num_devices))
+
+
+def _named(row: _Row, make: Callable[[], Sample]) -> Sample:
+    """The sample that `make` gives, or the error with the sample's number."""
+    try:
+        return make()
+    except UserError as error:
+        raise UserError(f"sample {row.sample_id}: {error}") from None
 
 
 def _measurement(sample: Sample, read: _Row, shape: tuple[int, ...]) -> Measurement[Sample]:

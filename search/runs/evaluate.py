@@ -15,7 +15,7 @@ from neuroshard.errors import UserError
 from neuroshard.files import check_directory
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.fingerprint import versions
-from neuroshard.hardware.plan_costs import measure_plans
+from neuroshard.hardware.plan_costs import measure_plans, steps
 from neuroshard.models import CostModels
 from neuroshard.parquet import write_frame
 from neuroshard.plans.picture import plan_png, save_png
@@ -69,9 +69,8 @@ class Evaluate:
         directory = RunDirectory.at(self.out, "evaluate", self.hardware.device.kind)
         with directory.held():
             directory.check_free()  # another run may have ended between the two
-            steps = sum(1 for plan in plans for tables in plan.device_tables if tables) + len(plans)
             with progress_bar() as progress:
-                bar = progress.add_task("devices and exchanges", total=steps)
+                bar = progress.add_task("kernels and exchanges", total=steps(plans))
                 measured = measure_plans(
                     plans, self.hardware, self.seed, printer(progress), lambda n: progress.advance(bar, n)
                 )

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from neuroshard.errors import UserError
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, Outcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.records import DataDirectory
-from neuroshard.records.samples import Repeats
+from neuroshard.records.samples import Repeats, name_of
 from neuroshard.run_directory import RunDirectory
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
@@ -168,6 +168,51 @@ def test_exchanges_take_turns_among_device_counts(tmp_path):
     assert {m.sample.batch_size for m in comm} == {16, 64}
 
 
+FORMS = ("columns", "rows", "copies")
+COLLECTIVES = ("all_to_all", "reduce_scatter", "all_reduce", "input")
+
+
+@pytest.mark.xdist_group("measures")
+def test_a_real_run_of_all_forms_and_collectives(tmp_path):
+    run = collect_run(tmp_path / "data", Hardware, samples=24)
+    compute = replace(run.compute, forms=FORMS, sharers=(2,), max_copy_bytes=1 << 20)
+    comm = replace(run.comm, collectives=COLLECTIVES, max_gradient_bytes=1 << 16)
+    summary = replace(run, compute=compute, comm=comm, num_comm_samples=16, num_second_pass=8).run()
+    measured = DataDirectory(tmp_path / "data").compute().read()
+    assert all(m.error is None for m in measured)
+    assert {m.sample.form for m in measured} == set(FORMS)
+    for m in measured:
+        assert len(m.sample.lookups) == len(m.sample.blocks) == (len(m.sample.tables) if m.sample.form == "rows" else 0)
+        for table, seen in zip(m.sample.tables, m.sample.lookups, strict=False):
+            assert seen.count <= max(1, round(64 * table.pooling_factor))
+    first = {m.sample_id: m.sample for m in measured if not m.second_pass}
+    assert all(first[m.sample_id] == m.sample for m in measured if m.second_pass)
+    exchanged = DataDirectory(tmp_path / "data").comm().read()
+    assert all(m.error is None and m.repeats.times_ms.shape == (2, 2, 2) for m in exchanged)
+    assert {name_of(m.sample.collective) for m in exchanged} == set(COLLECTIVES)
+    assert [part.name for part in summary.compute.parts] == sorted(FORMS)
+    assert [part.name for part in summary.comm.parts] == sorted(COLLECTIVES)
+    assert sum(part.measured for part in summary.compute.parts) == summary.compute.measured == 24
+    console = Console(record=True, width=120)
+    summary.show(console)
+    assert "reduce_scatter" in console.export_text()
+
+
+def test_one_form_is_summed_up_in_one_line(tmp_path):
+    summary = collect_run(tmp_path / "data").run()
+    assert (summary.compute.parts, summary.comm.parts) == ((), ())
+
+
+def test_collectives_between_hosts_need_hosts(tmp_path):
+    run = collect_run(tmp_path / "data")
+    with pytest.raises(UserError, match="host_reduce_scatter needs several hosts"):
+        replace(run, comm=replace(run.comm, collectives=("host_reduce_scatter",)))
+    linked = replace(run.hardware, link=Link(1000))
+    replace(run, hardware=linked, comm=replace(run.comm, collectives=("host_reduce_scatter",)))
+    with pytest.raises(UserError, match="3 processes can't be shared equally"):
+        replace(run, hardware=linked, comm=replace(run.comm, num_devices=(3,)))
+
+
 def test_impossible_batch_sizes_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"batch size 1 must be at least"):
         replace(collect_run(tmp_path), batch_sizes=(1, 64))
@@ -180,6 +225,24 @@ def test_another_runs_directory_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"data holds a run \(run.json\)"):
         collect_run(tmp_path / "data").run()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["run.json"]
+
+
+def test_what_was_begun_before_there_were_other_forms_goes_on(tmp_path):
+    run = collect_run(tmp_path / "data")
+    run.run()
+    path = tmp_path / "data" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert set(manifest["config"]["compute"]) == {"max_dim", "min_tables", "max_tables", "max_bytes", "any_width_share"}
+    assert set(manifest["config"]["comm"]) == {"num_devices", "max_dim", "min_tables", "max_tables", "max_start_ms"}
+    del manifest["config"]["hardware"]["link"]
+    path.write_text(json.dumps(manifest))
+    assert run.run().compute.busy_s == 0
+    with pytest.raises(UserError, match=r"compute.forms=None, not \['columns', 'rows'\]"):
+        replace(run, compute=replace(run.compute, forms=("columns", "rows"))).run()
+    with pytest.raises(UserError, match=r"comm.collectives=None, not \['input'\]"):
+        replace(run, comm=replace(run.comm, collectives=("input",))).run()
+    with pytest.raises(UserError, match=r"begun with comm\.collectives=None"):  # drawn with other numbers
+        replace(run, comm=replace(run.comm, collectives=("all_to_all",) * 2)).run()
 
 
 def test_other_settings_are_refused(tmp_path):

@@ -1,13 +1,20 @@
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
+from neuroshard.records import DataDirectory
+from neuroshard.records.samples import name_of
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
+from neuroshard.traffic import Collective
 
 TABLES = toy_tables(30)
 
@@ -52,7 +59,87 @@ def test_a_small_group_repeats_tables_at_other_widths_only():
 
 def test_a_table_that_fits_at_no_width_is_refused():
     with pytest.raises(UserError, match="above max_bytes=100"):
-        ComputeAugmentation(max_bytes=100).check(TABLES)
+        ComputeAugmentation(max_bytes=100).check(split_tables(TABLES, 0))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 15), st.integers(200_000, 10_000_000))
+@settings(max_examples=60, deadline=None)
+def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tables, max_bytes):
+    augmentation = ComputeAugmentation(128, 1, max_tables, max_bytes, forms=("rows",), sharers=(2, 3, 8))
+    sample, _ = augmentation.draw(split_tables(TABLES, 0), 256, np.random.default_rng(seed))
+    assert sample.form is Form.ROWS
+    assert sample.batch_size == 256
+    assert sample.size_bytes <= max_bytes
+    assert 0 <= sample.hot_first <= 1
+    (sharers,) = {-(-t.rows // b.rows) for t, b in zip(sample.tables, sample.blocks, strict=True) if b.row == 0} or {0}
+    for table, block in zip(sample.tables, sample.blocks, strict=True):
+        cuts = {count: -(-table.rows // count) for count in ((sharers,) if sharers else (2, 3, 8))}
+        assert any(block.row % most == 0 and block.rows == min(most, table.rows - block.row) for most in cuts.values())
+
+
+def test_every_block_and_some_hot_first_blocks_are_drawn():
+    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
+    augmentation = ComputeAugmentation(forms=("rows",), sharers=(4,), hot_first_share=0.25)
+    samples = [augmentation.draw(split, 256, rng)[0] for _ in range(300)]
+    places = {block.row // -(-t.rows // 4) for s in samples for t, block in zip(s.tables, s.blocks, strict=True)}
+    assert places == {0, 1, 2, 3}
+    ordered = sum(sample.hot_first > 0 for sample in samples) / len(samples)
+    assert 0.18 < ordered < 0.32
+
+
+def test_copies_are_small_and_see_a_devices_own_samples():
+    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
+    augmentation = ComputeAugmentation(forms=("copies",), sharers=(2, 8), max_copy_bytes=100_000)
+    samples = [augmentation.draw(split, 256, rng)[0] for _ in range(100)]
+    assert {sample.form for sample in samples} == {Form.COPIES}
+    assert {sample.batch_size for sample in samples} == {128, 32}
+    assert all(sample.tables and sample.size_bytes <= 100_000 for sample in samples)
+
+
+def test_forms_and_collectives_come_as_often_as_they_are_listed():
+    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
+    compute = ComputeAugmentation(forms=("columns", "columns", "rows", "copies"))
+    forms = Counter(compute.draw(split, 256, rng)[0].form for _ in range(400))
+    assert forms[Form.COLUMNS] == pytest.approx(200, abs=40)
+    assert forms[Form.ROWS] == pytest.approx(100, abs=35)
+    assert forms[Form.COPIES] == pytest.approx(100, abs=35)
+    comm = CommAugmentation(collectives=[name_of(collective) for collective in Collective])
+    collectives = Counter(comm.draw(4, 256, rng, 2)[0].collective for _ in range(600))
+    assert all(collectives[collective] == pytest.approx(100, abs=40) for collective in Collective)
+
+
+@pytest.mark.parametrize("collective", Collective)
+@given(seed=st.integers(0, 10_000), num_devices=st.sampled_from([2, 4, 6, 8]))
+@settings(max_examples=20, deadline=None)
+def test_exchanges_of_every_collective_are_possible(collective, seed, num_devices):
+    augmentation = CommAugmentation(collectives=(name_of(collective),), max_gradient_bytes=1 << 20)
+    sample, name = augmentation.draw(num_devices, 256, np.random.default_rng(seed), num_devices // 2)
+    assert sample.collective is collective
+    assert sample.num_devices == num_devices
+    assert sum(sample.size_bytes) > 0
+    assert all(size % (8 if collective is Collective.INPUT else 4) == 0 for size in sample.size_bytes)
+    if collective is Collective.ALL_REDUCE:
+        assert 4096 <= sample.size_bytes[0] + 3 <= (1 << 20) + 3
+    assert name in ("train", "valid", "test")
+
+
+def test_the_shipped_samples_are_still_drawn():
+    """What was measured before there were other forms and collectives: the same settings and seed give the same."""
+    directory = DataDirectory(Path(__file__).parents[2] / "benchmarks" / "data" / "cpu")
+    manifest, tables = directory.manifest(), tuple(directory.tables().values())
+    split, batch_sizes = split_tables(tables, manifest.seed), manifest.config["batch_sizes"]
+    compute, comm = (
+        kind(**manifest.config[name]) for kind, name in ((ComputeAugmentation, "compute"), (CommAugmentation, "comm"))
+    )
+    for measurement in directory.compute().read()[:100]:
+        rng = np.random.default_rng([manifest.seed, 0, 0, measurement.sample_id])
+        batch_size = int(rng.choice(batch_sizes))
+        assert compute.draw(split, batch_size, rng) == (measurement.sample, measurement.split)
+    for measurement in directory.comm().read()[:100]:
+        rng = np.random.default_rng([manifest.seed, 1, 0, measurement.sample_id])
+        batch_size = int(rng.choice(batch_sizes))
+        drawn = comm.draw(measurement.sample.num_devices, batch_size, rng)
+        assert drawn == (measurement.sample, measurement.split)
 
 
 def test_exchanges_range_from_balanced_to_lopsided():
@@ -90,3 +177,25 @@ def test_impossible_shares_and_device_counts_are_refused():
     for counts in ((), (0,), 4):
         with pytest.raises(UserError, match=r"num_devices.* must be a (list|whole number)"):
             CommAugmentation(num_devices=counts)
+
+
+def test_forms_that_the_tables_cannot_take_are_refused():
+    few = split_tables(TABLES, 0)
+    with pytest.raises(UserError, match=r"unknown form 'diagonals'"):
+        ComputeAugmentation(forms=("diagonals",))
+    with pytest.raises(UserError, match=r"forms.* must be a list"):
+        ComputeAugmentation(forms="rows")
+    with pytest.raises(UserError, match=r"fits under max_copy_bytes=10"):
+        ComputeAugmentation(forms=("copies",), max_copy_bytes=10).check(few)
+    with pytest.raises(UserError, match=r"a row for each of 4096 blocks"):
+        ComputeAugmentation(forms=("rows",), sharers=(4096,)).check(few)
+    ComputeAugmentation(forms=("columns",), sharers=(4096,), max_copy_bytes=10).check(few)
+
+
+def test_collectives_that_cannot_be_are_refused():
+    with pytest.raises(UserError, match=r"unknown collective 'gossip'"):
+        CommAugmentation(collectives=("gossip",))
+    with pytest.raises(UserError, match=r"host_all_to_all needs several hosts"):
+        CommAugmentation(collectives=("all_to_all", "host_all_to_all")).check(None)
+    with pytest.raises(UserError, match=r"max_gradient_bytes=1"):
+        CommAugmentation(max_gradient_bytes=1)

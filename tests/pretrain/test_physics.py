@@ -50,7 +50,7 @@ def _comm(direction):
     for _ in range(200):
         dims, starts = rng.integers(1, 300, size=3) * 4, rng.uniform(0, 5, size=3)
         wait = starts.max() - starts
-        samples.append(CommSample(tuple(dims.tolist()), tuple(starts.tolist()), 256))
+        samples.append(CommSample.of_columns(tuple(dims.tolist()), tuple(starts.tolist()), 256))
         transfer = 2000 / dims + (wait == 0) + wait
         times.append(np.stack([wait + transfer, transfer]))
     return SetCommunication((16,), TRAINING, 4).fit(_measured(samples, times), direction, None, 0, _silent)

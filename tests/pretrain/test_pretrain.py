@@ -15,6 +15,7 @@ from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
+from neuroshard.plans.form import Form
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.records.splits import split_tables
@@ -28,7 +29,7 @@ from neuroshard.stages.pretrain.regression import Regression
 from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 from neuroshard.testing import LinearComm, LinearCompute, toy_tables
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import Collective, Traffic
 
 TABLES = toy_tables(200)
 SPLIT = split_tables(TABLES, 0)
@@ -65,7 +66,7 @@ def _comm(count, seed=0):
                 model.predict(Traffic.of_columns(dims, 256), 0 * starts)[0],
             ]
         )
-        sample = CommSample(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
+        sample = CommSample.of_columns(tuple(dims[0].tolist()), tuple(starts[0].tolist()), 256)
         made.append(Measurement(sample, i, NAMES[i % 5], 0, Repeats(np.stack([times] * 3), np.zeros(3))))
     return made
 
@@ -157,7 +158,7 @@ def test_models_of_one_device_count_refuse_several(data):
     wider = [
         replace(
             m,
-            sample=CommSample((*m.sample.dims, 4), (*m.sample.start_ms, 0.0), 256),
+            sample=CommSample.of_columns((*m.sample.dims, 4), (*m.sample.start_ms, 0.0), 256),
             repeats=Repeats(np.concatenate([m.repeats.times_ms, m.repeats.times_ms[..., :1]], -1), np.zeros(3)),
         )
         for m in _comm(40)
@@ -167,6 +168,17 @@ def test_models_of_one_device_count_refuse_several(data):
         _pretrain(data).run()
     _pretrain(data, **BRIEF_SETS).run()
     assert CostModels.load(data / "bundle").num_devices is None
+
+
+def test_forms_and_collectives_that_models_do_not_know_are_left_out(data):
+    alone = _pretrain(data, "alone").run().metrics
+    copies = [replace(m, sample=replace(m.sample, form=Form.COPIES, batch_size=128)) for m in _compute(40)]
+    gathered = [
+        replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE)) for m in _comm(40)
+    ]
+    DataDirectory(data / "data").compute().write(2, copies)
+    DataDirectory(data / "data").comm().write(1, gathered)
+    assert _pretrain(data, "beside").run().metrics == alone
 
 
 def test_the_same_seed_gives_the_same_bundle(data):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from neuroshard.errors import UserError
-from neuroshard.hardware.embedding import Arenas, build_operator, build_run
+from neuroshard.hardware.embedding import Arenas, build_operator, fused_run
 from neuroshard.hardware.settings import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample
 from neuroshard.testing import toy_tables
@@ -50,12 +50,12 @@ def test_forward_and_update_agree_with_plain_torch():
 def test_every_optimizer_and_precision_runs_and_trains(optimizer, bytes_per_element):
     tables = tuple(type(t)(t.name, t.rows, t.dim, t.pooling_factor, t.reuse, bytes_per_element) for t in toy_tables(2))
     arenas = Arenas()
-    run = build_run(ComputeSample(tables, 64), EmbeddingSettings(optimizer), CPU, arenas, np.random.default_rng(0))
-    operator = run.args[0]
+    prepared = fused_run(ComputeSample(tables, 64), EmbeddingSettings(optimizer), CPU, arenas, np.random.default_rng(0))
+    operator = prepared.run.args[0]
     before = [weight.clone() for weight in operator.split_embedding_weights()]
     assert before[0].element_size() == bytes_per_element
-    run()
-    run()
+    prepared.run()
+    prepared.run()
     after = operator.split_embedding_weights()
     assert all(not torch.equal(b, a) and torch.isfinite(a).all() for b, a in zip(before, after, strict=True))
 

@@ -14,7 +14,8 @@ from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import make_device
 from neuroshard.hardware.exchange import Clock, ExchangeBench
-from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.testing import PATIENCE_S, toy_tables
 from neuroshard.timing import TimingProtocol, typical_ms
 
@@ -35,6 +36,21 @@ def test_compute_samples_are_measured():
     assert large.busy_s >= large.repeats.times_ms.sum() / 1e3
 
 
+def test_blocks_of_rows_and_copies_are_measured(capfd):
+    tables = toy_tables(3)
+    blocks = tuple(RowBlock(table.rows // 2, table.rows - table.rows // 2) for table in tables)
+    rows = ComputeSample(tables, 256, Form.ROWS, blocks, 0.5)
+    with CPU.compute_meter(print) as meter:
+        block, again, copies = meter.measure([rows, rows, ComputeSample(tables, 64, Form.COPIES)], [1, 1, 2])
+    assert (block.error, copies.error) == (None, None)
+    assert block.repeats.times_ms.shape == copies.repeats.times_ms.shape == (6,)
+    for seen, table in zip(block.seen, tables, strict=True):
+        assert 0 < seen.count < round(256 * table.pooling_factor)
+    assert block.seen == again.seen
+    assert copies.seen == ()
+    assert "Warning" not in capfd.readouterr().err
+
+
 def test_a_sample_without_room_fails_alone():
     table = toy_tables(1)[0]
     huge = type(table)("huge", 1 << 38, 4, 1.0, table.reuse)
@@ -45,7 +61,10 @@ def test_a_sample_without_room_fails_alone():
 
 
 def test_exchanges_between_processes_are_measured():
-    samples = [CommSample((64, 64, 0), (0.0, 0.0, 0.0), 96), CommSample((8, 128, 16), (0.0, 600.0, 200.0), 96)]
+    samples = [
+        CommSample.of_columns((64, 64, 0), (0.0, 0.0, 0.0), 96),
+        CommSample.of_columns((8, 128, 16), (0.0, 600.0, 200.0), 96),
+    ]
     with CPU.comm_meter(3, print) as meter:
         even, delayed = meter.measure(samples, [0, 1])
     assert even.repeats.times_ms.shape == (6, 2, 3)
@@ -112,7 +131,7 @@ def test_exchanges_under_torchrun(tmp_path):
         "    CPU.follow()\n"
         "else:\n"
         "    with CPU.comm_meter(2, print) as meter:\n"
-        "        (outcome,) = meter.measure([CommSample((8, 16), (0.0, 5.0), 64)], [0])\n"
+        "        (outcome,) = meter.measure([CommSample.of_columns((8, 16), (0.0, 5.0), 64)], [0])\n"
         "    print('shape', outcome.repeats.times_ms.shape)\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]

@@ -4,7 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.hardware.lookups import draw_counts, draw_lookups
+from neuroshard.hardware.lookups import draw_batch, draw_counts, draw_lookups, in_block, seen_in
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import histogram, zipf_reuse
 from neuroshard.testing import toy_tables
@@ -67,3 +69,89 @@ def test_hot_rows_are_different_ones_of_the_table():
         indices, _ = draw_lookups(table, 100, _generator(0))
         assert len(indices.unique()) == 100
         assert rows // 3 < float(indices.double().mean()) < 2 * rows // 3
+
+
+def _blocks(rows, count):
+    """Equal blocks of rows, the last one shorter; as many of the `count` as have a row."""
+    most = -(-rows // count)
+    return [RowBlock(row, min(most, rows - row)) for row in range(0, rows, most)]
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_every_lookup_falls_into_exactly_one_block(seed, batch_size, count, hot_first):
+    table = toy_tables(1, seed)[0]
+    indices, lengths = draw_lookups(table, batch_size, _generator(seed), hot_first)
+    samples = torch.arange(batch_size).repeat_interleave(lengths)
+    found, given_to = [], torch.zeros_like(lengths)
+    for block in _blocks(table.rows, count):
+        its, its_lengths = in_block(indices, lengths, block)
+        assert len(its_lengths) == batch_size
+        assert its_lengths.sum() == len(its)
+        assert len(its) == 0 or 0 <= its.min() <= its.max() < block.rows
+        given_to += its_lengths
+        found += zip((its + block.row).tolist(), torch.arange(batch_size).repeat_interleave(its_lengths), strict=True)
+    assert torch.equal(given_to, lengths)
+    assert sorted((row, int(sample)) for row, sample in found) == sorted(
+        zip(indices.tolist(), samples.tolist(), strict=True)
+    )
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
+@settings(max_examples=30, deadline=None)
+def test_partial_sums_of_the_blocks_add_up_to_the_whole(seed, batch_size, count, hot_first):
+    table = toy_tables(1, seed)[0]
+    weights = torch.randn(table.rows, 4, generator=_generator(seed), dtype=torch.float64)
+
+    def pooled(rows, indices, lengths):
+        return torch.nn.functional.embedding_bag(indices, rows, lengths.cumsum(0) - lengths, mode="sum")
+
+    indices, lengths = draw_lookups(table, batch_size, _generator(seed), hot_first)
+    parts = [
+        pooled(weights[block.row : block.row_end], *in_block(indices, lengths, block))
+        for block in _blocks(table.rows, count)
+    ]
+    assert torch.allclose(sum(parts), pooled(weights, indices, lengths))
+
+
+@given(st.integers(0, 50), st.floats(0.01, 1))
+@settings(max_examples=40, deadline=None)
+def test_where_the_hot_rows_lie_changes_nothing_else(seed, hot_first):
+    table = toy_tables(1, seed)[0]
+    plain, _ = draw_lookups(table, 256, _generator(seed))
+    ordered, lengths = draw_lookups(table, 256, _generator(seed), hot_first)
+    assert lengths.sum() == len(ordered) == len(plain)
+    assert 0 <= ordered.min() <= ordered.max() < table.rows
+    assert seen_in(ordered) == seen_in(plain)
+
+
+def test_hot_rows_come_first_in_the_order_of_their_heat():
+    reuse = zipf_reuse(100_000, 30_000, 1.1)
+    indices, _ = draw_lookups(_table(100_000, reuse), 30_000, _generator(1), hot_first=1.0)
+    rows, counts = indices.unique(return_counts=True)
+    hot = counts > 1
+    assert torch.equal(rows[hot], torch.arange(int(hot.sum())))
+    assert (counts[hot].diff() <= 0).all()
+    assert rows[~hot].double().mean() > 40_000  # rows touched once lie anywhere behind them
+    half, counts = draw_lookups(_table(100_000, reuse), 30_000, _generator(1), hot_first=0.5)[0].unique(
+        return_counts=True
+    )
+    early = int((half[counts > 1] < hot.sum() // 2).sum())
+    assert 0.4 < early / int(hot.sum()) < 0.6
+
+
+def test_a_blocks_share_of_lookups_is_not_its_share_of_rows():
+    table = _table(8000, zipf_reuse(8000, 4096, 1.1))
+    first = ComputeSample((table,), 4096, Form.ROWS, (RowBlock(0, 1000),), hot_first=1.0)
+    anywhere = ComputeSample((table,), 4096, Form.ROWS, (RowBlock(0, 1000),))
+    (hot, _), *_ = draw_batch(first, _generator(0))
+    (mixed, _), *_ = draw_batch(anywhere, _generator(0))
+    assert len(hot) > 0.6 * 4096 > 2 * len(mixed)
+
+
+def test_what_is_seen_in_a_block_is_its_own_histogram():
+    seen = seen_in(torch.tensor([5, 7, 5, 5, 1, 7]))
+    assert seen.count == 6
+    assert seen.reuse[:4] == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0))
+    assert seen_in(torch.tensor([], dtype=torch.int64)).count == 0
+    assert sum(seen_in(torch.tensor([], dtype=torch.int64)).reuse) == 1

@@ -232,7 +232,7 @@ def test_wrong_values_are_named(tmp_path, what):
 
 def _newer():
     samples = [ComputeSample(toy_tables(n, seed=n), 64 * n) for n in range(1, 4)]
-    ranges = Ranges.of(samples, [CommSample((8, 16), (0.0, 1.0), 64)])
+    ranges = Ranges.of(samples, [CommSample.of_columns((8, 16), (0.0, 1.0), 64)])
     margins = Margins(Margin(0.1, 1.5), Margin(0.2, 2.0), Margin(0.3, 2.5))
     return CostModels(random_ensemble(), random_set_comm(), random_set_comm(1), None, ranges, margins)
 

@@ -32,7 +32,7 @@ def bundles(tmp_path_factory):
     """A bundle of every form, and a place for changed ones."""
     root, card = tmp_path_factory.mktemp("bundles"), Card()
     samples = [ComputeSample(toy_task(n).tables, 256) for n in (2, 5)]
-    ranges = Ranges.of(samples, [CommSample((8, 16), (0.0, 1.0), 256)])
+    ranges = Ranges.of(samples, [CommSample.of_columns((8, 16), (0.0, 1.0), 256)])
     margins = Margins(Margin(0.1, 1.5), Margin(0.2, 2.0), Margin(0.3, 2.5))
     newer = CostModels(random_ensemble(), random_set_comm(), random_set_comm(1), None, ranges, margins)
     save_bundle(root / "newer", newer, card)

@@ -22,7 +22,7 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     task = toy_task(6, num_devices=2)
     plan = assemble(task, [(i, table.dim, i % 2) for i, table in enumerate(task.tables)])
     compute = [ComputeSample(task.tables, task.batch_size), ComputeSample(task.tables[:1], task.batch_size)]
-    ranges = Ranges.of(compute, [CommSample(plan.device_dims, (0.0, 0.0), task.batch_size)])
+    ranges = Ranges.of(compute, [CommSample.of_columns(plan.device_dims, (0.0, 0.0), task.batch_size)])
     assert ranges.warnings(task) == ()
     assert ranges.device_warnings([3, 3], plan.device_dims) == ()
     everything = sum(plan.device_dims)

@@ -2,15 +2,21 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.plans.form import Form
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
+from neuroshard.records.schema import COMM_SCHEMA
 from neuroshard.testing import toy_tables
+from neuroshard.traffic import Collective
 
+BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
+SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, (1.0, *(0.0,) * 16)))
 HARDWARE = {"kind": "cpu", "device": "x", "count": 2, "memory_bytes": 1}
 
 
@@ -31,12 +37,20 @@ def _compute():
     return [
         Measurement(ComputeSample((first.with_dim(8), second), 256), 0, "train", 5, repeats),
         Measurement(ComputeSample((first,), 256), 1, "test", 5, None, "MemoryError: too much", second_pass=True),
+        Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS, 0.25, SEEN), 2, "valid", 5, repeats),
+        Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS), 3, "valid", 5, None, "too much"),
+        Measurement(ComputeSample((first,), 64, Form.COPIES), 4, "train", 5, repeats),
     ]
 
 
 def _comm():
     repeats = Repeats(np.arange(12.0).reshape(3, 2, 2), np.array([1.0, 2.0, 3.0]))
-    return [Measurement(CommSample((16, 4), (0.0, 2.5), 256), 7, "valid", 5, repeats)]
+    samples = [
+        CommSample.of_columns((16, 4), (0.0, 2.5), 256),
+        CommSample((1 << 40, 1 << 40), (0.0, 2.5), 256, Collective.ALL_REDUCE),
+        CommSample((512, 8), (0.0, 2.5), 256, Collective.HOST_REDUCE_SCATTER, 1),
+    ]
+    return [Measurement(sample, 7 + i, "valid", 5, repeats) for i, sample in enumerate(samples)]
 
 
 def _same(left, right):
@@ -60,6 +74,73 @@ def test_records_come_back_exactly(directory, kind, measurements):
     parts.write(0, measurements)
     for saved, loaded in zip(measurements, parts.read(), strict=True):
         _same(saved, loaded)
+
+
+FORM_COLUMNS = ["form", "hot_first", "first_rows", "rows", "lookups", "reuse"]
+
+
+def test_directories_that_know_no_forms_still_load(directory):
+    parts = directory.compute()
+    whole = [m for m in _compute() if m.sample.form is Form.COLUMNS]
+    parts.write(0, whole)
+    pq.write_table(pq.read_table(parts.path(0)).drop_columns(FORM_COLUMNS), parts.path(0))
+    for saved, loaded in zip(whole, parts.read(), strict=True):
+        _same(saved, loaded)
+
+
+def test_directories_that_know_no_collectives_still_load(directory):
+    parts = directory.comm()
+    parts.write(0, _comm()[:1])
+    table = pq.read_table(parts.path(0)).drop_columns(["collective", "size_bytes", "devices_per_host"])
+    pq.write_table(table.append_column("dims", pa.array([[16, 4]], pa.list_(pa.int32()))), parts.path(0))
+    _same(_comm()[0], parts.read()[0])
+
+
+@pytest.mark.parametrize(
+    ("collective", "sizes", "devices_per_host", "error"),
+    [
+        ("gossip", [8, 8], None, "unknown collective 'gossip'"),
+        ("all_reduce", [8, 16], None, "all_reduce needs equal sizes"),
+        ("host_all_to_all", [8, 8], None, "host_all_to_all needs devices_per_host"),
+        ("input", [8, 8], 3, "2 devices on hosts of 3 each"),
+        ("input", [8, -8], None, "size_bytes"),
+        ("input", [8], None, "1 sizes but 2 start delays"),
+    ],
+)
+def test_exchanges_that_contradict_themselves_are_refused(directory, collective, sizes, devices_per_host, error):
+    parts = directory.comm()
+    parts.write(0, _comm()[:1])
+    (row,) = pq.read_table(parts.path(0)).to_pylist()
+    row |= {"collective": collective, "size_bytes": sizes, "devices_per_host": devices_per_host}
+    pq.write_table(pa.Table.from_pylist([row], schema=COMM_SCHEMA), parts.path(0))
+    with pytest.raises(UserError, match=error):
+        parts.read()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "error"),
+    [
+        ("form", "diagonals", "unknown form 'diagonals'"),
+        ("form", "copies", "2 blocks of rows for 2 tables of the form copies"),
+        ("first_rows", [0], "must be equally many"),
+        ("rows", [2, 1 << 30], "has no rows 1 to"),
+        ("first_rows", [-1, 0], "first_rows"),
+        ("hot_first", 1.5, "hot_first=1.5"),
+        ("reuse", [[1.0]] * 2, "of a length of at least 17"),
+        ("lookups", [-1, 0], "lookups"),
+    ],
+)
+def test_blocks_that_contradict_themselves_are_refused(directory, column, value, error):
+    parts = directory.compute()
+    parts.write(0, _compute()[2:3])
+    table = pq.read_table(parts.path(0))
+    index = table.schema.names.index(column)
+    pq.write_table(
+        table.set_column(index, table.schema.field(index), pa.array([value], table.field(index).type)), parts.path(0)
+    )
+    with pytest.raises(UserError, match=error) as caught:
+        parts.read()
+    assert "part-00000.parquet doesn't hold measurements" in str(caught.value)
 
 
 def test_tables_and_manifest_come_back_exactly(directory):

@@ -68,7 +68,7 @@ def test_cpu_widths_that_fill_no_vector_are_dearer_than_the_next_that_does():
 @pytest.mark.parametrize("device", MADE_UP.values(), ids=MADE_UP)
 def test_measurements_scatter_around_the_truth_by_the_noise(device):
     compute = [(ComputeSample(_TABLES[:4], device.batch_size), "train")] * 400
-    comm = [(CommSample((64, 128, 4, 0), (0.0, 1.0, 2.0, 0.5), device.batch_size), "train")] * 400
+    comm = [(CommSample.of_columns((64, 128, 4, 0), (0.0, 1.0, 2.0, 0.5), device.batch_size), "train")] * 400
     exact, noisy = (measured_compute(device, compute, noise, np.random.default_rng(0)) for noise in (0.0, 0.1))
     true_ms = device.compute.predict(LoadSets.of([_TABLES[:4]], device.batch_size))
     assert np.array_equal(exact[0].repeats.times_ms, true_ms)

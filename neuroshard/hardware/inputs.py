@@ -1,0 +1,66 @@
+"""What every kernel that is measured is given, and what it gives back ready to run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+
+from neuroshard.errors import UserError
+from neuroshard.hardware.lookups import draw_batch, seen_in
+from neuroshard.records.samples import BlockLookups, ComputeSample
+
+PRECISIONS = {4: (SparseType.FP32, torch.float32), 2: (SparseType.FP16, torch.float16)}
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sample ready to be timed: `run` trains its tables once; `seen` is what is looked up in its blocks, if any."""
+
+    run: Callable[[], None]
+    seen: tuple[BlockLookups, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What one call is given.
+
+    Attributes:
+        indices: (L,) rows looked up, table by table.
+        offsets: (n x batch size + 1,) where each sample's lookups in each table begin.
+        gradient: (batch size, columns of all tables) of the pooled embeddings.
+        seen: what is looked up in each of the sample's blocks, if it has any.
+    """
+
+    indices: torch.Tensor
+    offsets: torch.Tensor
+    gradient: torch.Tensor
+    seen: tuple[BlockLookups, ...]
+
+
+def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Generator) -> Inputs:
+    """The inputs of one call, on the device; the state of `rng` fixes them."""
+    generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
+    drawn = draw_batch(sample, generator)
+    lengths = torch.cat([lengths for _, lengths in drawn])
+    columns = sum(table.dim for table in sample.tables)
+    return Inputs(
+        torch.cat([indices for indices, _ in drawn]),
+        torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+        torch.randn(sample.batch_size, columns, generator=generator, device=device),
+        tuple(seen_in(indices) for indices, _ in drawn) if sample.blocks else (),
+    )
+
+
+def common_precision(sample: ComputeSample) -> int:
+    """Bytes per element of all of the sample's tables.
+
+    Raises:
+        UserError: they mix precisions, which one call can't.
+    """
+    widths = {table.bytes_per_element for table in sample.tables}
+    if len(widths) > 1:
+        raise UserError(f"one fused call can't mix bytes_per_element {sorted(widths)}")
+    return widths.pop()

@@ -1,0 +1,107 @@
+"""How the measured costs of a plan come of its kernel calls and exchanges, on hardware that only counts."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from neuroshard.hardware import DeviceSpec, Hardware, Outcome, plan_costs
+from neuroshard.hardware.plan_costs import measure_plans, steps
+from neuroshard.plans.form import Form
+from neuroshard.plans.plan import assemble
+from neuroshard.records.samples import CommSample, ComputeSample, Repeats
+from neuroshard.testing import toy_task
+from neuroshard.traffic import Collective
+
+
+class _Meter:
+    """Calls take 1 ms a table, and 10 ms more as copies; exchanges 5 ms forward after the wait, and 3 ms backward."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        pass
+
+    def measure(self, samples, seeds):
+        self.seen += samples
+        return [self._outcome(sample) for sample in samples]
+
+    def _outcome(self, sample):
+        if isinstance(sample, ComputeSample):
+            return self._took(len(sample.tables) + 10.0 * (sample.form is Form.COPIES))
+        if sample.collective is Collective.ALL_REDUCE:
+            return Outcome(None, "RuntimeError: lost", 0.0)
+        starts = np.array(sample.start_ms)
+        return self._took(np.stack([starts.max() - starts + 5.0, np.full(len(starts), 3.0)]))
+
+    def _took(self, ms):
+        return Outcome(Repeats(np.array([ms]), np.zeros(1)), None, 0.0)
+
+
+@dataclass(frozen=True)
+class _Counting(Hardware):
+    calls: list = None
+
+    def compute_meter(self, warn):
+        return _Meter(self.calls)
+
+    def comm_meter(self, num_devices, warn):
+        return _Meter(self.calls)
+
+
+@pytest.fixture
+def plan():
+    task = toy_task(5, num_devices=2)
+    return assemble(task, [(i, table.dim, min(i, 1)) for i, table in enumerate(task.tables)])
+
+
+def _measure(plans):
+    hardware, advanced = _Counting(DeviceSpec("cpu"), calls=[]), []
+    costs = measure_plans(plans, hardware, 0, print, advanced.append)
+    return costs, hardware.calls, sum(advanced)
+
+
+def test_a_plan_of_columns_is_one_call_a_device_and_one_exchange(plan):
+    (cost,), calls, advanced = _measure([plan])
+    assert cost.compute.tolist() == [1.0, 4.0]
+    assert cost.backward.tolist() == [3.0, 3.0]
+    assert cost.forward.tolist() == [8.0, 5.0]  # device 0 waits for the other's 3 ms more
+    assert cost.total_ms == 12.0
+    assert [call.dims for call in calls[2:]] == [plan.device_dims] * 2
+    assert advanced == steps([plan]) == 4
+
+
+def test_calls_of_several_forms_add_up(plan, monkeypatch):
+    calls = tuple(
+        (ComputeSample(tables, 256), ComputeSample(tables[:1], 128, Form.COPIES)) for tables in plan.device_tables
+    )
+    monkeypatch.setattr(plan_costs, "kernel_calls", lambda plan: calls)
+    (cost,), _, advanced = _measure([plan])
+    assert cost.compute.tolist() == [1.0 + 11.0, 4.0 + 11.0]
+    assert advanced == steps([plan]) == 6
+
+
+def test_exchanges_follow_one_another(plan, monkeypatch):
+    first = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
+    second = replace(first, size_bytes=(64, 64), collective=Collective.REDUCE_SCATTER)
+    monkeypatch.setattr(plan_costs, "exchanges", lambda plan, direction: (first, second))
+    (cost,), calls, advanced = _measure([plan])
+    assert cost.backward.tolist() == [6.0, 6.0]
+    assert cost.forward.tolist() == [13.0, 10.0]
+    starts = [call.start_ms for call in calls if isinstance(call, CommSample)]
+    assert starts == [(0.0, 0.0), (0.0, 0.0), (0.0, 3.0), (0.0, 0.0)]  # after the first, nobody waits any more
+    assert advanced == steps([plan]) == 6
+
+
+def test_an_exchange_that_fails_stops_its_plan_alone(plan, monkeypatch):
+    other = assemble(plan.task, [(i, table.dim, 0) for i, table in enumerate(plan.task.tables)])
+    good = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
+    bad = CommSample((64, 64), (0.0, 0.0), 256, Collective.ALL_REDUCE)
+    monkeypatch.setattr(plan_costs, "exchanges", lambda its, direction: (bad, good) if its is other else (good,))
+    one, failed = _measure([plan, other])[0]
+    assert one.total_ms == 12.0
+    assert failed == "exchange: RuntimeError: lost"
