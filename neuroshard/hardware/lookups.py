@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from neuroshard.arrays import FloatArray
+from neuroshard.hardware.rows import rows_for, uniform
 from neuroshard.plans.form import Form
 from neuroshard.records.samples import BlockLookups, ComputeSample, RowBlock
 from neuroshard.tables import Table
@@ -14,7 +15,6 @@ from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, histogram
 from neuroshard.tables.table import NUM_REUSE_BINS
 
 _TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
-_FEW = 4  # times as many rows as are drawn, from which on they are drawn with repeats, which are left out
 
 
 def draw_lookups(
@@ -23,11 +23,12 @@ def draw_lookups(
     """Indices (L,) and lengths (batch_size,), summing to L = batch_size x pooling factor, rounded, at least 1.
 
     Each sample gets the pooling factor's floor or ceiling. Which rows are the hot ones is random, but for a share
-    `hot_first` of them: these are the table's first rows, hottest first. Both are int64 on the generator's device.
+    `hot_first` of them: these are the table's first rows, hottest first. Where that is 0 and the table knows its
+    `row_lookups`, its blocks of rows get their shares of the lookups. Both are int64 on the generator's device.
     """
     lookups = max(1, round(batch_size * table.pooling_factor))
     counts = draw_counts(table, lookups, generator)
-    indices = _rows_of(counts, table.rows, hot_first, generator).repeat_interleave(counts)
+    indices = rows_for(counts, table, hot_first, generator).repeat_interleave(counts)
     order = torch.randperm(lookups, generator=generator, device=generator.device)
     lengths = torch.full((batch_size,), lookups // batch_size, device=generator.device)
     more = torch.randperm(batch_size, generator=generator, device=generator.device)[: lookups % batch_size]
@@ -69,9 +70,9 @@ def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch
     mean_count = (shares * MEAN_COUNTS).sum() / shares.sum()
     unique = int(np.clip(round(lookups / mean_count), 1, min(table.rows, lookups)))
     cumulative = _on(shares.cumsum() / shares.sum(), generator)
-    bins = torch.searchsorted(cumulative, _uniform(unique, generator)).clamp(max=len(shares) - 1)
+    bins = torch.searchsorted(cumulative, uniform(unique, generator)).clamp(max=len(shares) - 1)
     bottom, top = _on(BOTTOMS.astype(np.float64), generator)[bins], _on(TOPS.astype(np.float64), generator)[bins]
-    counts = (bottom + 1 + (_uniform(unique, generator) * (top - bottom)).floor()).clamp(max=top)
+    counts = (bottom + 1 + (uniform(unique, generator) * (top - bottom)).floor()).clamp(max=top)
     return _scaled_to(counts, lookups, generator)
 
 
@@ -83,38 +84,9 @@ def _scaled_to(counts: torch.Tensor, total: int, generator: torch.Generator) -> 
     exact = extra * (spare / extra.sum())
     scaled = exact.floor()
     missing = spare - int(scaled.sum())
-    order = torch.argsort(exact - scaled + _uniform(len(counts), generator) * 1e-6, descending=True)
+    order = torch.argsort(exact - scaled + uniform(len(counts), generator) * 1e-6, descending=True)
     scaled[order[:missing]] += 1
     return scaled.long() + 1
-
-
-def _rows_of(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """(U,) different rows of a table, to be touched `counts` (U,) times."""
-    if not hot_first:
-        return _some_rows(rows, len(counts), generator)
-    first = (counts > 1) & (_uniform(len(counts), generator) < hot_first)
-    hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
-    in_order = int(first.sum())
-    others = in_order + _some_rows(max(1, rows - in_order), len(counts) - in_order, generator)
-    found = torch.empty_like(counts)
-    found[hottest[:in_order]] = torch.arange(in_order, device=counts.device)
-    found[hottest[in_order:]] = others
-    return found
-
-
-def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """(count,) different rows in random order."""
-    if rows >= _FEW * count:
-        drawn: torch.Tensor = torch.unique(
-            torch.randint(rows, (2 * count,), generator=generator, device=generator.device)
-        )
-        if len(drawn) >= count:
-            return drawn[torch.randperm(len(drawn), generator=generator, device=generator.device)[:count]]
-    return torch.randperm(rows, generator=generator, device=generator.device)[:count]
-
-
-def _uniform(count: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def _on(values: FloatArray, generator: torch.Generator) -> torch.Tensor:

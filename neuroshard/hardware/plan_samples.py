@@ -1,15 +1,66 @@
 """What is measured of a plan: a kernel call for each form on each device, and exchanges one after the other."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
-from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.plans.shard import Placement
+from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, RowBlock
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import reuse_at
+from neuroshard.traffic import Collective
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
     """(D,) calls of each device, which follow one another; none on an empty device."""
-    return tuple((ComputeSample(tables, plan.task.batch_size),) if tables else () for tables in plan.device_tables)
+    by_device: list[list[Placement]] = [[] for _ in range(plan.task.topology.num_devices)]
+    for placement in plan.by_device:
+        by_device[placement.device].append(placement)
+    return tuple(tuple(_calls(plan, its)) for its in by_device)
 
 
-def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:  # noqa: ARG001  # columns go both ways
-    """The plan's exchanges in one direction, in the order of a step's way forward, without delays."""
-    nothing = (0.0,) * plan.task.topology.num_devices
-    return (CommSample.of_columns(plan.device_dims, nothing, plan.task.batch_size),)
+def _calls(plan: Plan, placements: Sequence[Placement]) -> list[ComputeSample]:
+    by_form = {form: [p for p in placements if plan.forms[p.shard.table] is form] for form in Form}
+    return [_call(plan, form, its) for form, its in by_form.items() if its]
+
+
+def _call(plan: Plan, form: Form, placements: Sequence[Placement]) -> ComputeSample:
+    tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
+    if form is Form.ROWS:
+        blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements)
+        return ComputeSample(tables, plan.task.batch_size, form, blocks)
+    if form is Form.COPIES:
+        devices = plan.task.topology.num_devices
+        seen = tuple(_of_part(table, devices) for table in tables)
+        return ComputeSample(seen, max(1, plan.task.batch_size // devices), form)
+    return ComputeSample(tables, plan.task.batch_size)
+
+
+def _of_part(table: Table, devices: int) -> Table:
+    """The table as one of so many devices sees it, by its own samples alone."""
+    shares = reuse_at(np.array(table.reuse), 1 / devices)
+    return replace(table, reuse=tuple(shares.tolist()))
+
+
+def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
+    """The plan's exchanges, in the order of a step's way forward, without delays.
+
+    Copies exchange nothing forward. The input, which comes before anything else, is left out.
+    """
+    traffic = plan.traffic if direction == BACKWARD else plan.traffic.forward
+    given = {which: traffic.given(which)[0] for which in Collective if which is not Collective.INPUT}
+    return tuple(_exchange(plan, which, sizes.tolist()) for which, sizes in given.items() if sizes.any())
+
+
+def _exchange(plan: Plan, collective: Collective, sizes: Sequence[float]) -> CommSample:
+    topology = plan.task.topology
+    return CommSample(
+        tuple(round(size) for size in sizes),
+        (0.0,) * topology.num_devices,
+        plan.task.batch_size,
+        collective,
+        topology.devices_per_host,
+    )

@@ -9,9 +9,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.cost import Cost
-from neuroshard.errors import UserError
 from neuroshard.models.trust import ADAPT, LEVEL
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
@@ -43,14 +41,10 @@ class Evaluated:
     margin_ms: float = float("nan")
 
     def checked(self) -> "Evaluated":
-        """With an error if the plan doesn't fit in memory, breaks its task's constraints, or can't be measured."""
-        if self.plan is None:
+        """With an error if the plan doesn't fit in memory, or breaks its task's constraints."""
+        if self.plan is None or not self.plan.violations:
             return self
-        try:
-            self.plan.check_forms(frozenset({Form.COLUMNS}), "only columns can be measured", "cost it by a model")
-        except UserError as error:
-            return replace(self, error=str(error))
-        return replace(self, error=f"doesn't fit its task: {self.plan.violations[0]}") if self.plan.violations else self
+        return replace(self, error=f"doesn't fit its task: {self.plan.violations[0]}")
 
     def measured_as(self, result: Cost | str) -> "Evaluated":
         """With its measured cost, or the error that stopped the measurement."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -155,3 +157,33 @@ def test_what_is_seen_in_a_block_is_its_own_histogram():
     assert seen.reuse[:4] == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0))
     assert seen_in(torch.tensor([], dtype=torch.int64)).count == 0
     assert sum(seen_in(torch.tensor([], dtype=torch.int64)).reuse) == 1
+
+
+@given(
+    shares=st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda shares: sum(shares) > 0.01),
+    rows=st.integers(1, 5000),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shares_of_blocks_give_different_rows_of_the_table(shares, rows, seed):
+    table = replace(_table(rows, zipf_reuse(rows, 512, 1.0)), row_lookups=tuple(np.array(shares) / sum(shares)))
+    ordered, lengths = draw_lookups(table, 512, _generator(seed))
+    plain, _ = draw_lookups(replace(table, row_lookups=()), 512, _generator(seed))
+    assert lengths.sum() == len(ordered) == 512
+    assert 0 <= ordered.min() <= ordered.max() < rows
+    assert seen_in(ordered) == seen_in(plain)
+
+
+def test_blocks_get_their_shares_of_the_lookups():
+    shares = (0.6, 0.1, 0.3, 0.0)
+    table = replace(_table(40_000, zipf_reuse(40_000, 30_000, 0.8)), row_lookups=shares)
+    indices, _ = draw_lookups(table, 30_000, _generator(0))
+    found = torch.bincount(indices // 10_000, minlength=4) / 30_000
+    assert found.numpy() == pytest.approx(shares, abs=0.02)
+
+
+def test_a_block_with_few_rows_keeps_the_hottest_of_its_own():
+    reuse = zipf_reuse(1024, 4096, 1.1)
+    table = replace(_table(1024, reuse), row_lookups=(0.9, *(0.1 / 63,) * 63))
+    indices, _ = draw_lookups(table, 4096, _generator(0))
+    assert 0.3 < (indices < 16).sum() / 4096 <= 0.9  # evenly spread, it would have a 64th

@@ -12,7 +12,7 @@ from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.models import Card, save_bundle
-from neuroshard.plans.lay_out import in_columns, in_rows
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.prediction import Prediction
 from neuroshard.stages.search.methods.heuristics import Greedy
@@ -107,12 +107,17 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_plans_in_forms_that_nobody_measures_are_counted_not_run(tmp_path):
-    task = toy_task(2, num_devices=2)
-    whole = [(1, task.tables[1].dim, 0)]
-    Plan(task, (*in_rows(task, 0, [0, 1]), *in_columns(task, whole))).save(tmp_path / "rows.json")
-    with pytest.raises(UserError, match=r"nothing to run.*table 'toy0' lies in rows, and only columns can be measured"):
-        Evaluate(str(tmp_path / "rows.json"), None, CPU, None, 0, str(tmp_path / "out")).run()
+def test_plans_in_all_forms_are_measured(tmp_path):
+    tables = toy_task(4, num_devices=2).tables
+    task = Task(tables, Topology(4, 1 << 30, devices_per_host=2), 256)
+    columns = in_columns(task, [(2, tables[2].dim, 0)])
+    on_host = in_rows(task, 1, [2, 3])
+    Plan(task, (*in_rows(task, 0, range(4)), *on_host, *columns, *in_copies(task, 3))).save(tmp_path / "mixed.json")
+    (entry,) = Evaluate(str(tmp_path / "mixed.json"), None, CPU, None, 0, str(tmp_path / "out")).run().entries
+    assert entry.error is None
+    assert (entry.measured.compute > 0).all()
+    assert (entry.measured.forward > 0).all()
+    assert (entry.measured.backward > 0).all()
 
 
 def _entry(method, task, measured):

@@ -1,0 +1,72 @@
+"""What is measured of a plan in several forms."""
+
+import numpy as np
+import pytest
+
+from neuroshard.hardware.plan_samples import exchanges, kernel_calls
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
+from neuroshard.tables.reuse import reuse_at
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import toy_tables
+from neuroshard.traffic import Collective
+
+TABLES = toy_tables(5, seed=3)
+TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)
+MIXED = Plan(
+    TASK,
+    (
+        *in_rows(TASK, 0, range(4)),
+        *in_rows(TASK, 1, [2, 3]),
+        *in_columns(TASK, [(2, TABLES[2].dim, 0), (3, TABLES[3].dim, 3)]),
+        *in_copies(TASK, 4),
+    ),
+)
+
+
+def test_every_device_calls_a_kernel_for_each_form():
+    calls = kernel_calls(MIXED)
+    assert [[call.form for call in its] for its in calls] == [
+        [Form.COLUMNS, Form.ROWS, Form.COPIES],
+        [Form.ROWS, Form.COPIES],
+        [Form.ROWS, Form.COPIES],
+        [Form.COLUMNS, Form.ROWS, Form.COPIES],
+    ]
+    assert [[table.name for table in call.tables] for call in calls[3]] == [["toy3"], ["toy0", "toy1"], ["toy4"]]
+    assert {call.batch_size for its in calls for call in its if call.form is not Form.COPIES} == {256}
+    assert {call.batch_size for its in calls for call in its if call.form is Form.COPIES} == {64}
+
+
+def test_blocks_and_copies_are_those_of_the_plan():
+    rows = TABLES[0].rows
+    most = -(-rows // 4)
+    blocks = [next(call for call in its if call.form is Form.ROWS).blocks[0] for its in kernel_calls(MIXED)]
+    assert blocks == [RowBlock(i * most, min(most, rows - i * most)) for i in range(4)]
+    copy = kernel_calls(MIXED)[0][2].tables[0]
+    assert copy.rows == TABLES[4].rows
+    assert copy.reuse == pytest.approx(reuse_at(np.array(TABLES[4].reuse), 1 / 4))
+
+
+def test_exchanges_are_those_of_the_traffic():
+    forward, backward = (exchanges(MIXED, direction) for direction in (FORWARD, BACKWARD))
+    assert [exchange.collective for exchange in backward] == [
+        Collective.ALL_TO_ALL,
+        Collective.REDUCE_SCATTER,
+        Collective.HOST_REDUCE_SCATTER,
+        Collective.HOST_ALL_TO_ALL,
+        Collective.ALL_REDUCE,
+    ]
+    assert forward == backward[:-1]  # gradients of copies go one way
+    for exchange in backward:
+        assert exchange.size_bytes == tuple(MIXED.traffic.given(exchange.collective)[0])
+        assert exchange.devices_per_host == 2
+        assert exchange.batch_size == 256
+
+
+def test_a_plan_of_columns_has_one_call_and_one_exchange():
+    plan = Plan(TASK, tuple(in_columns(TASK, [(i, table.dim, i % 2) for i, table in enumerate(TABLES)])))
+    assert [len(its) for its in kernel_calls(plan)] == [1, 1, 0, 0]
+    (only,) = exchanges(plan, FORWARD)
+    assert only.dims == plan.device_dims
