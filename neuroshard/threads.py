@@ -4,10 +4,31 @@ One is right for small arrays: more wait for each other, spinning, for a busy ne
 order of sums; with one, a run repeats bit for bit on any number of cores.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
+
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
+_MOST_THREADS = 8
+
+
+def useful_threads() -> int:
+    """Threads for compiled work that is cut into pieces: one for each core that this process may use, up to 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _MOST_THREADS)
+
+
+def in_threads(work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
+    """What work makes of every part, in order; a thread for each, which helps where work lets go of Python's lock."""
+    if len(parts) == 1:
+        return [work(parts[0])]
+    with ThreadPoolExecutor(len(parts)) as pool:
+        return list(pool.map(work, parts))
 
 
 def blas_threads(count: int) -> AbstractContextManager[object]:

@@ -52,10 +52,10 @@ class PlainSearch:
     ) -> list[CostedPlan]:
         """Plans made of this one, each shaken by random steps, improved by estimates, then step by step, costed.
 
-        Every one depends on its seed alone. All go on side by side: a call of the model serves a step of each. Those
-        that look dearer than `worth` times the cheapest, this plan among them, are left out before the model is asked.
+        Every one depends on its seed alone. All go on side by side: a call of the model serves a step of each. None is
+        left out, whatever `worth` says: estimates are too rough.
         """
-        found = dict(enumerate(self._costed(self._estimates.others(plan, shake_steps, seeds, worth))))
+        found = dict(enumerate(self._costed(self._estimates.others(plan, shake_steps, seeds))))
         better = found
         while better := self._best_steps(better):
             found |= better
@@ -91,8 +91,6 @@ class PlainSearch:
 
     def _costed(self, estimated: Sequence[CostedPlan]) -> list[CostedPlan]:
         """Plans as the model has them instead of estimates, in one call of it."""
-        if not estimated:
-            return []
         contents = np.concatenate([plan.held.T for plan in estimated])
         return self._modelled(estimated, self._compute_ms(contents).reshape(len(estimated), -1))
 

@@ -5,7 +5,6 @@ step covers them all. Steps start at the devices that make the plan expensive.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +29,10 @@ from neuroshard.stages.search.kernels.steps import (
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.moved import moved_bytes
+from neuroshard.threads import in_threads, useful_threads
 from neuroshard.traffic import Traffic
 
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
-_THREADS = 2
 _OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
 LEAST_GAIN = 1e-6  # relative
 _NO_LIMIT = 1 << 62  # far from where 64 bits end: bytes that come back are added to what is left
@@ -139,9 +138,8 @@ class LocalSearch:
             own = np.array(seeds[part], dtype=np.int64)
             return explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, some, estimate[part])
 
-        parts = np.array_split(np.arange(len(seeds)), min(_THREADS, len(seeds)))
-        with ThreadPoolExecutor(len(parts)) as pool:
-            self._looked += sum(pool.map(explored, parts))
+        parts = np.array_split(np.arange(len(seeds)), min(useful_threads(), len(seeds)))
+        self._looked += sum(in_threads(explored, parts))
         near = estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth
         return self._costed(found.of(near)) if near.any() else []
 

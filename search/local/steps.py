@@ -34,8 +34,8 @@ class LocalSteps(Protocol):
     ) -> list[CostedPlan]:
         """Plans made of this one, each shaken by random steps and then improved, costed.
 
-        Every one depends on its seed alone. Those that look dearer than `worth` times the
-        cheapest, this plan among them, are left out.
+        Every one depends on its seed alone. Those that surely cost more than `worth` times the cheapest, this plan
+        among them, may be left out.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Placing layouts on devices greedily, table-wise (NeuroShard, section 3.3): compiled where the model allows."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -14,8 +13,8 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
+from neuroshard.threads import in_threads, useful_threads
 
-_THREADS = 2
 _WORTH_A_THREAD = 1 << 15  # shards x caps: a few milliseconds
 
 
@@ -81,11 +80,8 @@ class _CompiledPlacer:
         """In threads where that is worth it; the result doesn't depend on it."""
         shards = self._in_order(layouts)
         work = shards.shape[0] * shards.shape[1] * len(caps)
-        pieces = min(_THREADS, len(layouts)) if work > _WORTH_A_THREAD else 1
-        if pieces == 1:
-            return self._place(shards, caps)
-        with ThreadPoolExecutor(pieces) as pool:
-            return _joined(list(pool.map(lambda part: self._place(part, caps), np.array_split(shards, pieces))))
+        pieces = min(useful_threads(), len(layouts)) if work > _WORTH_A_THREAD else 1
+        return _joined(in_threads(lambda part: self._place(part, caps), np.array_split(shards, pieces)))
 
     def _place(self, shards: IntArray, caps: IntArray) -> PlacementGrid:
         count, num_shards, _ = shards.shape

@@ -1,5 +1,7 @@
 """One thread inside, as many as before outside, the same plans."""
 
+from threading import Barrier, get_ident
+
 import numpy as np  # noqa: F401  # loads a BLAS
 import pytest
 from threadpoolctl import threadpool_info
@@ -8,7 +10,8 @@ import neuroshard as ns
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.testing import random_models, toy_task
-from neuroshard.threads import blas_threads
+from neuroshard.testing.patience import PATIENCE_S
+from neuroshard.threads import blas_threads, in_threads, useful_threads
 
 
 def _threads():
@@ -43,3 +46,15 @@ def test_threads_do_not_change_plans():
             many = ns.search(task, simulator, searcher="neuroshard_published")
             direct = ns.registry.build("searcher", "neuroshard_published").search(task, simulator)
         assert many == direct
+
+
+def test_parts_are_worked_on_side_by_side_and_in_order():
+    together = Barrier(3, timeout=PATIENCE_S)
+
+    def work(part):
+        together.wait()  # all three must be here at once
+        return part * part
+
+    assert in_threads(work, [3, 1, 2]) == [9, 1, 4]
+    assert in_threads(lambda part: get_ident() + part, [0]) == [get_ident()]  # one part needs no thread
+    assert 1 <= useful_threads() <= 8
