@@ -1,0 +1,213 @@
+"""What plans cost by which form each table lies in, about: without placing anything.
+
+Rows and copies cost every device the same. What lies in columns is taken as spread evenly, once it is cut finely
+enough; but no device costs less than the dearest shard, and the finer the cut the more there is in all. So several
+cuts are looked at, and the cheapest counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.models import ComputeModel, SumModel
+from neuroshard.models.interface import ReluHead
+from neuroshard.plans.shard import Placement, Shard
+from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS
+from neuroshard.stages.search.space.layout import even_layout
+from neuroshard.tasks.task import Task
+from neuroshard.traffic import ELEMENT_BYTES, Collective, Traffic, given_bytes
+
+_SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
+_TOGETHER = 256  # estimates made at once, at most
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """The tables in columns, cut in Q ways.
+
+    Attributes:
+        vectors: (T, Q, H) of the compute model, summed over a table's shards.
+        cost_ms: (T, Q) compute cost of the dearest shard of a table.
+        columns: (T, Q) of the widest one.
+        size_bytes: (T, Q) of the largest one.
+        dim: (T,) columns of all.
+        total_bytes: (T,) of all, uncut.
+    """
+
+    vectors: FloatArray
+    cost_ms: FloatArray
+    columns: FloatArray
+    size_bytes: FloatArray
+    dim: FloatArray
+    total_bytes: FloatArray
+
+    @classmethod
+    def of(cls, catalog: Catalog, tables: IntArray, num_tables: int, vectors: Float32Array) -> "Cuts":
+        """Of a catalog of `tables` (t,) out of so many, with its vectors (N, H); zeros for all other tables.
+
+        What is kept together counts as the first table of it.
+        """
+        table = tables[[item.parts[0][0] for item in catalog.items.items]]  # (I,)
+        found = cls(
+            np.zeros((num_tables, len(_SHARES), vectors.shape[1])),
+            *np.zeros((3, num_tables, len(_SHARES))),
+            *np.zeros((2, num_tables)),
+        )
+        for cut, share in enumerate(_SHARES):
+            shards = even_layout(catalog, share)
+            its, width = table[catalog.item[shards]], shards - catalog.first[catalog.item[shards]]
+            np.add.at(found.vectors[:, cut], its, vectors[shards])
+            np.maximum.at(found.cost_ms[:, cut], its, catalog.cost_ms[shards])
+            np.maximum.at(found.columns[:, cut], its, width * DIM_MULTIPLE)
+            np.maximum.at(found.size_bytes[:, cut], its, catalog.size_bytes[shards])
+        np.add.at(found.dim, table, catalog.full_width * DIM_MULTIPLE)
+        np.add.at(found.total_bytes, table, catalog.size_bytes[catalog.whole])
+        return found
+
+    @classmethod
+    def none(cls, num_tables: int, numbers: int) -> "Cuts":
+        """Of no table, with vectors of so many numbers."""
+        shape = (num_tables, len(_SHARES))
+        return cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
+
+
+@dataclass(frozen=True, eq=False)
+class Everywhere:
+    """What each table costs every device in a form that lies on all: the first device stands for the others.
+
+    Attributes:
+        vectors: (T, H) of the compute model.
+        given: (T, C) bytes that a device puts into every collective.
+        size_bytes: (T,) on a device.
+    """
+
+    vectors: FloatArray
+    given: FloatArray
+    size_bytes: FloatArray
+
+    @classmethod
+    def of(cls, task: Task, loads: Loads, vectors: Float32Array) -> "Everywhere":
+        """With the loads (T,) of a device, and their vectors (T, H)."""
+        given = given_bytes(loads, task.topology.num_devices)
+        return cls(vectors.astype(np.float64), given, task.memory.device_bytes(loads).astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class FormEstimates:
+    """Estimates for one task.
+
+    Attributes:
+        task: the task.
+        simulator: tells what exchanges cost.
+        head: from sums of vectors to the cost of a kernel.
+        cuts: of the tables in columns.
+        rows, copies: of the others.
+    """
+
+    task: Task
+    simulator: Simulator
+    head: ReluHead
+    cuts: Cuts
+    rows: Everywhere
+    copies: Everywhere
+
+    @classmethod
+    def of(cls, task: Task, simulator: Simulator, catalog: Catalog | None, tables: IntArray) -> "FormEstimates":
+        """Of a task, with the catalog of those of its `tables` (t,) that may lie in columns; None if none may."""
+        head, vectors_of = _summing(simulator.models.compute)
+        rows, copies = (
+            Everywhere.of(task, loads, vectors_of(loads)) for loads in (_first_blocks(task), _first_copies(task))
+        )
+        if catalog is None:
+            return cls(task, simulator, head, Cuts.none(len(task.tables), rows.vectors.shape[1]), rows, copies)
+        vectors = catalog.vectors if catalog.vectors.shape[1] else catalog.cost_ms[:, None].astype(np.float32)
+        return cls(task, simulator, head, Cuts.of(catalog, tables, len(task.tables), vectors), rows, copies)
+
+    def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Of B choices of a form for each table, (B, T): (B,) ms, and (B,) ms if no shard held a device up.
+
+        Infinite where memory can't do.
+        """
+        parts = [self._costs(forms[first : first + _TOGETHER]) for first in range(0, len(forms), _TOGETHER)]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def _costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
+        devices, cuts = self.task.topology.num_devices, self.cuts
+        columns, rows, copies = ((forms == form).astype(np.float64) for form in (COLUMNS, ROWS, COPIES))
+        base_ms = self._kernel(rows @ self.rows.vectors, rows) + self._kernel(copies @ self.copies.vectors, copies)
+        given, base_bytes = (
+            rows @ getattr(self.rows, name) + copies @ getattr(self.copies, name) for name in ("given", "size_bytes")
+        )
+        spread_ms = self._kernel(np.tensordot(columns, cuts.vectors, 1) / devices, columns)  # (B, Q)
+        mean_columns = np.repeat((columns @ cuts.dim / devices)[:, None], spread_ms.shape[1], axis=1)
+        dearest, widest, largest = (_largest(columns, of) for of in (cuts.cost_ms, cuts.columns, cuts.size_bytes))
+        fits = self._fits(base_bytes, columns @ cuts.total_bytes, largest)
+        held_up = self._total(base_ms, np.maximum(spread_ms, dearest), given, np.maximum(mean_columns, widest))
+        evenly = self._total(base_ms, spread_ms, given, mean_columns)
+        return np.where(fits, held_up, np.inf).min(axis=1), np.where(fits, evenly, np.inf).min(axis=1)
+
+    def _kernel(self, sums: FloatArray, called: FloatArray) -> FloatArray:
+        """(B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
+        cost = self.head(sums.astype(np.float32))
+        any_called = called.any(axis=1).reshape(-1, *[1] * (cost.ndim - 1))
+        return np.where(any_called, cost, 0.0)
+
+    def _fits(self, base: FloatArray, total: FloatArray, largest: FloatArray) -> BoolArray:
+        """(B, Q) whether memory may do: base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
+        free = device_memory(self.task)[None, :] - base[:, None]  # (B, D)
+        fits: BoolArray = ((free.min(axis=1) >= 0) & (total <= free.sum(axis=1)))[:, None] & (
+            largest <= free.max(axis=1)[:, None]
+        )
+        return fits
+
+    def _total(self, base_ms: FloatArray, cost_ms: FloatArray, given: FloatArray, columns: FloatArray) -> FloatArray:
+        """(B, Q) ms of a device where all are alike: base_ms (B,), cost_ms (B, Q), given (B, C), columns (B, Q)."""
+        (count, cuts), devices = cost_ms.shape, self.task.topology.num_devices
+        sent = np.repeat(given[:, None], cuts, axis=1)
+        sent[..., Collective.ALL_TO_ALL] = columns * (ELEMENT_BYTES * self.task.batch_size)
+        shape = (count * cuts, devices)
+        traffic = Traffic(
+            np.broadcast_to(sent.reshape(count * cuts, 1, -1), (*shape, sent.shape[-1])),
+            np.full(count * cuts, self.task.batch_size),
+            self.task.topology.host_size,
+        )
+        compute = np.broadcast_to((base_ms[:, None] + cost_ms).reshape(-1, 1), shape)
+        forward, backward = self.simulator.communication(traffic, compute)
+        total: FloatArray = (compute + forward + backward).max(axis=1).reshape(count, cuts)
+        return total
+
+
+def _largest(chosen: FloatArray, of: FloatArray) -> FloatArray:
+    """(B, Q) the largest of (T, Q) among those that are chosen, (B, T)."""
+    largest: FloatArray = (chosen[:, :, None] * of).max(axis=1)
+    return largest
+
+
+def _summing(model: ComputeModel) -> tuple[ReluHead, Callable[[Loads], Float32Array]]:
+    """The model's head and vectors; of one that isn't a sum, costs of loads alone, which are added up."""
+    if isinstance(model, SumModel):
+        return model.head, model.embed
+    return ReluHead.of_cost(), lambda loads: model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
+
+
+def _first_blocks(task: Task) -> Loads:
+    """(T,) of every table the first block of rows, of as many as there are devices."""
+    devices = task.topology.num_devices
+    shards = [Shard(i, 0, t.dim, 0, -(-t.rows // devices)) for i, t in enumerate(task.tables)]
+    loads = Loads.placed(task.tables, [Placement(shard, 0) for shard in shards], task.batch_size, devices)
+    return replace(loads, sharers=np.full(len(loads), devices))
+
+
+def _first_copies(task: Task) -> Loads:
+    """(T,) of every table a copy."""
+    shards = [Shard(i, 0, t.dim, 0, t.rows) for i, t in enumerate(task.tables)]
+    two = [Placement(shard, device) for device in range(2) for shard in shards]
+    loads = Loads.placed(task.tables, two, task.batch_size, task.topology.num_devices)
+    return loads.take(np.arange(len(shards)))
