@@ -18,7 +18,7 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
 from neuroshard.stages.search.space.form_descent import descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import COLUMNS, ROWS, FormedTask, allowed_forms, part_of
+from neuroshard.stages.search.space.forms import COLUMNS, ROWS, FormedTask, Spread, allowed_forms, part_of
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
@@ -45,7 +45,7 @@ class FormSearch(Searcher):
     columns: Searcher
     quick: Searcher
     forms: tuple[str, ...] = FORMS
-    tries: Count = 8
+    tries: Count = 6
     choice: Choice | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +125,7 @@ class FormChoices:
         allowed: (T, F) forms that each table may lie in.
         quick: searches columns in little time.
         estimates: of what choices cost.
+        spread: places what lies in rows and copies.
     """
 
     task: Task
@@ -132,13 +133,14 @@ class FormChoices:
     allowed: BoolArray
     quick: Searcher
     estimates: FormEstimates
+    spread: Spread
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Searcher) -> "FormChoices":
         """With forms `allowed` (T, F), but for columns of tables that are too large for them."""
         may = np.flatnonzero(allowed[:, COLUMNS])
         if not len(may):
-            return cls(task, simulator, allowed, quick, FormEstimates.of(task, simulator, None, may))
+            return cls(task, simulator, allowed, quick, FormEstimates.of(task, simulator, None, may), Spread(task))
         sizes = Sizes.of(Items.of(part_of(task, may.tolist(), device_memory(task))))
         catalog = Catalog.costed(sizes, simulator.models.compute)
         _, least, room = narrowest_shards(sizes)
@@ -146,7 +148,7 @@ class FormChoices:
         fitting = allowed.copy()
         fitting[too_large, COLUMNS] = False
         fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
-        return cls(task, simulator, fitting, quick, FormEstimates.of(task, simulator, catalog, may))
+        return cls(task, simulator, fitting, quick, FormEstimates.of(task, simulator, catalog, may), Spread(task))
 
     @property
     def first(self) -> IntArray:
@@ -160,7 +162,7 @@ class FormChoices:
         Raises:
             InfeasibleError: nothing.
         """
-        formed = FormedTask(self.task, forms)
+        formed = FormedTask(self.task, forms, self.spread)
         if not len(formed.in_columns):
             return Found(formed.whole_plan(None))
         if len(formed.in_columns) == len(forms):

@@ -95,5 +95,7 @@ def first_plans(starts: Sequence[Start], catalog: Catalog, simulator: Simulator)
 
 def cheapest(plans: Sequence[IntArray], catalog: Catalog, simulator: Simulator) -> IntArray:
     """(I, D) the plan that costs least, the earliest one among equals."""
+    if len(plans) == 1:
+        return plans[0]
     costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in plans])
     return plans[min(range(len(plans)), key=lambda index: costs[index].total_ms)]

@@ -52,6 +52,22 @@ def part_of(task: Task, tables: Sequence[int], free_bytes: IntArray) -> Task:
     return replace(task, tables=kept, topology=devices, constraints=task.constraints.of(kept))
 
 
+class Spread:
+    """Placements of a task's tables in rows and in copies, over all devices; each table's are made once."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._made: dict[tuple[int, int], list[Placement]] = {}
+
+    def placements(self, table: int, form: int) -> list[Placement]:
+        """Those of a table, by its index, in a form, by its place in `FORMS`."""
+        if (table, form) not in self._made:
+            devices = range(self._task.topology.num_devices)
+            made = in_rows(self._task, table, devices) if form == ROWS else in_copies(self._task, table)
+            self._made[table, form] = made
+        return self._made[table, form]
+
+
 @dataclass(frozen=True, eq=False)
 class FormedTask:
     """A task whose tables each have a form; what lies in rows or copies is the same whatever becomes of the rest.
@@ -59,10 +75,12 @@ class FormedTask:
     Attributes:
         task: with all tables.
         forms: (T,) of each table, by its place in `FORMS`; rows are over all devices.
+        spread: places what lies in rows and copies.
     """
 
     task: Task
     forms: IntArray
+    spread: Spread
 
     @property
     def in_columns(self) -> IntArray:
@@ -72,13 +90,9 @@ class FormedTask:
     @cached_property
     def everywhere(self) -> tuple[Placement, ...]:
         """The placements of the tables in rows and in copies."""
-        devices = range(self.task.topology.num_devices)
-        rows = [placed for table in self._in(ROWS) for placed in in_rows(self.task, table, devices)]
-        return (*rows, *(placed for table in self._in(COPIES) for placed in in_copies(self.task, table)))
-
-    def _in(self, form: int) -> list[int]:
-        tables: list[int] = np.flatnonzero(self.forms == form).tolist()
-        return tables
+        tables = np.flatnonzero(self.forms != COLUMNS)
+        pairs = zip(tables.tolist(), self.forms[tables].tolist(), strict=True)
+        return tuple(placed for table, form in pairs for placed in self.spread.placements(table, form))
 
     def columns_task(self) -> Task:
         """The tables in columns, one at least, with the memory that the others leave.
