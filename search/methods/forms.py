@@ -18,11 +18,12 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
 from neuroshard.stages.search.space.form_descent import descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import COLUMNS, ROWS, FormedTask, Spread, allowed_forms, part_of
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms, part_of
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 
+_FLATTERED = 1.1  # times the estimate of columns: what they may really cost
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
@@ -61,8 +62,11 @@ class FormSearch(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With what the search of the columns has to say."""
+        forms = simulator.models.forms.intersection(searched_forms(self.forms))
+        if forms <= {Form.COLUMNS}:
+            return self.columns.find(task, simulator)
         simulator.models.check(task)
-        allowed = allowed_forms(task, simulator.models.forms.intersection(searched_forms(self.forms)))
+        allowed = allowed_forms(task, forms)
         if not np.delete(allowed, COLUMNS, axis=1).any():
             return self.columns.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
@@ -173,14 +177,15 @@ class FormChoices:
     def best(self, tries: int) -> IntArray:
         """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
 
-        So many are tried: those along the descent of the estimates, from the last one backwards, half of them at
-        most; then changes of the best one, as long as they help.
+        So many are tried: the last ones of the descent of the estimates and what `_near_pure` adds; then changes of the
+        best one, as long as they help.
         """
         path = descent(self.first, self.allowed, self.estimates.costs)
-        if len(path) == 1:
-            return path[0]
+        candidates = [*path[: -1 - tries // 2 : -1], *self._near_pure(path[-1])]
         tried = _Tried(self)
-        best = min(path[: -1 - -(-tries // 2) : -1], key=tried.cost_ms)
+        best = min(candidates[:tries], key=tried.cost_ms, default=self.first)
+        if len(candidates) == 1:
+            return best
         while len(tried) < tries:
             near, _ = ranked_changes(best, self.allowed, self.estimates.costs)
             others = [forms for forms in near[:_NEIGHBOURS] if forms not in tried]
@@ -189,6 +194,20 @@ class FormChoices:
                 break
             best = better
         return best
+
+    def _near_pure(self, best: IntArray) -> list[IntArray]:
+        """(T,) all that may in rows, and all that may in copies, where that is estimated to cost little more than `best`.
+
+        Each kind of kernel and of exchange has a price of its own that only tables which all lie alike never pay; and
+        estimates flatter columns, which have still to be placed.
+        """
+        pure = np.array([np.where(self.allowed[:, form], form, self.first) for form in (ROWS, COPIES)])
+        cost = self.estimates.costs(np.concatenate([best[None], pure]))[0]
+        return [
+            forms
+            for forms, ms in zip(pure, cost[1:], strict=True)
+            if ms < cost[0] * _FLATTERED and (forms != best).any()
+        ]
 
     def more_in_rows(self) -> Iterator[IntArray]:
         """(T,) the first choice, with the 1, 2, 4, ... largest tables in rows that may lie so."""

@@ -146,12 +146,15 @@ class FormEstimates:
             rows @ getattr(self.rows, name) + copies @ getattr(self.copies, name) for name in ("given", "size_bytes")
         )
         spread_ms = self._kernel(np.tensordot(columns, cuts.vectors, 1) / devices, columns)  # (B, Q)
-        mean_columns = np.repeat((columns @ cuts.dim / devices)[:, None], spread_ms.shape[1], axis=1)
-        dearest, widest, largest = (_largest(columns, of) for of in (cuts.cost_ms, cuts.columns, cuts.size_bytes))
+        mean_columns = (columns @ cuts.dim / devices)[:, None]
+        dearest, widest, largest = (
+            _largest(forms == COLUMNS, of) for of in (cuts.cost_ms, cuts.columns, cuts.size_bytes)
+        )
         fits = self._fits(base_bytes, columns @ cuts.total_bytes, largest)
         held_up = self._total(base_ms, np.maximum(spread_ms, dearest), given, np.maximum(mean_columns, widest))
-        evenly = self._total(base_ms, spread_ms, given, mean_columns)
-        return np.where(fits, held_up, np.inf).min(axis=1), np.where(fits, evenly, np.inf).min(axis=1)
+        evenly = self._total(base_ms, spread_ms.min(axis=1, keepdims=True), given, mean_columns)
+        lowest = np.where(fits, held_up, np.inf).min(axis=1)
+        return lowest, np.where(np.isfinite(lowest), evenly[:, 0], np.inf)
 
     def _kernel(self, sums: FloatArray, called: FloatArray) -> FloatArray:
         """(B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
@@ -184,9 +187,13 @@ class FormEstimates:
         return total
 
 
-def _largest(chosen: FloatArray, of: FloatArray) -> FloatArray:
-    """(B, Q) the largest of (T, Q) among those that are chosen, (B, T)."""
-    largest: FloatArray = (chosen[:, :, None] * of).max(axis=1)
+def _largest(chosen: BoolArray, of: FloatArray) -> FloatArray:
+    """(B, Q) the largest of (T, Q) among those that are chosen, (B, T); 0 where none is."""
+    largest = np.zeros((len(chosen), of.shape[1]))
+    for cut, values in enumerate(of.T):
+        order = np.argsort(-values, kind="stable")
+        ranked = chosen[:, order]
+        largest[:, cut] = np.where(ranked.any(axis=1), values[order][ranked.argmax(axis=1)], 0.0)
     return largest
 
 
