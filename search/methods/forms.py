@@ -14,6 +14,7 @@ from neuroshard.schema import Count
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.choice import Choice, kept_remark
+from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
 from neuroshard.stages.search.space.form_descent import descent, ranked_changes
@@ -46,7 +47,7 @@ class FormSearch(Searcher):
     columns: Searcher
     quick: Searcher
     forms: tuple[str, ...] = FORMS
-    tries: Count = 6
+    tries: Count = 4
     choice: Choice | None = None
 
     def __post_init__(self) -> None:
@@ -70,30 +71,29 @@ class FormSearch(Searcher):
         if not np.delete(allowed, COLUMNS, axis=1).any():
             return self.columns.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
+        best = choices.best(self.tries)
+        other = None if (best == choices.first).all() else self._tried(choices, best)
+        if other is not None and choices.beats_columns(other.plan):
+            return other
         try:
             columns = choices.searched(choices.first, self.columns)
-        except InfeasibleError:
-            return self._where_columns_do_not_fit(choices)
-        best = choices.best(self.tries)
-        if (best == choices.first).all():
-            return columns
+        except InfeasibleError as error:
+            return other or self._in_rows(choices, error)
+        return columns if other is None else self._believed(columns, other, simulator)
+
+    def _tried(self, choices: "FormChoices", forms: IntArray) -> Found | None:
+        """What is found with such forms (T,); None if nothing is."""
         try:
-            return self._believed(columns, choices.searched(best, self.columns), simulator)
+            return choices.searched(forms, self.columns)
         except InfeasibleError:
-            return columns
+            return None
 
-    def _where_columns_do_not_fit(self, choices: "FormChoices") -> Found:
-        """Of the cheapest choice that leaves columns which fit.
-
-        Raises:
-            InfeasibleError: none does; it tells of the first choice, which has the most in columns.
-        """
-        for forms in (choices.best(self.tries), *choices.more_in_rows()):
-            try:
-                return choices.searched(forms, self.columns)
-            except InfeasibleError:
-                continue
-        return choices.searched(choices.first, self.columns)
+    def _in_rows(self, choices: "FormChoices", error: InfeasibleError) -> Found:
+        """With as few of the largest tables in rows as let the others fit in columns; else the error of having none."""
+        for forms in choices.more_in_rows():
+            if (found := self._tried(choices, forms)) is not None:
+                return found
+        raise error
 
     def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
         """`other`, of the same task, where its gain over columns alone is believed."""
@@ -130,6 +130,7 @@ class FormChoices:
         quick: searches columns in little time.
         estimates: of what choices cost.
         spread: places what lies in rows and copies.
+        catalog: of the tables that the constraints let lie in columns; None if there is none.
     """
 
     task: Task
@@ -138,13 +139,16 @@ class FormChoices:
     quick: Searcher
     estimates: FormEstimates
     spread: Spread
+    catalog: Catalog | None
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Searcher) -> "FormChoices":
         """With forms `allowed` (T, F), but for columns of tables that are too large for them."""
         may = np.flatnonzero(allowed[:, COLUMNS])
         if not len(may):
-            return cls(task, simulator, allowed, quick, FormEstimates.of(task, simulator, None, may), Spread(task))
+            return cls(
+                task, simulator, allowed, quick, FormEstimates.of(task, simulator, None, may), Spread(task), None
+            )
         sizes = Sizes.of(Items.of(part_of(task, may.tolist(), device_memory(task))))
         catalog = Catalog.costed(sizes, simulator.models.compute)
         _, least, room = narrowest_shards(sizes)
@@ -152,7 +156,8 @@ class FormChoices:
         fitting = allowed.copy()
         fitting[too_large, COLUMNS] = False
         fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
-        return cls(task, simulator, fitting, quick, FormEstimates.of(task, simulator, catalog, may), Spread(task))
+        estimates = FormEstimates.of(task, simulator, catalog, may)
+        return cls(task, simulator, fitting, quick, estimates, Spread(task), catalog)
 
     @property
     def first(self) -> IntArray:
@@ -173,6 +178,16 @@ class FormChoices:
             return searcher.find(self.task, self.simulator)
         found = searcher.find(formed.columns_task(), self.simulator)
         return replace(found, plan=formed.whole_plan(found.plan))
+
+    def beats_columns(self, plan: Plan) -> bool:
+        """Whether a plan is proven to be predicted cheaper than any of columns alone: these needn't be searched then.
+
+        Models that know their margins prove nothing: how large those are hangs on the plans.
+        """
+        if self.catalog is None or (self.first != COLUMNS).any() or self.simulator.models.margins is not None:
+            return False
+        bound_ms = lower_bound_ms(self.catalog, self.simulator)
+        return bound_ms is not None and self.simulator.cost(self.task, plan).total_ms < bound_ms
 
     def best(self, tries: int) -> IntArray:
         """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
@@ -196,7 +211,7 @@ class FormChoices:
         return best
 
     def _near_pure(self, best: IntArray) -> list[IntArray]:
-        """(T,) all that may in rows, and all that may in copies, where that is estimated to cost little more than `best`.
+        """(T,) all that may in rows, or in copies, where that is estimated to cost little more than `best`.
 
         Each kind of kernel and of exchange has a price of its own that only tables which all lie alike never pay; and
         estimates flatter columns, which have still to be placed.

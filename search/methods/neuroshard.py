@@ -42,7 +42,7 @@ class NeuroShard(Searcher):
     caution: NonNegative = 0.0
     choice: Choice | None = field(default_factory=Choice)
     forms: tuple[str, ...] = FORMS
-    form_tries: Count = 6
+    form_tries: Count = 4
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
