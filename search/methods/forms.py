@@ -47,7 +47,7 @@ class FormSearch(Searcher):
     columns: Searcher
     quick: Searcher
     forms: tuple[str, ...] = FORMS
-    tries: Count = 4
+    tries: Count = 6
     choice: Choice | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class FormSearch(Searcher):
             return self.columns.find(task, simulator)
         simulator.models.check(task)
         allowed = allowed_forms(task, forms)
-        if not np.delete(allowed, COLUMNS, axis=1).any():
+        if not np.delete(allowed, COLUMNS, axis=1).any() or device_memory(task).min() < 1:
             return self.columns.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
         best = choices.best(self.tries)
@@ -146,9 +146,8 @@ class FormChoices:
         """With forms `allowed` (T, F), but for columns of tables that are too large for them."""
         may = np.flatnonzero(allowed[:, COLUMNS])
         if not len(may):
-            return cls(
-                task, simulator, allowed, quick, FormEstimates.of(task, simulator, None, may), Spread(task), None
-            )
+            estimates = FormEstimates.of(task, simulator, None, may)
+            return cls(task, simulator, allowed, quick, estimates, Spread(task), None)
         sizes = Sizes.of(Items.of(part_of(task, may.tolist(), device_memory(task))))
         catalog = Catalog.costed(sizes, simulator.models.compute)
         _, least, room = narrowest_shards(sizes)
@@ -192,15 +191,15 @@ class FormChoices:
     def best(self, tries: int) -> IntArray:
         """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
 
-        So many are tried: the last ones of the descent of the estimates and what `_near_pure` adds; then changes of the
+        So many are tried: the last two of the descent of the estimates, and what `_near_pure` adds; then changes of the
         best one, as long as they help.
         """
         path = descent(self.first, self.allowed, self.estimates.costs)
-        candidates = [*path[: -1 - tries // 2 : -1], *self._near_pure(path[-1])]
+        candidates = [*path[:-3:-1], *self._near_pure(path[-1])][:tries]
+        if len(candidates) < 2:
+            return path[-1] if tries else self.first
         tried = _Tried(self)
-        best = min(candidates[:tries], key=tried.cost_ms, default=self.first)
-        if len(candidates) == 1:
-            return best
+        best = min(candidates, key=tried.cost_ms)
         while len(tried) < tries:
             near, _ = ranked_changes(best, self.allowed, self.estimates.costs)
             others = [forms for forms in near[:_NEIGHBOURS] if forms not in tried]

@@ -1,4 +1,6 @@
-"""The published search and evenly split layouts, then local search from the cheaper plan, where that is believed."""
+"""The published search and evenly split layouts, then local search from the cheaper plan, where that is believed;
+some tables in rows or copies, where models know those and they are predicted to pay.
+"""
 
 from dataclasses import dataclass, field
 
@@ -31,7 +33,7 @@ class NeuroShard(Searcher):
         grid: caps of the greedy grid search, for both starts.
         improvement, caution: the local search's.
         choice: when its plan is taken instead of the published search's.
-        forms, form_tries: how tables may lie, and how many choices of that are tried.
+        forms, form_tries: that tables may lie in, and how many choices of them are tried.
     """
 
     num_candidates: PositiveCount = 10
@@ -42,7 +44,7 @@ class NeuroShard(Searcher):
     caution: NonNegative = 0.0
     choice: Choice | None = field(default_factory=Choice)
     forms: tuple[str, ...] = FORMS
-    form_tries: Count = 4
+    form_tries: Count = 6
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
