@@ -49,17 +49,20 @@ class Cuts:
     total_bytes: FloatArray
 
     @classmethod
-    def of(cls, catalog: Catalog, tables: IntArray, num_tables: int, vectors: Float32Array) -> "Cuts":
-        """Of a catalog of `tables` (t,) out of so many, with its vectors (N, H); zeros for all other tables.
+    def none(cls, num_tables: int, numbers: int) -> "Cuts":
+        """Of no table, with vectors of so many numbers."""
+        shape = (num_tables, len(_SHARES))
+        return cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
+
+    @classmethod
+    def of(cls, catalog: Catalog, tables: IntArray, num_tables: int) -> "Cuts":
+        """Of a catalog of `tables` (t,) out of so many; zeros for all others.
 
         What is kept together counts as the first table of it.
         """
+        vectors = catalog.vectors if catalog.vectors.shape[1] else catalog.cost_ms[:, None]
         table = tables[[item.parts[0][0] for item in catalog.items.items]]  # (I,)
-        found = cls(
-            np.zeros((num_tables, len(_SHARES), vectors.shape[1])),
-            *np.zeros((3, num_tables, len(_SHARES))),
-            *np.zeros((2, num_tables)),
-        )
+        found = cls.none(num_tables, vectors.shape[1])
         for cut, share in enumerate(_SHARES):
             shards = even_layout(catalog, share)
             its, width = table[catalog.item[shards]], shards - catalog.first[catalog.item[shards]]
@@ -70,12 +73,6 @@ class Cuts:
         np.add.at(found.dim, table, catalog.full_width * DIM_MULTIPLE)
         np.add.at(found.total_bytes, table, catalog.size_bytes[catalog.whole])
         return found
-
-    @classmethod
-    def none(cls, num_tables: int, numbers: int) -> "Cuts":
-        """Of no table, with vectors of so many numbers."""
-        shape = (num_tables, len(_SHARES))
-        return cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +90,14 @@ class Everywhere:
     size_bytes: FloatArray
 
     @classmethod
-    def of(cls, task: Task, loads: Loads, vectors: Float32Array) -> "Everywhere":
-        """With the loads (T,) of a device, and their vectors (T, H)."""
-        given = given_bytes(loads, task.topology.num_devices)
-        return cls(vectors.astype(np.float64), given, task.memory.device_bytes(loads).astype(np.float64))
+    def of(cls, task: Task, tables: IntArray, loads: Loads, vectors: Float32Array) -> "Everywhere":
+        """Of some `tables` (t,), with their loads (t,) on a device and the vectors (t, H); zeros for all others."""
+        count = len(task.tables)
+        found = cls(np.zeros((count, vectors.shape[1])), np.zeros((count, len(Collective))), np.zeros(count))
+        found.vectors[tables] = vectors
+        found.given[tables] = given_bytes(loads, task.topology.num_devices)
+        found.size_bytes[tables] = task.memory.device_bytes(loads)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,16 +120,24 @@ class FormEstimates:
     copies: Everywhere
 
     @classmethod
-    def of(cls, task: Task, simulator: Simulator, catalog: Catalog | None, tables: IntArray) -> "FormEstimates":
-        """Of a task, with the catalog of those of its `tables` (t,) that may lie in columns; None if none may."""
+    def of(
+        cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None
+    ) -> "FormEstimates":
+        """Of a task whose tables may lie in forms `allowed` (T, F), with a catalog of those that may lie in columns.
+
+        None stands for the catalog of no table.
+        """
         head, vectors_of = _summing(simulator.models.compute)
-        rows, copies = (
-            Everywhere.of(task, loads, vectors_of(loads)) for loads in (_first_blocks(task), _first_copies(task))
+        columns, rows, copies = (np.flatnonzero(may) for may in allowed.T)
+        blocks, copied = _first_blocks(task, rows), _first_copies(task, copies)
+        return cls(
+            task,
+            simulator,
+            head,
+            Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog, columns, len(allowed)),
+            Everywhere.of(task, rows, blocks, vectors_of(blocks)),
+            Everywhere.of(task, copies, copied, vectors_of(copied)),
         )
-        if catalog is None:
-            return cls(task, simulator, head, Cuts.none(len(task.tables), rows.vectors.shape[1]), rows, copies)
-        vectors = catalog.vectors if catalog.vectors.shape[1] else catalog.cost_ms[:, None].astype(np.float32)
-        return cls(task, simulator, head, Cuts.of(catalog, tables, len(task.tables), vectors), rows, copies)
 
     def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
         """Of B choices of a form for each table, (B, T): (B,) ms, and (B,) ms if no shard held a device up.
@@ -199,22 +208,31 @@ def _largest(chosen: BoolArray, of: FloatArray) -> FloatArray:
 
 def _summing(model: ComputeModel) -> tuple[ReluHead, Callable[[Loads], Float32Array]]:
     """The model's head and vectors; of one that isn't a sum, costs of loads alone, which are added up."""
-    if isinstance(model, SumModel):
-        return model.head, model.embed
-    return ReluHead.of_cost(), lambda loads: model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
+    head = model.head if isinstance(model, SumModel) else ReluHead.of_cost()
+
+    def vectors_of(loads: Loads) -> Float32Array:
+        if not len(loads):
+            return np.zeros((0, len(head.bias)), dtype=np.float32)  # of a form that the model may not know
+        if isinstance(model, SumModel):
+            return model.embed(loads)
+        return model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
+
+    return head, vectors_of
 
 
-def _first_blocks(task: Task) -> Loads:
-    """(T,) of every table the first block of rows, of as many as there are devices."""
+def _first_blocks(task: Task, tables: IntArray) -> Loads:
+    """(t,) of some `tables` (t,) the first block of rows, of as many as there are devices."""
     devices = task.topology.num_devices
-    shards = [Shard(i, 0, t.dim, 0, -(-t.rows // devices)) for i, t in enumerate(task.tables)]
-    loads = Loads.placed(task.tables, [Placement(shard, 0) for shard in shards], task.batch_size, devices)
+    kept = [(index, task.tables[index]) for index in tables.tolist()]
+    placed = [Placement(Shard(index, 0, table.dim, 0, -(-table.rows // devices)), 0) for index, table in kept]
+    loads = Loads.placed(task.tables, placed, task.batch_size, devices)
     return replace(loads, sharers=np.full(len(loads), devices))
 
 
-def _first_copies(task: Task) -> Loads:
-    """(T,) of every table a copy."""
-    shards = [Shard(i, 0, t.dim, 0, t.rows) for i, t in enumerate(task.tables)]
+def _first_copies(task: Task, tables: IntArray) -> Loads:
+    """(t,) of some `tables` (t,) a copy."""
+    kept = [(index, task.tables[index]) for index in tables.tolist()]
+    shards = [Shard(index, 0, table.dim, 0, table.rows) for index, table in kept]
     two = [Placement(shard, device) for device in range(2) for shard in shards]
     loads = Loads.placed(task.tables, two, task.batch_size, task.topology.num_devices)
     return loads.take(np.arange(len(shards)))

@@ -11,7 +11,7 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints
@@ -33,7 +33,7 @@ def _task(count=12, num_devices=4, memory_bytes="80GiB"):
 
 
 def _estimates(task):
-    return FormEstimates.of(task, SIMULATOR, Catalog.checked(task, SIMULATOR), np.arange(len(task.tables)))
+    return FormEstimates.of(task, SIMULATOR, allowed_forms(task, FORMS), Catalog.checked(task, SIMULATOR))
 
 
 def _cost(task, forms):
