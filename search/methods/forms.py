@@ -55,7 +55,7 @@ class FormSearch(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With what the search of the columns has to say."""
-        forms = simulator.models.forms.intersection(searched_forms(self.forms))
+        forms = simulator.models.forms.intersection(self.forms)
         if forms <= {Form.COLUMNS}:
             return self.columns.find(task, simulator)
         simulator.models.check(task)
