@@ -1,4 +1,5 @@
-"""How far plans are from the best possible: the default search's beside a lower bound of any plan's predicted cost.
+"""How far plans are from the best possible: the default search's beside a lower bound of the predicted cost of
+any plan that lays tables out in columns.
 
 usage: bounds.py MODEL NUM_DEVICES BATCH_SIZE [COUNT]    (MODEL: a bundle's name or path, or roofline:h100)
 
@@ -21,7 +22,7 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.traffic import Traffic
 
-_SEARCHERS = {"default": NeuroShard(), "every gain": NeuroShard(choice=None)}
+_SEARCHERS = {"default": NeuroShard(forms=("columns",)), "every gain": NeuroShard(choice=None, forms=("columns",))}
 
 
 def main() -> None:

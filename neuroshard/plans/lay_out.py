@@ -57,4 +57,5 @@ def in_copies(task: Task, table: int) -> list[Placement]:
         UserError: there is no such table.
     """
     whole = table_of(task, table)
-    return [Placement(Shard(table, 0, whole.dim, 0, whole.rows), device) for device in range(task.topology.num_devices)]
+    shard = Shard(table, 0, whole.dim, 0, whole.rows)
+    return [Placement(shard, device) for device in range(task.topology.num_devices)]

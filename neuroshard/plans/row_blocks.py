@@ -19,12 +19,17 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
         UserError: a block would be empty.
     """
     size = -(-table.rows // count)
-    if size * (count - 1) >= table.rows:
+    if not has_row_blocks(table, count):
         raise UserError(
             f"table {table.name!r} has {table.rows} rows: in {count} blocks of {size} the last would be empty; "
             "give each device columns of it, or a copy"
         )
     return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
+
+
+def has_row_blocks(table: Table, count: int) -> bool:
+    """Whether a table has rows for `count` blocks, none of them empty."""
+    return -(-table.rows // count) * (count - 1) < table.rows
 
 
 def check_row_blocks(table: Table, placements: Sequence[Placement], topology: Topology) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.models import CommModel, ComputeModel, SumModel
+from neuroshard.models import CommModel, ComputeModel, CostModels, SumModel
 from neuroshard.models.interface import OneDevice, device_waits, waits
 from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
@@ -97,6 +97,20 @@ class SearcherConformance:
         models = replace(linear_models(), compute=OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
             found, again = (_error_of(self.make(), task, Simulator(models)) for _ in range(2))
+            if isinstance(found, Plan):
+                assert found.task == task
+                assert found.violations == ()
+                assert found == again
+            else:
+                assert "\n" not in str(found)
+                assert isinstance(found, InfeasibleError) or "model" in str(found)
+
+    def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
+        """Whatever forms tables are laid out in, limits are kept and calls repeat."""
+        simulator = Simulator(CostModels.load("roofline:h100"))
+        for seed in range(4):
+            task = constrained_task(seed)
+            found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
             if isinstance(found, Plan):
                 assert found.task == task
                 assert found.violations == ()

@@ -13,6 +13,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.types import DataType
 
 from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
@@ -21,6 +22,7 @@ _ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 _log = logging.getLogger(__name__)
 _WHOLE, _SPLIT = "table_wise", "column_wise"
 _KERNEL = "fused"
+_OTHER_FORMS = {"row_wise": (Form.ROWS, _KERNEL), "data_parallel": (Form.COPIES, "dense")}  # with their kernels
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,20 @@ class BagTable:
         each = zip(lookups, poolings, batches, strict=True)
         return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
 
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """Columns, and what TorchRec's constraints name besides.
+
+        Rows and copies are never chosen unasked: not every collection has them, and copies are trained by an optimizer
+        of their own.
+        """
+        given = self.constraints or ParameterConstraints()
+        named = (_OTHER_FORMS[kind] for kind in given.sharding_types or () if kind in _OTHER_FORMS)
+        return (
+            Form.COLUMNS,
+            *(form for form, kernel in named if not given.compute_kernels or kernel in given.compute_kernels),
+        )
+
     def rule(self, name: str) -> TableRule | None:
         """TorchRec's constraints on splitting, as ours; None if there are none.
 
@@ -99,6 +115,13 @@ class BagTable:
         if given.compute_kernels and _KERNEL not in given.compute_kernels:
             raise UserError(f"constraints of table {name!r}: compute_kernels={given.compute_kernels} lack {_KERNEL!r}")
         return TableRule(escape(name), max_shards=None if _SPLIT in types else 1, min_dim=given.min_partition)
+
+
+def form_rules(bags: Mapping[str, BagTable]) -> tuple[TableRule, ...]:
+    """The forms that tables may lie in, by name; where that is columns for all, in one rule."""
+    if all(bag.forms == (Form.COLUMNS,) for bag in bags.values()):
+        return (TableRule("*", forms=(Form.COLUMNS,)),)
+    return tuple(TableRule(escape(name), forms=bag.forms) for name, bag in bags.items())
 
 
 def _for_each(values: Sequence[float], count: int) -> Sequence[float]:

@@ -26,7 +26,7 @@ from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.threads import blas_threads
-from neuroshard.torchrec.bags import BagTable, find_bags
+from neuroshard.torchrec.bags import BagTable, find_bags, form_rules
 from neuroshard.torchrec.export import parameter_name, to_sharding_plan
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ class NeuroShardPlanner(ShardingPlanner):
         batch_size: samples of one device per step; None is TorchRec's default, 512.
         models: cost models, or their name or path; None takes "cpu" for CPUs, "roofline:h100" (a datasheet) for GPUs.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
-            passed on to the kernels.
+            passed on to the kernels. Rows and copies are looked at for tables whose sharding types name row_wise or
+            data_parallel.
         storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer that the module or the
@@ -165,7 +166,7 @@ class NeuroShardPlanner(ShardingPlanner):
             ),
             self._batch_size * devices,
             self._memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
-            replace(self._rules, rules=self._rules.rules + rules),
+            replace(self._rules, rules=self._rules.rules + rules + form_rules(bags)),
         )
 
     def _device_memory(self, module: nn.Module, sharders: Sequence[Any]) -> tuple[int, ...]:

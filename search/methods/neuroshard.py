@@ -1,17 +1,21 @@
-"""The published search and evenly split layouts, then local search from the cheaper plan, where that is believed."""
+"""The published search and evenly split layouts, then local search from the cheaper plan, where that is believed;
+some tables in rows or copies, where models know those and they are predicted to pay.
+"""
 
 from dataclasses import dataclass, field
 
 from neuroshard.checked import checked
+from neuroshard.plans.form import FORMS
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import Count, NonNegative, PositiveCount
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.forms import FormSearch, searched_forms
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.methods.starts import CheapestStart, EvenLayouts
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tasks.task import Task
 
@@ -29,6 +33,7 @@ class NeuroShard(Searcher):
         grid: caps of the greedy grid search, for both starts.
         improvement, caution: the local search's.
         choice: when its plan is taken instead of the published search's.
+        forms, form_tries: that tables may lie in, and how many choices of them are tried.
     """
 
     num_candidates: PositiveCount = 10
@@ -38,6 +43,17 @@ class NeuroShard(Searcher):
     improvement: Improvement = field(default_factory=Improvement)
     caution: NonNegative = 0.0
     choice: Choice | None = field(default_factory=Choice)
+    forms: tuple[str, ...] = FORMS
+    form_tries: Count = 6
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forms", searched_forms(self.forms))
+
+    @property
+    def form_search(self) -> FormSearch:
+        """All of it: the parts for what lies in columns, and placements without steps to rank choices of forms."""
+        quick = CheapestStart((EvenLayouts(self.grid),))
+        return FormSearch(self.parts, quick, self.forms, self.form_tries, self.choice)
 
     @property
     def parts(self) -> ImprovedSearch:
@@ -52,4 +68,4 @@ class NeuroShard(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short."""
-        return self.parts.find(task, simulator)
+        return self.form_search.find(task, simulator)

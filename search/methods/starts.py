@@ -7,10 +7,12 @@ from typing import Protocol
 from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
+from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import even_layout
+from neuroshard.tasks.task import Task
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
 
@@ -59,6 +61,26 @@ class ExistingPlan:
         return catalog.items.held(self.plan)
 
 
+@dataclass(frozen=True)
+class CheapestStart(Searcher):
+    """The cheapest of some first plans, as it is.
+
+    Attributes:
+        starts: give them.
+    """
+
+    starts: tuple[Start, ...]
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The earliest one among equals.
+
+        Raises:
+            InfeasibleError: no start has a plan.
+        """
+        catalog = Catalog.checked(task, simulator)
+        return catalog.items.plan(cheapest(first_plans(self.starts, catalog, simulator), catalog, simulator))
+
+
 def first_plans(starts: Sequence[Start], catalog: Catalog, simulator: Simulator) -> list[IntArray]:
     """(I, D) every start's plan, in order.
 
@@ -73,5 +95,7 @@ def first_plans(starts: Sequence[Start], catalog: Catalog, simulator: Simulator)
 
 def cheapest(plans: Sequence[IntArray], catalog: Catalog, simulator: Simulator) -> IntArray:
     """(I, D) the plan that costs least, the earliest one among equals."""
+    if len(plans) == 1:
+        return plans[0]
     costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in plans])
     return plans[min(range(len(plans)), key=lambda index: costs[index].total_ms)]

@@ -26,9 +26,7 @@ def check_total(sizes: Sizes) -> None:
             f"the buffers of every device's own samples leave {readable_bytes(-int(memory.min()))} too little memory; "
             "give each device more, or count fewer batches in flight"
         )
-    narrowest = np.where(items.limits.max_shards > 1, -(-sizes.full_width // items.limits.max_shards), sizes.full_width)
-    least = sizes.size_bytes[sizes.first + narrowest]
-    room = np.where(items.limits.allowed, memory, 0).max(axis=1)
+    narrowest, least, room = narrowest_shards(sizes)
     if (tight := np.flatnonzero(least > room)).size:
         item = int(tight[np.argmax(least[tight])])
         whole = narrowest[item] == sizes.full_width[item] > 1
@@ -43,6 +41,17 @@ def check_total(sizes: Sizes) -> None:
             f"the tables take {readable_bytes(total)}, {_described(memory)} hold {readable_bytes(memory.sum())}; "
             f"give each at least {readable_bytes(total / devices)}, or use more devices"
         )
+
+
+def narrowest_shards(sizes: Sizes) -> tuple[IntArray, IntArray, IntArray]:
+    """Units and bytes of each item's widest shard, cut as finely as it may be, and the room that it has, (I,) each.
+
+    Room is the memory of the largest device that may hold it.
+    """
+    items, memory = sizes.items, device_memory(sizes.items.task)
+    narrowest = np.where(items.limits.max_shards > 1, -(-sizes.full_width // items.limits.max_shards), sizes.full_width)
+    room: IntArray = np.where(items.limits.allowed, memory, 0).max(axis=1)
+    return narrowest, sizes.size_bytes[sizes.first + narrowest], room
 
 
 def check_whole(items: Items, method: str) -> None:

@@ -12,6 +12,7 @@ from torchrec.types import DataType
 from neuroshard.errors import UserError
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec import find_bags
+from neuroshard.torchrec.bags import form_rules
 
 META = torch.device("meta")
 
@@ -83,6 +84,17 @@ def test_numbers_for_too_few_features_are_refused():
 )
 def test_limits_on_splits_become_rules(given, rule):
     assert find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].rule("sku") == rule
+
+
+def test_forms_besides_columns_must_be_named():
+    given = ({}, {"sharding_types": ["column_wise", "row_wise", "data_parallel"]}, {"sharding_types": ["column_wise"]})
+    bags = [find_bags(_Model(), constraints={"sku": ParameterConstraints(**some)})[2] for some in given]
+    assert [bag.forms for bag in bags] == [("columns",), ("columns", "rows", "copies"), ("columns",)]
+    assert form_rules({"sku": bags[0], "b": bags[2]}) == (TableRule("*", forms=("columns",)),)
+    assert form_rules({"s*": bags[1], "b": bags[2]}) == (
+        TableRule("s[*]", forms=("columns", "rows", "copies")),
+        TableRule("b", forms=("columns",)),
+    )
 
 
 @pytest.mark.parametrize(

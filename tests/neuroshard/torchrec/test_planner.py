@@ -110,6 +110,25 @@ def test_constraints_of_both_kinds_hold():
     assert min(shard.shard_sizes[1] for shard in plan["t0"].sharding_spec.shards) >= 32
 
 
+@pytest.mark.parametrize(
+    ("types", "kernels", "found"),
+    [
+        (["table_wise", "column_wise", "data_parallel"], None, "data_parallel"),
+        (["table_wise", "column_wise", "data_parallel"], ["fused"], "columns"),
+        (["table_wise", "column_wise"], None, "columns"),
+        (None, None, "columns"),
+    ],
+)
+def test_tables_are_copied_only_where_sharding_types_and_kernels_say_so(types, kernels, found):
+    """Six small tables on eight devices: copies cost least."""
+    given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
+    constraints = {f"t{i}": given for i in range(6)} if types else {}
+    planner = _planner(8, 1 << 32, "cuda", models="roofline:h100", batch_size=8192, constraints=constraints)
+    plan = planner.plan(_collection(*[(1000, 128)] * 6), SHARDERS).plan[""]
+    kinds = {parameter.sharding_type for parameter in plan.values()}
+    assert kinds == {"data_parallel"} if found == "data_parallel" else kinds <= {"table_wise", "column_wise"}
+
+
 def test_mistakes_are_one_line():
     with pytest.raises(InfeasibleError, match="give each"):
         _planner(cap=1000).plan(_collection((1000, 64)), SHARDERS)

@@ -1,0 +1,168 @@
+"""A task's choices of a form for each table: which ones look cheap, and what comes of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.errors import InfeasibleError
+from neuroshard.plans.plan import Plan
+from neuroshard.searcher import Found, Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.space.bound import lower_bound_ms
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
+from neuroshard.stages.search.space.form_descent import descent, ranked_changes
+from neuroshard.stages.search.space.form_estimates import FormEstimates
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, part_of
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tasks.task import Task
+
+_FLATTERED = 1.1  # times the estimate of columns: what they may really cost
+_NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
+
+
+@dataclass(frozen=True, eq=False)
+class FormChoices:
+    """A task's choices of a form for each table.
+
+    Attributes:
+        task: the task.
+        simulator: costs plans.
+        allowed: (T, F) forms that each table may lie in.
+        quick: searches columns in little time.
+        estimates: of what choices cost.
+        spread: places what lies in rows and copies.
+        catalog: of the tables that the constraints let lie in columns; None if there is none.
+    """
+
+    task: Task
+    simulator: Simulator
+    allowed: BoolArray
+    quick: Searcher
+    estimates: FormEstimates
+    spread: Spread
+    catalog: Catalog | None
+
+    @classmethod
+    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Searcher) -> "FormChoices":
+        """With forms `allowed` (T, F), but for columns of tables that are too large for them."""
+        may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
+        if len(may):
+            sizes = Sizes.of(Items.of(part_of(task, may.tolist(), device_memory(task))))
+            catalog = Catalog.costed(sizes, simulator.models.compute)
+            fitting[may[_too_large(sizes)], COLUMNS] = False
+            fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
+        estimates = FormEstimates.of(task, simulator, allowed, catalog)
+        return cls(task, simulator, fitting, quick, estimates, Spread(task), catalog)
+
+    @property
+    def first(self) -> IntArray:
+        """(T,) columns where they may be, else rows, else copies."""
+        first: IntArray = self.allowed.argmax(axis=1)
+        return first
+
+    def searched(self, forms: IntArray, searcher: Searcher) -> Found:
+        """What a searcher finds with such forms (T,).
+
+        Raises:
+            InfeasibleError: nothing.
+        """
+        formed = FormedTask(self.task, forms, self.spread)
+        if not len(formed.in_columns):
+            return Found(formed.whole_plan(None))
+        if len(formed.in_columns) == len(forms):
+            return searcher.find(self.task, self.simulator)
+        found = searcher.find(formed.columns_task(), self.simulator)
+        return replace(found, plan=formed.whole_plan(found.plan))
+
+    def beats_columns(self, plan: Plan) -> bool:
+        """Whether a plan is proven to be predicted cheaper than any of columns alone: these needn't be searched then.
+
+        Models that know their margins prove nothing: how large those are hangs on the plans.
+        """
+        if self.catalog is None or (self.first != COLUMNS).any() or self.simulator.models.margins is not None:
+            return False
+        bound_ms = lower_bound_ms(self.catalog, self.simulator)
+        return bound_ms is not None and self.simulator.cost(self.task, plan).total_ms < bound_ms
+
+    def best(self, tries: int) -> IntArray:
+        """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
+
+        So many are tried: the last two of the descent of the estimates, and what `_near_pure` adds; then changes of the
+        best one, as long as they help.
+        """
+        path = descent(self.first, self.allowed, self.estimates.costs)
+        candidates = [*path[:-3:-1], *self._near_pure(path[-1])][:tries]
+        if len(candidates) < 2:
+            return path[-1] if tries else self.first
+        tried = _Tried(self)
+        best = min(candidates, key=tried.cost_ms)
+        while len(tried) < tries:
+            near, _ = ranked_changes(best, self.allowed, self.estimates.costs)
+            others = [forms for forms in near[:_NEIGHBOURS] if forms not in tried]
+            better = min(others[: tries - len(tried)], key=tried.cost_ms, default=best)
+            if not tried.cost_ms(better) < tried.cost_ms(best):
+                break
+            best = better
+        return best
+
+    def _near_pure(self, best: IntArray) -> list[IntArray]:
+        """(T,) all that may in rows, or in copies, where that is estimated to cost little more than `best`.
+
+        Each kind of kernel and of exchange has a price of its own that only tables which all lie alike never pay; and
+        estimates flatter columns, which have still to be placed.
+        """
+        pure = np.array([np.where(self.allowed[:, form], form, self.first) for form in (ROWS, COPIES)])
+        cost = self.estimates.costs(np.concatenate([best[None], pure]))[0]
+        return [
+            forms
+            for forms, ms in zip(pure, cost[1:], strict=True)
+            if ms < cost[0] * _FLATTERED and (forms != best).any()
+        ]
+
+    def more_in_rows(self) -> Iterator[IntArray]:
+        """(T,) the first choice, with the 1, 2, 4, ... largest tables in rows that may lie so."""
+        size = np.array([table.size_bytes for table in self.task.tables])
+        movable = np.flatnonzero(self.allowed[:, ROWS] & (self.first == COLUMNS))
+        largest = movable[np.argsort(-size[movable], kind="stable")]
+        for power in range(len(largest).bit_length() + 1):
+            forms = self.first
+            forms[largest[: 1 << power]] = ROWS
+            yield forms
+
+
+def _too_large(sizes: Sizes) -> list[int]:
+    """Tables, by their index, that fit on no device even where they are cut as finely as they may be."""
+    _, least, room = narrowest_shards(sizes)
+    return [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].parts]
+
+
+class _Tried:
+    """Costs of the quick plans of choices, each searched once."""
+
+    def __init__(self, choices: FormChoices) -> None:
+        self._choices = choices
+        self._cost_ms: dict[bytes, float] = {}
+
+    def __contains__(self, forms: IntArray) -> bool:
+        return forms.tobytes() in self._cost_ms
+
+    def __len__(self) -> int:
+        return len(self._cost_ms)
+
+    def cost_ms(self, forms: IntArray) -> float:
+        """Of forms (T,), ms; infinite where nothing is found that fits."""
+        if forms not in self:
+            self._cost_ms[forms.tobytes()] = self._search(forms)
+        return self._cost_ms[forms.tobytes()]
+
+    def _search(self, forms: IntArray) -> float:
+        choices = self._choices
+        try:
+            plan = choices.searched(forms, choices.quick).plan
+        except InfeasibleError:
+            return float("inf")
+        return choices.simulator.cost(choices.task, plan).total_ms

@@ -1,0 +1,111 @@
+"""Which tables lie in rows or in copies: chosen by estimates, tried by quick searches, then searched like any task."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import IntArray
+from neuroshard.checked import checked
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import Count
+from neuroshard.searcher import Found, Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.choice import Choice, kept_remark
+from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+@checked
+class FormSearch(Searcher):
+    """Lays some tables out in rows or in copies where that is predicted to cost less, or where nothing else fits.
+
+    Rows and copies are the same on every device whatever becomes of the other tables, so those are searched as a task
+    of their own, with the memory that is left; plans are costed as a whole. Rows are over all devices.
+
+    Attributes:
+        columns: searches what lies in columns: everything, and what the best choice of forms leaves.
+        quick: the same, in little time: ranks choices of forms.
+        forms: that tables may lie in, columns among them; of these, those that the models know.
+        tries: quick searches, at most.
+        choice: whether a gain over columns alone is believed; None believes every prediction.
+    """
+
+    columns: Searcher
+    quick: Searcher
+    forms: tuple[str, ...] = FORMS
+    tries: Count = 6
+    choice: Choice | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forms", searched_forms(self.forms))
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan found, never one that costs more than that of columns alone.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """With what the search of the columns has to say."""
+        forms = simulator.models.forms.intersection(self.forms)
+        if forms <= {Form.COLUMNS}:
+            return self.columns.find(task, simulator)
+        simulator.models.check(task)
+        allowed = allowed_forms(task, forms)
+        if not np.delete(allowed, COLUMNS, axis=1).any() or device_memory(task).min() < 1:
+            return self.columns.find(task, simulator)
+        choices = FormChoices.of(task, simulator, allowed, self.quick)
+        best = choices.best(self.tries)
+        other = None if (best == choices.first).all() else self._tried(choices, best)
+        if other is not None and choices.beats_columns(other.plan):
+            return other
+        try:
+            columns = choices.searched(choices.first, self.columns)
+        except InfeasibleError as error:
+            return other or self._in_rows(choices, error)
+        return columns if other is None else self._believed(columns, other, simulator)
+
+    def _tried(self, choices: FormChoices, forms: IntArray) -> Found | None:
+        """What is found with such forms (T,); None if nothing is."""
+        try:
+            return choices.searched(forms, self.columns)
+        except InfeasibleError:
+            return None
+
+    def _in_rows(self, choices: FormChoices, error: InfeasibleError) -> Found:
+        """With as few of the largest tables in rows as let the others fit in columns; else the error of having none."""
+        for forms in choices.more_in_rows():
+            if (found := self._tried(choices, forms)) is not None:
+                return found
+        raise error
+
+    def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
+        """`other`, of the same task, where its gain over columns alone is believed."""
+        task = columns.plan.task
+        choice = self.choice
+        if choice is None:
+            before, after = simulator.costs(task, [columns.plan, other.plan])
+            return other if after.total_ms < before.total_ms else columns
+        if choice.choose(columns.plan, other.plan, simulator) is other.plan:
+            return other
+        return Found(columns.plan, columns.warning, columns.remark or kept_remark(columns.plan, other.plan, simulator))
+
+
+def searched_forms(names: Sequence[str]) -> tuple[Form, ...]:
+    """Forms by their names.
+
+    Raises:
+        UserError: there is no form of some name, or columns aren't among them.
+    """
+    forms = tuple(Form(name) for name in names)
+    if Form.COLUMNS not in forms:
+        raise UserError(f"searcher: forms={[form.value for form in forms]} must have columns among them")
+    return forms

@@ -1,0 +1,270 @@
+"""Tables in rows and copies: when the default search lays them out so, and what it never does."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+import neuroshard as ns
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.forms import FormSearch
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.tables import Table
+from neuroshard.tables.criteo import criteo
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import constrained_task, linear_models, toy_task
+from neuroshard.torchrec import to_sharding_plan
+
+ROOFLINE = ns.CostModels.load("roofline:h100")
+SIMULATOR = Simulator(ROOFLINE)
+BATCH = 65536
+QUICKLY = Improvement(shakes=20)
+ALL = NeuroShard(improvement=QUICKLY)
+COLUMNS = NeuroShard(improvement=QUICKLY, forms=("columns",))
+
+
+def _table(name, rows, dim, lookups, **fields):
+    return Table(name, rows, dim, float(lookups), zipf_reuse(rows, BATCH * lookups, 1.05), **fields)
+
+
+def _criteo(num_devices=8, constraints=None, count=26):
+    topology = Topology(num_devices, "80GiB", devices_per_host=8)
+    return Task(criteo()[:count], topology, BATCH, constraints=constraints or Constraints())
+
+
+def _cost(plan):
+    return SIMULATOR.cost(plan.task, plan).total_ms
+
+
+def _tiny(seed, memory_share=4.0):
+    rng = np.random.default_rng(seed)
+    tables = tuple(
+        _table(f"t{i}", int(10 ** rng.uniform(1, 7)), int(rng.choice([4, 8, 12])), 10 ** rng.uniform(0, 2))
+        for i in range(3)
+    )
+    memory = max(1, int(memory_share * sum(table.size_bytes for table in tables)))
+    return Task(tables, Topology(2, memory), BATCH)
+
+
+def _every_plan(task):
+    """Plans with every table in rows, in copies, or in columns cut in any way."""
+    devices, options = task.topology.num_devices, []
+    for index, table in enumerate(task.tables):
+        splits = product(range(table.dim // 4 + 1), repeat=devices)
+        cuts = [[(index, 4 * units, d) for d, units in enumerate(split) if units] for split in splits]
+        columns = [in_columns(task, cut) for cut in cuts if sum(dim for _, dim, _ in cut) == table.dim]
+        options.append([*columns, in_rows(task, index, range(devices)), in_copies(task, index)])
+    return [Plan(task, tuple(placed for part in parts for placed in part)) for parts in product(*options)]
+
+
+def test_plans_of_tiny_tasks_are_near_the_best_of_all_forms():
+    gaps, gains, found = [], [], set()
+    for seed in range(12):
+        task = _tiny(seed)
+        plan = ALL.search(task, SIMULATOR)
+        best = min(cost.total_ms for cost in SIMULATOR.costs(task, _every_plan(task)))
+        alone = _cost(COLUMNS.search(task, SIMULATOR))
+        assert _cost(plan) <= alone * (1 + 1e-9)
+        gaps.append(_cost(plan) / best - 1)
+        gains.append(1 - best / alone)
+        found |= set(plan.forms)
+    assert max(gaps) < 0.03
+    assert max(gains) > 0.1
+    assert found == set(Form)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.55, 0.7])
+def test_plans_keep_to_little_memory(share):
+    """Two devices that hold hardly more than all tables: a plan is found wherever there is one in any form."""
+    best_found = 0
+    for seed in range(8):
+        task = _tiny(seed, share)
+        fitting = [plan for plan in _every_plan(task) if plan.fits]
+        try:
+            plan = ALL.search(task, SIMULATOR)
+        except InfeasibleError:
+            assert not fitting
+            continue
+        assert plan.violations == ()
+        best_found += _cost(plan) < min(cost.total_ms for cost in SIMULATOR.costs(task, fitting)) * 1.03
+    assert best_found >= 6
+
+
+@pytest.mark.parametrize("num_devices", [8, 64])
+def test_small_tables_of_the_mlperf_workload_are_copied(num_devices):
+    task = _criteo(num_devices)
+    plan, alone = (searcher.search(task, SIMULATOR) for searcher in (ALL, COLUMNS))
+    assert plan.violations == ()
+    assert _cost(plan) < 0.92 * _cost(alone)
+    copied = [table.rows for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.COPIES]
+    assert len(copied) >= 5
+    assert max(copied) < 50_000
+    assert set(alone.forms) == {Form.COLUMNS}
+
+
+def test_a_table_that_holds_a_device_up_is_cut_into_rows():
+    """8 columns go to 2 devices at most; rows to all."""
+    task = Task((_table("hot", 10_000_000, 8, 200), *criteo()[:8]), Topology(16, "80GiB", devices_per_host=8), BATCH)
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.forms[0] is Form.ROWS
+    assert _cost(plan) < 0.7 * _cost(COLUMNS.search(task, SIMULATOR))
+
+
+def test_rows_are_not_chosen_where_one_block_has_all_lookups():
+    spread = _table("hot", 10_000_000, 8, 200)
+    hot = replace(spread, row_lookups=(1.0, *(0.0,) * 15))
+    tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, hot)]
+    assert [ALL.search(task, SIMULATOR).forms[0] for task in tasks] == [Form.ROWS, Form.COLUMNS]
+
+
+def test_a_table_that_no_cut_of_columns_fits_gets_a_plan():
+    """Five billion rows of 32 columns with their optimizer state: 4 columns of it take 93 GiB."""
+    tables = (_table("huge", 5_000_000_000, 32, 1), *criteo()[:3])
+    topology, use = Topology(16, "80GiB", devices_per_host=8), MemoryUse("rowwise_adagrad", batches_in_flight=1)
+    task = Task(tables, topology, BATCH, use)
+    with pytest.raises(InfeasibleError, match=r"'huge' takes 93\.\d GiB even at 4 columns"):
+        COLUMNS.search(task, SIMULATOR)
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.forms[0] is Form.ROWS
+    assert plan.violations == ()
+    exported = to_sharding_plan(plan, "ebc").plan["ebc"]
+    assert exported["huge"].sharding_type == "row_wise"
+    assert exported["huge"].ranks == list(range(16))
+
+
+def test_tables_that_pack_in_no_columns_lie_in_rows():
+    """Three tables of 4 columns on two devices that hold one and a half each."""
+    tables = tuple(_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
+    task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
+    with pytest.raises(InfeasibleError):
+        COLUMNS.search(task, SIMULATOR)
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.violations == ()
+    assert Form.ROWS in plan.forms
+
+
+def test_what_fits_in_no_form_is_refused_as_columns_are():
+    task = Task((_table("huge", 5_000_000_000, 32, 1),), Topology(2, "80GiB"), BATCH)
+    with pytest.raises(InfeasibleError, match="GiB"):
+        ALL.search(task, SIMULATOR)
+
+
+def test_the_same_call_gives_the_same_plan():
+    task = _criteo(16)
+    assert ALL.search(task, SIMULATOR) == ALL.search(task, SIMULATOR)
+
+
+def _forms(task):
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.violations == ()
+    return dict(zip((table.name for table in task.tables), plan.forms, strict=True))
+
+
+def test_constraints_of_every_kind_are_kept():
+    found = set()
+    for seed in range(12):
+        task = constrained_task(seed)
+        try:
+            plan = ALL.search(task, SIMULATOR)
+        except InfeasibleError:
+            continue
+        assert plan.violations == ()
+        found |= set(plan.forms)
+    assert found > {Form.COLUMNS}
+
+
+def test_tables_bound_to_others_or_to_devices_stay_in_columns():
+    """All of these are copied where nothing is said of them."""
+    free = _forms(_criteo())
+    names = ["criteo_5", "criteo_7", "criteo_8", "criteo_12", "criteo_15", "criteo_16"]
+    assert {free[name] for name in names} == {Form.COPIES}
+    bound = Constraints(
+        (TableRule("criteo_5", devices=(1, 2)), TableRule("criteo_16", min_shards=2)),
+        (PinnedShard("criteo_7", 64, (3,)),),
+        (("criteo_8", "criteo_12"),),
+        (("criteo_15", "criteo_13"),),
+    )
+    forms = _forms(_criteo(constraints=bound))
+    assert {forms[name] for name in names} == {Form.COLUMNS}
+    assert Form.COPIES in forms.values()
+
+
+@pytest.mark.parametrize("form", Form)
+def test_rules_on_forms_hold(form):
+    rule = TableRule("criteo_1", forms=(form,))
+    assert _forms(_criteo(constraints=Constraints((rule,))))["criteo_1"] is form
+    everything = Constraints((TableRule("*", forms=(form,)),))
+    task = replace(_criteo(count=2), constraints=everything)
+    assert set(_forms(task).values()) == {form}
+
+
+def test_a_form_that_a_table_cannot_have_is_refused():
+    """Three rows don't make eight blocks."""
+    task = _criteo(constraints=Constraints((TableRule("criteo_5", forms=("rows",)),)))
+    with pytest.raises(UserError, match="'criteo_5' may lie in rows only"):
+        ALL.search(task, SIMULATOR)
+
+
+class _Recorded(Searcher):
+    """Notes the tasks that it is asked."""
+
+    def __init__(self, searcher):
+        self.searcher, self.asked = searcher, []
+
+    def search(self, task, simulator):
+        self.asked.append(task)
+        return self.searcher.search(task, simulator)
+
+
+def test_models_that_know_columns_only_are_asked_once_and_as_before():
+    task, simulator = toy_task(12), Simulator(linear_models())
+    columns, quick = _Recorded(ALL.parts), _Recorded(ALL.parts)
+    plan = FormSearch(columns, quick).search(task, simulator)
+    assert plan == ALL.parts.search(task, simulator)
+    assert len(columns.asked) == 1
+    assert columns.asked[0] is task
+    assert quick.asked == []
+
+
+def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more():
+    columns = _Recorded(ALL.parts)
+    replace(ALL.form_search, columns=columns).search(_criteo(), SIMULATOR)
+    assert [len(asked.tables) < 26 for asked in columns.asked] == [True]
+
+
+def test_gains_within_the_margins_are_not_taken():
+    """Margins of all of a cost: no gain is believed; of nothing: every one."""
+    task = _criteo()
+    for relative, forms in ((1.0, {Form.COLUMNS}), (0.0, {Form.COLUMNS, Form.COPIES})):
+        margin = Margin(relative, 1.0)
+        simulator = Simulator(replace(ROOFLINE, margins=Margins(margin, margin, margin)))
+        found = ALL.find(task, simulator)
+        assert set(found.plan.forms) == forms
+        assert (found.remark is not None) == (relative == 1.0)
+
+
+def test_without_tries_tables_lie_in_columns_where_they_fit():
+    task = _criteo()
+    assert replace(ALL, form_tries=0).search(task, SIMULATOR) == COLUMNS.search(task, SIMULATOR)
+
+
+def test_forms_are_chosen_by_a_setting():
+    task = _tiny(5)
+    for forms in (["columns"], ["columns", "rows"], ["columns", "copies"]):
+        plan = ns.search(task, SIMULATOR, forms=forms, improvement={"shakes": 5})
+        assert set(plan.forms) <= {Form(form) for form in forms}
+    with pytest.raises(UserError, match=r"forms=\['rows'\] must have columns among them"):
+        NeuroShard(forms=("rows",))
+    with pytest.raises(UserError, match="did you mean 'copies'"):
+        NeuroShard(forms=("columns", "copy"))

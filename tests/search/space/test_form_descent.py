@@ -1,0 +1,61 @@
+"""Steps from choice to choice of forms, on costs that are known."""
+
+import numpy as np
+import pytest
+
+from neuroshard.stages.search.space.form_descent import descent, ranked_changes
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS
+
+ALL = np.ones((6, 3), dtype=np.bool_)
+FIRST = np.full(6, COLUMNS)
+
+
+def _weights(forms):
+    """Every table has a form of its own that is cheapest."""
+    wanted = np.arange(6) % 3
+    cost = (forms != wanted) @ np.arange(1.0, 7.0)
+    return cost, cost
+
+
+def _held_up(forms):
+    """The dearest table in columns counts, and a call of rows costs something: one table in rows alone never helps."""
+    ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
+    columns = np.where(forms == COLUMNS, ms, 0)
+    calls = 0.5 * (forms == ROWS).any(axis=1) + 9.0 * (forms == COPIES).any(axis=1) + 0.4 * (forms == ROWS).sum(axis=1)
+    return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
+
+
+def test_every_table_gets_its_best_form():
+    path = descent(FIRST, ALL, _weights)
+    assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
+    costs = _weights(np.array(path))[0]
+    assert (np.diff(costs) < 0).all()
+
+
+def test_tables_are_changed_together_where_one_alone_does_not_help():
+    assert _held_up(ranked_changes(FIRST, ALL, _held_up)[0])[0].min() > _held_up(FIRST[None])[0][0]
+    last = descent(FIRST, ALL, _held_up)[-1]
+    assert set(last[:3]) == {ROWS}
+    assert _held_up(last[None])[0][0] < 4
+
+
+def test_forms_that_are_not_allowed_are_never_taken():
+    allowed = ALL.copy()
+    allowed[1] = [True, False, True]
+    last = descent(FIRST, allowed, _weights)[-1]
+    assert last.tolist() == [0, 0, 2, 0, 1, 2]
+    none = np.zeros_like(ALL)
+    none[:, COLUMNS] = True
+    assert len(descent(FIRST, none, _weights)) == 1
+
+
+def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
+    def never(forms):
+        return np.full(len(forms), np.inf), np.full(len(forms), np.inf)
+
+    def in_rows_only(forms):
+        cost = np.where((forms == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
+        return cost, cost
+
+    assert len(descent(FIRST, ALL, never)) == 1
+    assert in_rows_only(descent(FIRST, ALL, in_rows_only)[-1][None])[0][0] == pytest.approx(1.0)

@@ -1,0 +1,97 @@
+"""Estimates of choices of forms, beside what whole plans of them cost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import neuroshard as ns
+from neuroshard.plans.form import FORMS
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.form_estimates import FormEstimates
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import constrained_task
+
+SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
+BATCH = 65536
+
+
+def _task(count=12, num_devices=4, memory_bytes="80GiB"):
+    rng = np.random.default_rng(0)
+    tables = tuple(
+        Table(f"t{i}", int(rng.integers(1, 1e4)) * 8, int(rng.choice([16, 64, 128])), lookups, reuse)
+        for i in range(count)
+        if (lookups := float(rng.uniform(1, 30))) and (reuse := zipf_reuse(10_000, BATCH * lookups, 1.05))
+    )
+    return Task(tables, Topology(num_devices, memory_bytes, devices_per_host=2), BATCH)
+
+
+def _estimates(task):
+    return FormEstimates.of(task, SIMULATOR, allowed_forms(task, FORMS), Catalog.checked(task, SIMULATOR))
+
+
+def _cost(task, forms):
+    formed = FormedTask(task, forms, Spread(task))
+    searcher = NeuroShard(forms=("columns",))
+    columns = searcher.search(formed.columns_task(), SIMULATOR) if len(formed.in_columns) else None
+    return SIMULATOR.cost(task, formed.whole_plan(columns)).total_ms
+
+
+@pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
+def test_rows_and_copies_cost_what_is_estimated(forms):
+    task = _task()
+    held_up, evenly = _estimates(task).costs(np.array([forms]))
+    assert held_up[0] == pytest.approx(_cost(task, np.array(forms)), rel=1e-4)
+    assert evenly[0] == pytest.approx(held_up[0])
+
+
+def test_columns_cost_about_what_is_estimated():
+    """Many tables on few devices can be spread nearly evenly."""
+    task, rng = _task(), np.random.default_rng(1)
+    choices = np.stack([np.full(12, COLUMNS), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
+    costs = np.array([_cost(task, forms) for forms in choices])
+    held_up, evenly = _estimates(task).costs(choices)
+    assert held_up == pytest.approx(costs, rel=0.05)
+    assert (evenly <= held_up * (1 + 1e-9)).all()
+
+
+def test_a_table_that_cannot_be_cut_holds_a_device_up():
+    base = _task().tables
+    hot = replace(base[0], name="hot", dim=4, pooling_factor=400.0)
+    task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)
+    held_up, evenly = _estimates(task).costs(np.full((1, 12), COLUMNS))
+    assert held_up[0] > 1.3 * evenly[0]
+    assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMNS)), rel=0.05)
+
+
+def test_what_memory_cannot_hold_costs_infinitely_much():
+    task = _task()
+    total = task.size_bytes
+    tight = Task(task.tables, Topology(4, int(total * 0.4)), BATCH)
+    held_up, evenly = _estimates(tight).costs(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12]))
+    assert np.isfinite(held_up).tolist() == [True, True, False]
+    assert np.isfinite(evenly).tolist() == [True, True, False]
+
+
+def test_many_choices_are_estimated_as_one_by_one():
+    task = _task()
+    choices = np.random.default_rng(2).choice(len(FORMS), (600, 12))
+    together = np.array(_estimates(task).costs(choices))
+    alone = np.array([_estimates(task).costs(choices[i : i + 1]) for i in (0, 300, 599)])[..., 0].T
+    assert together[:, [0, 300, 599]] == pytest.approx(alone)
+
+
+def test_tables_with_constraints_are_estimated():
+    for seed in range(6):
+        task = constrained_task(seed)
+        forms = np.full((1, len(task.tables)), COLUMNS)
+        held_up, _ = _estimates(task).costs(forms)
+        free, _ = _estimates(replace(task, constraints=Constraints())).costs(forms)
+        assert np.isfinite(held_up[0])
+        assert held_up[0] >= free[0] * (1 - 1e-6)
