@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans.form import Form
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import Collective, Traffic
 
 NUM_WAITS = 5
 
@@ -72,6 +72,10 @@ class SumModel(ComputeModel):
     def embed(self, loads: Loads) -> Float32Array:
         """(n, H) a vector for each of n loads; a set's vector is the sum of its loads'."""
 
+    def of_form(self, form: Form) -> "SumModel":
+        """The model of kernel calls of that form: one for all, where there isn't one for each."""
+        return self
+
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0
@@ -90,6 +94,11 @@ class CommModel(ABC):
         return frozenset({Form.COLUMNS})
 
     @property
+    def collectives(self) -> frozenset[Collective]:
+        """The collectives that it may be asked for; by default all, for what it passes over is none of its forms'."""
+        return frozenset(Collective)
+
+    @property
     @abstractmethod
     def num_devices(self) -> int | None:
         """D, the number of devices it was fitted for; None if it serves any."""
@@ -98,6 +107,10 @@ class CommModel(ABC):
         """(B, D) ms, from the devices' traffic and their start delays (B, D); each device's own start is its 0."""
         wait_ms = waits(start_ms)
         return wait_ms + self.transfer_ms(traffic, wait_ms)
+
+    def steps(self, traffic: Traffic, start_ms: FloatArray) -> dict[Collective, FloatArray]:
+        """(B, D) ms of each exchange that the cost is made of, one after the other; here, all as one all-to-all."""
+        return {Collective.ALL_TO_ALL: self.predict(traffic, start_ms)}
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
