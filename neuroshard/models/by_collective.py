@@ -52,6 +52,10 @@ class CommByCollective(CommModel):
         """Those that there are models of."""
         return frozenset(self.exchanges)
 
+    def of_collective(self, collective: Collective) -> CommModel:
+        """The collective's own."""
+        return self.exchanges[collective]
+
     @property
     def num_devices(self) -> int | None:
         """The all-to-all's."""

@@ -98,6 +98,10 @@ class CommModel(ABC):
         """The collectives that it may be asked for; by default all, for what it passes over is none of its forms'."""
         return frozenset(Collective)
 
+    def of_collective(self, collective: Collective) -> "CommModel":
+        """The model of that collective by itself: one for all, where there isn't one for each."""
+        return self
+
     @property
     @abstractmethod
     def num_devices(self) -> int | None:
