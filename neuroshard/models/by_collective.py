@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import Meta
 
 from neuroshard.arrays import FloatArray
-from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, waits
+from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, OneDevice, Outline, waits
 from neuroshard.models.kinds import COMM_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
 from neuroshard.plans.form import Form
@@ -67,9 +67,7 @@ class CommByCollective(CommModel):
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
         """(B, D) ms of all exchanges, one after the other; at least the wait for the last device."""
-        total = sum(self.steps(traffic, start_ms).values(), start=np.zeros_like(start_ms))
-        cost: FloatArray = np.maximum(total, waits(start_ms))
-        return cost
+        return self.chain(traffic, start_ms).total_ms
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms that are left of all of them when the last device has started the first."""
@@ -77,15 +75,15 @@ class CommByCollective(CommModel):
             return self._all_to_all.transfer_ms(traffic, wait_ms)
         return self.predict(traffic, -wait_ms) - wait_ms
 
-    def steps(self, traffic: Traffic, start_ms: FloatArray) -> dict[Collective, FloatArray]:
-        """(B, D) ms of each exchange, from where the one before has ended."""
+    def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
+        """Of the exchanges that there are anything of."""
         found: dict[Collective, FloatArray] = {}
         taken = np.zeros_like(start_ms)
         for collective, model in self.exchanges.items():
             if traffic.given(collective).any():
                 found[collective] = _one_ms(model, traffic, collective, start_ms + taken)
                 taken = taken + found[collective]
-        return found
+        return Chain(np.maximum(taken, waits(start_ms)), found)
 
     def outline(self, traffic: Traffic) -> Outline:
         """The all-to-all's, and the exchanges behind it as they are where nobody waits."""

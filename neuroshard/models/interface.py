@@ -112,9 +112,10 @@ class CommModel(ABC):
         wait_ms = waits(start_ms)
         return wait_ms + self.transfer_ms(traffic, wait_ms)
 
-    def steps(self, traffic: Traffic, start_ms: FloatArray) -> dict[Collective, FloatArray]:
-        """(B, D) ms of each exchange that the cost is made of, one after the other; here, all as one all-to-all."""
-        return {Collective.ALL_TO_ALL: self.predict(traffic, start_ms)}
+    def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
+        """What `predict` says, and what it is made of; here, of one all-to-all."""
+        total_ms = self.predict(traffic, start_ms)
+        return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
@@ -131,6 +132,14 @@ class CommModel(ABC):
         Its parts are (X, 1, P): of X exchanges, and of one device of each.
         """
         return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Exchanges one after the other: (B, D) ms of all, and of each from where the one before has ended."""
+
+    total_ms: FloatArray
+    each_ms: dict[Collective, FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
