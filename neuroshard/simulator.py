@@ -95,8 +95,8 @@ class Simulator:
         calls = plan.device_loads.by_form()
         counts = calls.counts.reshape(-1, len(FORMS))[:, FORMS.index(Form.COLUMNS)].tolist()
         found = plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.device_dims)
-        if set(plan.forms) == {Form.COLUMNS}:
-            return found
+        if self.count_input:
+            found += ranges.part_warnings(INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT)))
         return found + _beyond_columns(ranges, calls, plan.traffic)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -46,8 +46,12 @@ class Pretrain:
     init: PathName | None = None
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
-    forms: tuple[Form, ...] | None = None
+    forms: tuple[str, ...] | None = None
     seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        for form in self.forms or ():
+            Form(form)
 
     def run(self) -> PretrainResult:
         """Fit the models, set their margins on validation samples, test them on unseen tables, write the bundle.
@@ -61,7 +65,7 @@ class Pretrain:
             start = None if self.init is None else CostModels.load(self.init)
             directory = DataDirectory(Path(self.data))
             manifest = directory.manifest()
-            measured = Measured.of(directory, self.forms).limited(self.max_samples, self.max_tables)
+            measured = Measured.of(directory, None if self.forms is None else [Form(form) for form in self.forms]).limited(self.max_samples, self.max_tables)
             fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
             margins = margins_of(fitted, measured)
             metrics = tests_of(fitted, margins, measured)

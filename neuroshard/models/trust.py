@@ -117,9 +117,8 @@ class Ranges:
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
         """What of another part lies outside, one line for each quantity; nothing where nothing is known of the part."""
-        known = self.others.get(part, ())
-        found = [(one, one.warning(quantities[one.name])) for one in known if one.name in quantities]
-        return tuple(f"{part}: {warning}" for _, warning in found if warning is not None)
+        found = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
+        return tuple(f"{part}: {warning}" for warning in found if warning is not None)
 
     def warnings(self, task: Task) -> tuple[str, ...]:
         """What of the task lies outside, one line for each quantity."""
@@ -201,6 +200,6 @@ class Margins:
         return cls(margins[COMPUTE], margins[FORWARD], margins[BACKWARD], others)
 
     def of(self, part: str) -> Margin:
-        """The part's, by its name; where none is known of it, the one that its model has for columns."""
-        own: Margin = self.others.get(part) or getattr(self, part.partition(".")[0])
-        return own
+        """The part's, by its name; where none is known of it, the one of columns, and of the input the forward one."""
+        of_columns: Margin = getattr(self, part.partition(".")[0], self.forward)
+        return self.others.get(part, of_columns)
