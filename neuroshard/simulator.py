@@ -11,7 +11,7 @@ from neuroshard.errors import UserError
 from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.interface import Chain
-from neuroshard.models.parts import BACKWARD, FORWARD, INPUT, compute_part, exchange_part
+from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, INPUT, compute_part, exchange_part
 from neuroshard.models.reach import of_calls, of_exchanges
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.form import FORMS, Form
@@ -28,9 +28,17 @@ class Simulator:
         models: they are.
         count_input: whether plans' costs count the exchange of indices and lengths. The papers leave it out, and
             pipelines hide it; `Cost.input` shows it either way, where the models know it.
+
+    Raises:
+        UserError: it is to be counted, and the models don't know it.
     """
 
     def __init__(self, models: CostModels, count_input: bool = False) -> None:
+        if count_input and models.input is None:
+            raise UserError(
+                "these cost models don't know the exchange of indices; leave count_input out, or fit models to data that "
+                "holds it: neuroshard collect experiment=collect_forms"
+            )
         self.models = models
         self.count_input = count_input
 
@@ -95,6 +103,9 @@ class Simulator:
         calls = plan.device_loads.by_form()
         counts = calls.counts.reshape(-1, len(FORMS))[:, FORMS.index(Form.COLUMNS)].tolist()
         found = plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.device_dims)
+        topology = plan.task.topology
+        hosts = topology.num_devices / (topology.devices_per_host or topology.num_devices)
+        found += ranges.part_warnings(EXCHANGES, {"hosts": np.array([hosts])})
         if self.count_input:
             found += ranges.part_warnings(INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT)))
         return found + _beyond_columns(ranges, calls, plan.traffic)

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.progress import Progress
 
 from neuroshard.models import CommModel, CostModels, SumModel
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import ModelTest
-from neuroshard.models.parts import BACKWARD, FORWARD, compute_part
+from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, compute_part
 from neuroshard.models.reach import of_calls, of_exchanges
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.form import Form
@@ -78,6 +79,8 @@ class Fit:
         """Of the samples that were trained on, and of the start's."""
         columns, pooled = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
         ranges = Ranges.of([m.sample for m in columns.train], [m.sample for m in pooled.train])
+        hosts = [m.sample.num_devices / m.sample.host_size for m in pooled.everything]
+        ranges = ranges.with_part(EXCHANGES, {"hosts": np.array(hosts)})
         for form, its in measured.compute.items():
             if form is not Form.COLUMNS:
                 ranges = ranges.with_part(compute_part(form), of_calls(loads_of([m.sample for m in its.train])))
@@ -150,7 +153,7 @@ def _in_direction(exchanges: dict[Exchange, CommModel], direction: str, measured
 
 def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """The values of each quantity over all exchanges."""
-    return {name: [value for part in parts for value in part[name]] for name in parts[0]}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _bar(progress: Progress, name: str, epochs: int) -> OnEpoch:

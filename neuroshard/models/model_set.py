@@ -11,6 +11,8 @@ from neuroshard.records.samples import name_of
 from neuroshard.tasks.task import Task
 from neuroshard.traffic import Collective, Traffic
 
+_OF_ROWS = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
+
 
 @dataclass(frozen=True)
 class ModelSet:
@@ -48,12 +50,17 @@ class ModelSet:
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
             "lay it out so, or take models that know more, such as model=roofline:h100",
         )
-        exchanged = (plan.traffic.forward, self.forward), (plan.traffic, self.backward)
-        for collective in {which for traffic, model in exchanged for which in _unknown(traffic, model)}:
-            raise UserError(
-                f"these cost models don't know the exchange {name_of(collective)}, which tables in rows on one host "
-                "need; collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
-            )
+        if Form.ROWS in plan.forms:
+            self._check_rows(plan.traffic)
+
+    def _check_rows(self, traffic: Traffic) -> None:
+        """Raise UserError unless the models know what the rows of a plan exchange: those of a host, and of all."""
+        for which in _OF_ROWS:
+            if traffic.given(which).any() and which not in self.forward.collectives & self.backward.collectives:
+                raise UserError(
+                    f"these cost models don't know the exchange {name_of(which)}, which tables in rows on one host need; "
+                    "collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
+                )
 
     def check(self, task: Task) -> None:
         """Raise UserError unless the models can cost plans of `task`."""
@@ -68,8 +75,3 @@ class ModelSet:
                 f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
             )
 
-
-def _unknown(traffic: Traffic, model: CommModel) -> list[Collective]:
-    """What the model doesn't know of the exchanges of a step."""
-    step = [which for which in traffic.held if which is not Collective.INPUT and traffic.given(which).any()]
-    return [which for which in step if which not in model.collectives]

@@ -4,6 +4,7 @@ from neuroshard.plans.form import Form
 from neuroshard.traffic import Collective
 
 INPUT = "input"
+EXCHANGES = "exchanges"  # all of them, of whatever collective
 COMPUTE, FORWARD, BACKWARD = "compute", "forward", "backward"
 
 

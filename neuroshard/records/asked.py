@@ -49,13 +49,14 @@ def traffic_of(samples: Sequence[CommSample]) -> Traffic:
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
     """The measurement of each group of devices that exchanged with each other, as if it were of an all-to-all.
 
-    Groups in which nothing was exchanged are left out. There must be repeats.
+    Groups in which nothing was exchanged are left out, and devices of a host that have no other to exchange with. There
+    must be repeats.
     """
     sample, repeats = measurement.sample, measurement.repeats
     assert repeats is not None
     given = np.zeros((1, sample.num_devices, len(Collective)))
     for group in Traffic(given, np.array([sample.batch_size]), sample.host_size).groups(sample.collective):
         sizes, starts = ([values[device] for device in group] for values in (sample.size_bytes, sample.start_ms))
-        if any(sizes):
+        if any(sizes) and (len(group) > 1 or sample.num_devices == 1):
             alone = CommSample(tuple(sizes), tuple(starts), sample.batch_size)
             yield replace(measurement, sample=alone, repeats=replace(repeats, times_ms=repeats.times_ms[..., group]))

@@ -68,6 +68,7 @@ class Search:
         if self.out is not None:
             check_directory(Path(self.out))
         simulator = Simulator(CostModels.load(self.model))
+        Simulator(simulator.models, self.count_input)  # refuses models that don't know it, before any work
         for task in self.tasks:
             simulator.models.check(task)
         if self.out is not None and (there := RunDirectory(Path(self.out))).finished:

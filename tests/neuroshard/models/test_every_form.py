@@ -134,9 +134,9 @@ def test_the_input_is_shown_and_counts_where_it_is_asked_for():
     assert np.allclose(counted.forward, later[0])
     assert "not counted" in str(shown)
     assert "not counted" not in str(counted)
-    unknown = Simulator(replace(MODELS, input=None), count_input=True).cost(task, plan)
-    assert unknown.input is None
-    assert unknown.total_ms == shown.total_ms
+    assert Simulator(replace(MODELS, input=None)).cost(task, plan).input is None
+    with pytest.raises(UserError, match="don't know the exchange of indices; leave count_input out"):
+        Simulator(replace(MODELS, input=None), count_input=True)
 
 
 def test_the_input_is_told_as_what_comes_to_a_device():
