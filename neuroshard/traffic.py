@@ -36,6 +36,14 @@ class Collective(IntEnum):
     INPUT = 5
 
 
+# What tables in each form exchange besides the input: those in rows on all devices, or those in rows on one host.
+EXCHANGED = {
+    Form.COLUMNS: (Collective.ALL_TO_ALL,),
+    Form.ROWS: (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL),
+    Form.COPIES: (Collective.ALL_REDUCE,),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """B exchanges between D devices each.

@@ -126,8 +126,7 @@ def _model_of(models: CostModels, one: Exchange) -> Any:
     if one.collective is Collective.INPUT:
         return models.input
     model = models.forward if one.direction == FORWARD else models.backward
-    known = model.collectives if isinstance(model, CommByCollective) else {Collective.ALL_TO_ALL}
-    return model.of_collective(one.collective) if one.collective in known else None
+    return model.of_collective(one.collective) if one.collective in model.collectives else None
 
 
 def _comm_start(start: CostModels | None, one: Exchange) -> Any:

@@ -10,14 +10,8 @@ from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
 from neuroshard.records.samples import Measurement, name_of
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.traffic import Collective
+from neuroshard.traffic import EXCHANGED, Collective
 
-# What tables in each form exchange. Forms that aren't measured are left out, and so is what they alone exchange.
-_EXCHANGED = {
-    Form.COLUMNS: (Collective.ALL_TO_ALL,),
-    Form.ROWS: (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL),
-    Form.COPIES: (Collective.ALL_REDUCE,),
-}
 # Measured with delays too, and alike both ways.
 _EITHER_WAY = (Collective.ALL_REDUCE, Collective.INPUT)
 
@@ -43,7 +37,10 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements by form and by collective: of columns and all-to-alls always, of others where there are any."""
+    """Measurements by form and by collective: of columns and all-to-alls always, of others where there are any.
+
+    Of forms that are left out, what they alone exchange is left out too.
+    """
 
     compute: dict[Form, SplitMeasurements]
     comm: dict[Collective, SplitMeasurements]
@@ -63,7 +60,7 @@ class Measured:
             for form in Form
             if form in wanted and ((its := _those(calls, "form", form)) or form in needed)
         }
-        known = {Collective.INPUT, *(one for form in compute for one in _EXCHANGED[form])}
+        known = {Collective.INPUT, *(one for form in compute for one in EXCHANGED[form])}
         comm = {
             one: SplitMeasurements.of(its, _of_collective(one), directory.path).by_group()
             for one in Collective

@@ -71,12 +71,14 @@ class CommByCollective(CommModel):
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms that are left of all of them when the last device has started the first."""
-        if not _beyond_columns(traffic):
+        if _of_columns(traffic):
             return self._all_to_all.transfer_ms(traffic, wait_ms)
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
         """Of the exchanges that there are anything of."""
+        if _of_columns(traffic):
+            return self._all_to_all.chain(traffic, start_ms)
         found: dict[Collective, FloatArray] = {}
         taken = np.zeros_like(start_ms)
         for collective, model in self.exchanges.items():
@@ -88,7 +90,7 @@ class CommByCollective(CommModel):
     def outline(self, traffic: Traffic) -> Outline:
         """The all-to-all's, and the exchanges behind it as they are where nobody waits."""
         first = self._all_to_all.outline(traffic)
-        if not _beyond_columns(traffic):
+        if _of_columns(traffic):
             return first
         together = np.zeros(traffic.size_bytes.shape[:2])
         rest = self.transfer_ms(traffic, together) - self._all_to_all.transfer_ms(traffic, together)
@@ -124,10 +126,9 @@ class CommByCollective(CommModel):
         return cls({collective: found[collective] for collective in sorted(found)}, frozenset(plain.serves))
 
 
-def _beyond_columns(traffic: Traffic) -> bool:
-    """Whether anything else than columns is exchanged; the input is no part of a step's exchanges."""
-    others = set(traffic.held) - {Collective.ALL_TO_ALL, Collective.INPUT}
-    return any(traffic.given(collective).any() for collective in others)
+def _of_columns(traffic: Traffic) -> bool:
+    """Whether it is made of all-to-alls alone, as searches of columns make it: then nothing else is to be asked."""
+    return traffic.held == (Collective.ALL_TO_ALL,)
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:

@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans.form import Form
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.traffic import EXCHANGED, Collective, Traffic
 
 NUM_WAITS = 5
 
@@ -95,8 +95,8 @@ class CommModel(ABC):
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """The collectives that it may be asked for; by default all, for what it passes over is none of its forms'."""
-        return frozenset(Collective)
+        """The collectives of a step that it knows costs of: by default all that its forms exchange."""
+        return frozenset(collective for form in self.forms for collective in EXCHANGED[form])
 
     def of_collective(self, collective: Collective) -> "CommModel":
         """The model of that collective by itself: one for all, where there isn't one for each."""

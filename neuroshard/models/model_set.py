@@ -9,9 +9,7 @@ from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import name_of
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import Collective, Traffic
-
-_OF_ROWS = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
+from neuroshard.traffic import EXCHANGED, Traffic
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class ModelSet:
 
     def _check_rows(self, traffic: Traffic) -> None:
         """Raise UserError unless the models know what the rows of a plan exchange: those of a host, and of all."""
-        for which in _OF_ROWS:
+        for which in EXCHANGED[Form.ROWS]:
             if traffic.given(which).any() and which not in self.forward.collectives & self.backward.collectives:
                 raise UserError(
                     f"these cost models don't know the exchange {name_of(which)}, which tables in rows on one host need; "
