@@ -23,6 +23,7 @@ import numpy as np
 from neuroshard.arrays import BoolArray, FloatArray
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Ranges
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.records.splits import split_tables
@@ -30,7 +31,8 @@ from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.result import margins_of
+from neuroshard.stages.pretrain.fit_all import margins_of
+from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -40,6 +42,7 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 from neuroshard.threads import blas_threads, torch_threads
+from neuroshard.traffic import Collective
 
 _FORMS = {"default": [], "paper": ["compute_model=paper", "comm_model=paper"]}
 _TRUTH_SEARCH = BeamSearch(num_candidates=3, beam_width=1, max_splits=4, grid=GridSettings(points=4))
@@ -75,7 +78,8 @@ class Setting:
             forward, backward = (comm_fitter.fit(comm, way, None, self.seed, _silent) for way in (FORWARD, BACKWARD))
         ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
         models = CostModels(model, forward, backward, self.made_up.batch_size, ranges)
-        return replace(models, margins=margins_of(models, compute, comm))
+        measured = Measured({Form.COLUMNS: compute}, {Collective.ALL_TO_ALL: comm})
+        return replace(models, margins=margins_of(models, measured))
 
     def _measured(self) -> tuple[SplitMeasurements, SplitMeasurements]:
         rng, device = np.random.default_rng([self.seed, self.samples]), self.made_up

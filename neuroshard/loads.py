@@ -165,5 +165,19 @@ class LoadSets:
         places = np.repeat(np.arange(len(self)), self.counts) * len(FORMS) + self.loads.form
         return LoadSets.grouped(self.loads, places, len(self) * len(FORMS))
 
+    @property
+    def forms(self) -> IntArray:
+        """(B,) the form of each set's first load, by its place in `FORMS`; -1 of an empty set."""
+        forms = np.full(len(self), -1, dtype=np.int64)
+        filled = self.counts > 0
+        forms[filled] = self.loads.form[(self.counts.cumsum() - self.counts)[filled]]
+        return forms
+
+    def take(self, indices: IntArray) -> "LoadSets":
+        """The sets at `indices` (m,)."""
+        counts, starts = self.counts[indices], (self.counts.cumsum() - self.counts)[indices]
+        within = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
+        return LoadSets(self.loads.take(np.repeat(starts, counts) + within), counts)
+
     def __len__(self) -> int:
         return len(self.counts)

@@ -10,19 +10,37 @@ from neuroshard.cost import Cost
 from neuroshard.errors import UserError
 from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels
-from neuroshard.models.trust import Margins
-from neuroshard.plans.form import FORMS
+from neuroshard.models.interface import Chain
+from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, INPUT, compute_part, exchange_part
+from neuroshard.models.reach import of_calls, of_exchanges
+from neuroshard.models.trust import Margins, Ranges
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.prediction import Prediction
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import Collective, Traffic
 
 
 class Simulator:
-    """Predicts costs with a set of cost models; many plans per call."""
+    """Predicts costs with a set of cost models; many plans per call.
 
-    def __init__(self, models: CostModels) -> None:
+    Attributes:
+        models: they are.
+        count_input: whether plans' costs count the exchange of indices and lengths. The papers leave it out, and
+            pipelines hide it; `Cost.input` shows it either way, where the models know it.
+
+    Raises:
+        UserError: it is to be counted, and the models don't know it.
+    """
+
+    def __init__(self, models: CostModels, count_input: bool = False) -> None:
+        if count_input and models.input is None:
+            raise UserError(
+                "these cost models don't know the exchange of indices; leave count_input out, or fit models to data that "
+                "holds it: neuroshard collect experiment=collect_forms"
+            )
         self.models = models
+        self.count_input = count_input
 
     def cost(self, task: Task, plan: Plan) -> Cost:
         """The plan's cost.
@@ -46,14 +64,29 @@ class Simulator:
                 raise UserError("the plan was made for another task")
             self.models.check_plan(plan)
         calls = LoadSets.joined([plan.device_loads for plan in plans]).by_form()
+        traffic = Traffic.joined([plan.traffic for plan in plans])
         shape = (len(plans), task.topology.num_devices, len(FORMS))
-        compute = self.models.compute.predict(calls).reshape(shape).sum(axis=-1)
-        forward, backward = self.communication(Traffic.joined([plan.traffic for plan in plans]), compute)
-        if self.models.margins is None:
-            return [Cost(*parts) for parts in zip(compute, forward, backward, strict=True)]
-        spread = self.models.compute.spread_ms(calls).reshape(shape).sum(axis=-1)
-        margin = _margin(self.models.margins, compute, spread, forward, backward)
-        return [Cost(*parts) for parts in zip(compute, forward, backward, margin, strict=True)]
+        by_form = self.models.compute.predict(calls).reshape(shape)
+        compute = by_form.sum(axis=-1)
+        before = self._input_ms(traffic)
+        ready = compute if before is None or not self.count_input else compute + before
+        forward, backward = self._chains(traffic, ready)
+        margin: Sequence[FloatArray | None] = [None] * len(plans)
+        if self.models.margins is not None:
+            of = self.models.margins
+            first = _call_margins(of, by_form, self.models.compute.spread_ms(calls).reshape(shape))
+            first += [] if before is None or not self.count_input else [of.of(INPUT)(before, np.zeros_like(before))]
+            margin = list(_margin(of, first, ready, forward, backward))
+        inputs: Sequence[FloatArray | None] = [None] * len(plans) if before is None else list(before)
+        parts = zip(compute, forward.total_ms, backward.total_ms, margin, inputs, strict=True)
+        return [Cost(*its, input_share=float(self.count_input)) for its in parts]
+
+    def _input_ms(self, traffic: Traffic) -> FloatArray | None:
+        """(B, D) ms of the exchange of indices and lengths, all starting together; None where it isn't known."""
+        if self.models.input is None:
+            return None
+        alone = traffic.alone(Collective.INPUT)
+        return self.models.input.predict(alone, np.zeros(alone.size_bytes.shape[:2]))
 
     def predicted(self, plan: Plan) -> Plan:
         """The same plan, with what these models predict of it."""
@@ -67,8 +100,15 @@ class Simulator:
         ranges = self.models.ranges
         if ranges is None:
             return plan.task.warnings
-        counts = [len(tables) for tables in plan.device_tables]
-        return plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.device_dims)
+        calls = plan.device_loads.by_form()
+        counts = calls.counts.reshape(-1, len(FORMS))[:, FORMS.index(Form.COLUMNS)].tolist()
+        found = plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.device_dims)
+        topology = plan.task.topology
+        hosts = topology.num_devices / (topology.devices_per_host or topology.num_devices)
+        found += ranges.part_warnings(EXCHANGES, {"hosts": np.array([hosts])})
+        if self.count_input:
+            found += ranges.part_warnings(INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT)))
+        return found + _beyond_columns(ranges, calls, plan.traffic)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Forward and backward communication, (B, D) ms each, of devices with such traffic and compute costs (B, D).
@@ -76,9 +116,12 @@ class Simulator:
         Backward communication starts everywhere at once; forward communication on each device when its backward
         communication and then its compute have ended.
         """
-        backward = self.models.backward.predict(traffic, np.zeros_like(compute_ms))
-        forward = self.models.forward.predict(traffic.forward, backward + compute_ms)
-        return forward, backward
+        forward, backward = self._chains(traffic, compute_ms)
+        return forward.total_ms, backward.total_ms
+
+    def _chains(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[Chain, Chain]:
+        backward = self.models.backward.chain(traffic, np.zeros_like(compute_ms))
+        return self.models.forward.chain(traffic.forward, backward.total_ms + compute_ms), backward
 
 
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
@@ -87,16 +130,47 @@ def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
     return replace(plan, prediction=Prediction(models, cost.total_ms, *margins))
 
 
-def _margin(
-    margins: Margins, compute: FloatArray, spread: FloatArray, forward: FloatArray, backward: FloatArray
-) -> FloatArray:
-    """(B, D) of each device's sum, errors taken as independent.
+def _call_margins(margins: Margins, by_form: FloatArray, spread: FloatArray) -> list[FloatArray]:
+    """(B, D) of each form's calls, from their costs and spreads (B, D, F)."""
+    return [margins.of(compute_part(form))(by_form[..., i], spread[..., i]) for i, form in enumerate(FORMS)]
 
-    Waiting makes every device's backward communication, compute and wait together as long as those of the device that
-    is last to start forward communication, so that one's errors count for all.
+
+def _margin(
+    margins: Margins, calls: list[FloatArray], ready: FloatArray, forward: Chain, backward: Chain
+) -> FloatArray:
+    """(B, D) of each device's sum, errors of all calls and exchanges taken as independent.
+
+    From the margins of what a device computes, (B, D) each, and what it takes together. Waiting makes every device's
+    backward communication, compute and wait together as long as those of the device that is last to start forward
+    communication, so that one's errors count for all.
     """
-    last = (backward + compute).argmax(axis=1)[:, None]
-    none = np.zeros_like(compute)
-    before = margins.compute(compute, spread) ** 2 + margins.backward(backward, none) ** 2
-    margin: FloatArray = np.sqrt(np.take_along_axis(before, last, axis=1) + margins.forward(forward, none) ** 2)
+    last = (backward.total_ms + ready).argmax(axis=1)[:, None]
+    before = _squares([*calls, *_exchange_margins(margins, BACKWARD, backward)])
+    after = _squares(_exchange_margins(margins, FORWARD, forward))
+    margin: FloatArray = np.sqrt(np.take_along_axis(before, last, axis=1) + after)
     return margin
+
+
+def _exchange_margins(margins: Margins, direction: str, chain: Chain) -> list[FloatArray]:
+    none = np.zeros_like(chain.total_ms)
+    return [none, *(margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items())]
+
+
+def _squares(margins: Sequence[FloatArray]) -> FloatArray:
+    """(B, D) sum of the squares."""
+    squares: FloatArray = np.sum([margin**2 for margin in margins], axis=0)
+    return squares
+
+
+def _beyond_columns(ranges: Ranges, calls: LoadSets, traffic: Traffic) -> tuple[str, ...]:
+    """What of kernel calls and exchanges in other forms lies outside what models of these were fitted to."""
+    found: list[str] = []
+    for form in (Form.ROWS, Form.COPIES):
+        which = np.flatnonzero(calls.forms == FORMS.index(form))
+        if len(which):
+            found += ranges.part_warnings(compute_part(form), of_calls(calls.take(which)))
+    for direction, its in ((FORWARD, traffic.forward), (BACKWARD, traffic)):
+        for one in its.held:
+            if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():
+                found += ranges.part_warnings(exchange_part(direction, one), of_exchanges(its.alone(one)))
+    return tuple(found)

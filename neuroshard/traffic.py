@@ -36,6 +36,14 @@ class Collective(IntEnum):
     INPUT = 5
 
 
+# What tables in each form exchange besides the input: those in rows on all devices, or those in rows on one host.
+EXCHANGED = {
+    Form.COLUMNS: (Collective.ALL_TO_ALL,),
+    Form.ROWS: (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL),
+    Form.COPIES: (Collective.ALL_REDUCE,),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """B exchanges between D devices each.
@@ -94,6 +102,23 @@ class Traffic:
         if collective < self.size_bytes.shape[2]:
             return self.size_bytes[..., collective]
         return np.zeros(self.size_bytes.shape[:2])
+
+    def alone(self, collective: Collective) -> "Traffic":
+        """The collective by itself, as if it were an all-to-all: (B G, M, 1), each group's exchange after the other.
+
+        Within `groups` (G, M); of the input, what a device puts in is what comes to it.
+        """
+        groups = self.groups(collective)
+        size_bytes = self.given(collective)[:, groups].reshape(-1, groups.shape[1], 1)
+        host_size = self.host_size if len(groups) == 1 else None
+        return Traffic(size_bytes, np.repeat(self.batch_size, len(groups)), host_size)
+
+    def groups(self, collective: Collective) -> IntArray:
+        """(G, M) devices that take part in one exchange with each other: all, or those of a host or a place on it."""
+        ranks, host = np.arange(self.num_devices), self.host_size or self.num_devices
+        if collective is Collective.HOST_REDUCE_SCATTER:
+            return ranks.reshape(-1, host)
+        return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
         """With all-to-alls of (B, D) columns on each device instead; of one exchange (B = 1), as many as there are."""

@@ -7,15 +7,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads
+from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import waits
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import comm_inputs
+from neuroshard.records.asked import loads_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
 from neuroshard.timing import typical_ms
-from neuroshard.traffic import Traffic
 
 
 class Examples(Protocol):
@@ -71,17 +70,15 @@ class ComputeTable:
     """Compute measurements as arrays: (N, F) raw features, (n,) counts, (n,) cost in ms."""
 
     features: FloatArray
-    counts: FloatArray
+    counts: IntArray
     cost_ms: FloatArray
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[ComputeSample]], features: FeatureSet) -> "ComputeTable":
         """The measurements, in order; all must have repeats."""
-        tables = [table for m in measurements for table in m.sample.tables]
-        counts = np.array([len(m.sample.tables) for m in measurements])
+        sets = loads_of([m.sample for m in measurements])
         costs = np.array([typical_ms(m.repeats.times_ms) for m in measurements if m.repeats is not None])
-        batch_size = np.repeat([m.sample.batch_size for m in measurements], counts)
-        return cls(features(Loads.of(tables, batch_size)), counts, costs)
+        return cls(features(sets.loads), sets.counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
         """Normalised, as tensors."""
@@ -99,21 +96,19 @@ class CommTable:
 
     features: FloatArray
     transfer_ms: FloatArray
-    dims: FloatArray
     start_ms: FloatArray
     cost_ms: FloatArray
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
         """FORWARD runs after the start delays, BACKWARD with no delays."""
-        dims = np.array([m.sample.dims for m in measurements], dtype=np.float64)
-        sizes = np.array([m.sample.batch_size for m in measurements])
+        traffic = traffic_of([m.sample for m in measurements])
         starts = np.array([m.sample.start_ms for m in measurements])
         starts = starts if direction == FORWARD else np.zeros_like(starts)
         cost = np.array([typical_ms(m.repeats.times_ms)[direction] for m in measurements if m.repeats is not None])
         wait = waits(starts)
-        order, features = comm_inputs(Traffic.of_columns(dims, sizes), wait)
-        return cls(features, np.take_along_axis(cost - wait, order, axis=1), dims, starts, cost)
+        order, features = comm_inputs(traffic, wait)
+        return cls(features, np.take_along_axis(cost - wait, order, axis=1), starts, cost)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> FlatExamples:
         """Normalised, as tensors: (n, 2 D) and (n, D), devices in sorted order."""

@@ -84,7 +84,7 @@ class PaperComm(HiddenLayers):
         """
         check_start(start, self)
         only_value(batch_sizes(measured.everything), "batch sizes", "choose comm_model=set")
-        counts = [len(measurement.sample.dims) for measurement in measured.everything]
+        counts = [m.sample.num_devices for part in (measured.train, measured.valid, measured.test) for m in part]
         num_devices = only_value(counts, "numbers of devices", "choose comm_model=set")
         train, valid = (CommTable.of(part, direction) for part in (measured.train, measured.valid))
         normaliser, scale_ms = Normaliser.fitted(train.features), float(np.abs(train.transfer_ms).mean())

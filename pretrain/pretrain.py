@@ -1,28 +1,24 @@
-"""The pretrain run: fit the three cost models to a data directory, write a bundle."""
+"""The pretrain run: fit cost models to a data directory, write a bundle."""
 
 import shutil
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich.progress import Progress
-
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
-from neuroshard.models.card import DataSummary, ModelName, ModelTest, ModelTests
-from neuroshard.models.trust import Ranges
+from neuroshard.models.card import DataSummary, ModelTest, ModelTests
 from neuroshard.plans.form import Form
-from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
-from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes, check_start
-from neuroshard.stages.pretrain.result import PretrainResult, margins_of, tested
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.fit_all import Fit, margins_of, tests_of
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, batch_sizes
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.result import PretrainResult
 from neuroshard.threads import torch_threads
 from neuroshard.traffic import Collective
 
@@ -39,6 +35,7 @@ class Pretrain:
         init: a bundle whose models are fitted further instead of new ones; None starts from nothing.
         max_samples: of each kind for training; None takes all. Validation and test keep theirs.
         max_tables: in a compute sample for training; None takes all, 1 does without augmented combinations.
+        forms: that models are fitted of, besides columns; None takes all that were measured.
         seed: of the initial weights and the order of samples.
     """
 
@@ -49,61 +46,35 @@ class Pretrain:
     init: PathName | None = None
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
+    forms: tuple[str, ...] | None = None
     seed: Seed = 0
 
+    def __post_init__(self) -> None:
+        for form in self.forms or ():
+            Form(form)
+
     def run(self) -> PretrainResult:
-        """Fit the three models, set their margins on validation samples, test them on unseen tables, write the bundle.
+        """Fit the models, set their margins on validation samples, test them on unseen tables, write the bundle.
 
         Raises:
-            UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, or `init` is of
-                other forms.
+            UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, a form wasn't
+                measured, or `init` is of other forms.
         """
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
             start = None if self.init is None else CostModels.load(self.init)
             directory = DataDirectory(Path(self.data))
             manifest = directory.manifest()
-            columns = [m for m in directory.compute().read() if m.sample.form is Form.COLUMNS]
-            compute = SplitMeasurements.of(columns, "compute samples", directory.path)
-            compute = compute.combining(self.max_tables).limited(self.max_samples)
-            pooled = [m for m in directory.comm().read() if m.sample.collective is Collective.ALL_TO_ALL]
-            comm = SplitMeasurements.of(pooled, "exchanges", directory.path).limited(self.max_samples)
-            fitted = self._fit(compute, comm, start)
-            margins = margins_of(fitted, compute, comm)
-            metrics = tested(fitted, margins, compute, comm)
-            card = self._card(manifest, compute, comm, metrics)
+            measured = Measured.of(directory, None if self.forms is None else [Form(form) for form in self.forms]).limited(self.max_samples, self.max_tables)
+            fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
+            margins = margins_of(fitted, measured)
+            metrics = tests_of(fitted, margins, measured)
+            card = self._card(manifest, measured, metrics)
             _save(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
-    def _fit(self, compute: SplitMeasurements, comm: SplitMeasurements, start: CostModels | None) -> CostModels:
-        """The three models, without margins."""
-        starts = [None] * 3 if start is None else [start.compute, start.forward, start.backward]
-        check_start(starts[0], self.compute_model)
-        for one in starts[1:]:
-            check_start(one, self.comm_model)
-        with progress_bar() as progress:
-            compute_model = self.compute_model.fit(
-                compute, starts[0], self.seed, _bar(progress, "compute", self.compute_model.epochs)
-            )
-            forward, backward = (
-                self.comm_model.fit(
-                    comm, direction, starts[1 + direction], self.seed, _bar(progress, name, self.comm_model.epochs)
-                )
-                for direction, name in ((FORWARD, "forward"), (BACKWARD, "backward"))
-            )
-        sizes = {*batch_sizes(compute.everything), *batch_sizes(comm.everything)}
-        ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
-        if start is not None and start.ranges is not None:
-            ranges = ranges.joined(start.ranges)
-        return CostModels(compute_model, forward, backward, sizes.pop() if len(sizes) == 1 else None, ranges)
-
-    def _card(
-        self,
-        manifest: Manifest,
-        compute: SplitMeasurements,
-        comm: SplitMeasurements,
-        metrics: dict[ModelName, ModelTest],
-    ) -> Card:
+    def _card(self, manifest: Manifest, measured: Measured, metrics: dict[str, ModelTest]) -> Card:
+        compute, comm = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
         return Card(
             hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self.data}"),
             versions=manifest.versions | versions(),
@@ -113,14 +84,15 @@ class Pretrain:
                 compute_samples=compute.sizes,
                 comm_samples=comm.sizes,
                 batch_sizes=tuple(sorted({*batch_sizes(compute.everything), *batch_sizes(comm.everything)})),
-                num_devices=tuple(sorted({len(m.sample.dims) for m in comm.everything})),
+                num_devices=tuple(sorted({m.sample.num_devices for m in comm.everything})),
+                other_samples=measured.sizes,
             ),
             training={
                 "compute_model": type(self.compute_model).__name__,
                 "comm_model": type(self.comm_model).__name__,
                 "settings": {name: value for name, value in asdict(self).items() if name != "out"},
             },
-            metrics=ModelTests(**metrics),
+            metrics=ModelTests.of(metrics),
         )
 
 
@@ -153,10 +125,3 @@ def _kept_elsewhere(models: CostModels, card: Card) -> Path | None:
             shutil.rmtree(directory, ignore_errors=True)
         return None
     return made[0]
-
-
-def _bar(progress: Progress, name: str, epochs: int) -> OnEpoch:
-    task = progress.add_task(name, total=epochs)
-    return lambda epoch, loss: progress.update(
-        task, completed=epoch + 1, description=f"{name}: validation loss {loss:.4g}"
-    )

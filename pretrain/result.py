@@ -11,16 +11,14 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.arrays import FloatArray
-from neuroshard.loads import LoadSets
-from neuroshard.models import CommModel, ComputeModel, CostModels
-from neuroshard.models.card import ModelName, ModelTest
-from neuroshard.models.trust import LEVEL, Margin, Margins
+from neuroshard.models import CommModel, ComputeModel
+from neuroshard.models.card import ModelTest
+from neuroshard.models.trust import LEVEL, Margin
+from neuroshard.records.asked import loads_of, traffic_of
 from neuroshard.records.noise import pass_repeatability
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement
+from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
 from neuroshard.stages.pretrain.metrics import accuracy_of
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.timing import typical_ms
-from neuroshard.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class PretrainResult:
     """Where the bundle is and how its models do."""
 
     path: Path
-    metrics: dict[ModelName, ModelTest]
+    metrics: dict[str, ModelTest]
 
     def show(self, console: Console) -> None:
         """Print a table of the metrics."""
@@ -62,18 +60,7 @@ class Predicted:
         return Margin.fitted(self.predicted_ms, self.spread_ms, self.measured_ms)
 
 
-def tested(
-    models: CostModels, margins: Margins, compute: SplitMeasurements, comm: SplitMeasurements
-) -> dict[ModelName, ModelTest]:
-    """Every model on its test samples, by name."""
-    return {
-        "compute": _tested(predict_compute(models.compute, compute.test), margins.compute, compute.everything),
-        "forward": _tested(predict_comm(models.forward, comm.test, FORWARD), margins.forward, comm.everything),
-        "backward": _tested(predict_comm(models.backward, comm.test, BACKWARD), margins.backward, comm.everything),
-    }
-
-
-def _tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
+def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
     """From test predictions and all measurements, second passes included."""
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)
@@ -84,20 +71,11 @@ def _tested(predicted: Predicted, margin: Margin, everything: list[Measurement[A
     return ModelTest(accuracy, float(noise.mean()), p50, p90, float(inside.mean()))
 
 
-def margins_of(models: CostModels, compute: SplitMeasurements, comm: SplitMeasurements) -> Margins:
-    """Margins of every model, set on validation samples."""
-    return Margins(
-        predict_compute(models.compute, compute.valid).margin(),
-        predict_comm(models.forward, comm.valid, FORWARD).margin(),
-        predict_comm(models.backward, comm.valid, BACKWARD).margin(),
-    )
-
-
 def predict_compute(model: ComputeModel, measurements: list[Measurement[ComputeSample]]) -> Predicted:
     """Of compute samples, in groups of one batch size."""
     parts = []
-    for group, batch_size in _grouped(measurements, lambda sample: sample.batch_size):
-        sets = LoadSets.of([m.sample.tables for m in group], batch_size)
+    for group in _grouped(measurements, lambda sample: sample.batch_size):
+        sets = loads_of([m.sample for m in group])
         measured = np.array([_typical(m) for m in group])
         parts.append((model.predict(sets), model.spread_ms(sets), measured))
     return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
@@ -106,11 +84,10 @@ def predict_compute(model: ComputeModel, measurements: list[Measurement[ComputeS
 def predict_comm(model: CommModel, measurements: list[Measurement[CommSample]], direction: int) -> Predicted:
     """Of every device of exchanges, in groups of one batch size and number of devices."""
     parts = []
-    for group, (batch_size, _) in _grouped(measurements, lambda sample: (sample.batch_size, len(sample.dims))):
-        dims = np.array([m.sample.dims for m in group], dtype=np.float64)
+    for group in _grouped(measurements, lambda sample: (sample.batch_size, sample.num_devices)):
         starts = np.array([m.sample.start_ms for m in group]) * (direction == FORWARD)
         measured = np.array([_typical(m)[direction] for m in group])
-        parts.append((model.predict(Traffic.of_columns(dims, batch_size), starts).ravel(), measured.ravel()))
+        parts.append((model.predict(traffic_of([m.sample for m in group]), starts).ravel(), measured.ravel()))
     predicted, measured = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Predicted(predicted, np.zeros(len(predicted)), measured)
 
@@ -120,11 +97,9 @@ def _typical(measurement: Measurement[Any]) -> Any:
     return typical_ms(measurement.repeats.times_ms)
 
 
-def _grouped(
-    measurements: list[Measurement[Any]], key: Callable[[Any], Any]
-) -> Iterator[tuple[list[Measurement[Any]], Any]]:
+def _grouped(measurements: list[Measurement[Any]], key: Callable[[Any], Any]) -> Iterator[list[Measurement[Any]]]:
     groups: dict[Any, list[Measurement[Any]]] = defaultdict(list)
     for measurement in measurements:
         groups[key(measurement.sample)].append(measurement)
     for value in sorted(groups):
-        yield groups[value], value
+        yield groups[value]

@@ -12,6 +12,7 @@ from neuroshard.arrays import FloatArray
 from neuroshard.models.interface import NUM_WAITS, device_waits, waits
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm, set_features
+from neuroshard.records.asked import traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork
@@ -19,7 +20,6 @@ from neuroshard.stages.pretrain.networks import checked_widths
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import fit
 from neuroshard.timing import typical_ms
-from neuroshard.traffic import Traffic
 
 _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
 
@@ -70,7 +70,7 @@ class _Devices:
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "_Devices":
         """FORWARD runs after the start delays, BACKWARD with no delays; an exchange between one device is none."""
-        parts = [_devices(m, direction) for m in measurements if len(m.sample.dims) > 1]
+        parts = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
         return cls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> "_SetExamples":
@@ -139,6 +139,6 @@ def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[Floa
     sample = measurement.sample
     starts = np.array([sample.start_ms])
     wait = waits(starts) * (direction == FORWARD)
-    features = set_features(Traffic.of_columns(np.array([sample.dims], dtype=np.float64), sample.batch_size))
+    features = set_features(traffic_of([sample]))
     transfer = typical_ms(measurement.repeats.times_ms)[direction] - wait[0]
     return features[0], device_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import UserError
+from neuroshard.records.asked import by_group
 from neuroshard.records.samples import Measurement, Sample
 from neuroshard.records.splits import TEST, TRAIN, VALID
 
@@ -47,6 +48,11 @@ class SplitMeasurements:
         if not train:
             raise UserError(f"max_tables={most} leaves no sample to train on")
         return replace(self, train=train)
+
+    def by_group(self) -> "SplitMeasurements":
+        """Of exchanges: each group's, as if it were an all-to-all; what is measured twice stays as it is."""
+        parts = {name: [one for m in getattr(self, name) for one in by_group(m)] for name in (TRAIN, VALID, TEST)}
+        return replace(self, **parts)
 
     @property
     def sizes(self) -> dict[str, int]:

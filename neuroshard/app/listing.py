@@ -14,6 +14,7 @@ from neuroshard.models.bundle import load_bundle
 from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.cost_models import ROOFLINE, CostModels
 from neuroshard.models.shipped import shipped_names, shipped_path
+from neuroshard.plans.form import Form
 from neuroshard.registry import choices, described
 
 
@@ -41,7 +42,7 @@ def show_models(arguments: list[str], console: Console) -> None:
 
 def _shipped_bundles() -> Grid:
     grid = Grid(title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
-    for column in ("name", "hardware", "batch sizes", "devices", "compute", "forward", "backward"):
+    for column in ("name", "hardware", "batch sizes", "devices", "forms", "compute", "forward", "backward"):
         grid.add_column(column)
     for name in shipped_names():
         path = shipped_path(name)
@@ -50,7 +51,8 @@ def _shipped_bundles() -> Grid:
         ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
         errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in MODEL_NAMES)
-        grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, *errors)
+        forms = ", ".join(form for form in Form if form in models.forms)
+        grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, forms, *errors)
     return grid
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
 from neuroshard.hardware import Hardware, Meter, Outcome
-from neuroshard.hardware.plan_samples import exchanges, kernel_calls
+from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
 from neuroshard.timing import typical_ms
@@ -19,21 +19,29 @@ _SEED_RANGE = 2**31
 
 
 def measure_plans(
-    plans: Sequence[Plan], hardware: Hardware, seed: int, warn: Callable[[str], None], advance: Advance
+    plans: Sequence[Plan],
+    hardware: Hardware,
+    seed: int,
+    warn: Callable[[str], None],
+    advance: Advance,
+    count_input: bool = False,
 ) -> list[Cost | str]:
     """The measured cost of each plan, or the error that stopped it.
 
     Neighbours in `plans` share batches of live operators, so plans that are to be compared should stand together.
     Each device's kernel calls are timed one by one on one device; then all exchanges, twice: what they take backward,
-    and then forward, each device starting when its measured backward exchange and compute have ended. `advance` is
-    told of every call and exchange measured.
+    and then forward, each device starting when its measured backward exchange and compute have ended. With
+    `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told of
+    every call and exchange measured.
     """
     compute = _measure_compute(plans, hardware, seed, warn, advance)
     costs: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
     ready = {i: np.array(ms) for i, ms in enumerate(compute) if not isinstance(ms, str)}
     for _, group in groupby(sorted(ready, key=lambda i: _num_devices(plans[i])), key=lambda i: _num_devices(plans[i])):
         indices = list(group)
-        found = _measure_exchanges([plans[i] for i in indices], [ready[i] for i in indices], hardware, warn, advance)
+        its = [plans[i] for i in indices]
+        inputs = [_input(plan, count_input) for plan in its]
+        found = _measure_exchanges(its, inputs, [ready[i] for i in indices], hardware, warn, advance)
         for i, cost in zip(indices, found, strict=True):
             costs[i] = cost
     return costs
@@ -43,9 +51,14 @@ def _num_devices(plan: Plan) -> int:
     return plan.task.topology.num_devices
 
 
-def steps(plans: Sequence[Plan]) -> int:
+def _input(plan: Plan, count_input: bool) -> tuple[CommSample, ...]:
+    return input_exchange(plan) if count_input else ()
+
+
+def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
     """Kernel calls and exchanges that measuring the plans takes: what `advance` is told of."""
     calls = sum(len(its) for plan in plans for its in kernel_calls(plan))
+    calls += sum(len(_input(plan, count_input)) for plan in plans)
     return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
 
 
@@ -82,22 +95,35 @@ def _note(results: list[list[float] | str], plan: int, device: int, outcome: Out
 
 def _measure_exchanges(
     plans: Sequence[Plan],
+    inputs: Sequence[tuple[CommSample, ...]],
     compute: Sequence[FloatArray],
     hardware: Hardware,
     warn: Callable[[str], None],
     advance: Advance,
 ) -> list[Cost | str]:
-    """Costs of plans for equally many devices, with compute (D,) ms each."""
+    """Costs of plans for equally many devices, with compute (D,) ms each, and what counts of their input, or nothing."""
     with hardware.comm_meter(_num_devices(plans[0]), warn) as meter:
-        chains = [_Chain.of(plan, BACKWARD, np.zeros(len(ms))) for plan, ms in zip(plans, compute, strict=True)]
+        none = [np.zeros(len(ms)) for ms in compute]
+        firsts = [_Chain(its, FORWARD, zero, zero) for its, zero in zip(inputs, none, strict=True)]
+        before = _measure_chains(firsts, meter, hardware.comm_timing.live, advance)
+        chains = [_Chain.of(plan, BACKWARD, zero) for plan, zero in zip(plans, none, strict=True)]
         backward = _measure_chains(chains, meter, hardware.comm_timing.live, advance)
-        ready = [ms + chain.taken_ms for ms, chain in zip(compute, backward, strict=True)]
+        ready = [
+            ms + first.taken_ms + chain.taken_ms for ms, first, chain in zip(compute, before, backward, strict=True)
+        ]
         delayed = [_Chain.of(plan, FORWARD, starts) for plan, starts in zip(plans, ready, strict=True)]
         forward = _measure_chains(delayed, meter, hardware.comm_timing.live, advance)
     return [
-        f"exchange: {failed}" if (failed := back.error or there.error) else Cost(ms, there.taken_ms, back.taken_ms)
-        for ms, back, there in zip(compute, backward, forward, strict=True)
+        f"exchange: {failed}" if (failed := first.error or back.error or there.error) else _cost(ms, there, back, first)
+        for ms, back, there, first in zip(compute, backward, forward, before, strict=True)
     ]
+
+
+def _cost(compute: FloatArray, forward: "_Chain", backward: "_Chain", before: "_Chain") -> Cost:
+    """With what was measured of the input, if anything was: then it counts."""
+    measured = before.taken_ms.any()
+    parts = compute, forward.taken_ms, backward.taken_ms
+    return Cost(*parts, input=before.taken_ms, input_share=1.0) if measured else Cost(*parts)
 
 
 @dataclass(frozen=True, eq=False)

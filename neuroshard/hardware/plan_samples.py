@@ -48,11 +48,17 @@ def _of_part(table: Table, devices: int) -> Table:
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
     """The plan's exchanges, in the order of a step's way forward, without delays.
 
-    Copies exchange nothing forward. The input, which comes before anything else, is left out.
+    Copies exchange nothing forward. The input, which comes before anything else, is left out (`input_exchange`).
     """
     traffic = plan.traffic if direction == BACKWARD else plan.traffic.forward
     given = {which: traffic.given(which)[0] for which in Collective if which is not Collective.INPUT}
     return tuple(_exchange(plan, which, sizes.tolist()) for which, sizes in given.items() if sizes.any())
+
+
+def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
+    """The exchange of indices and lengths, without delays; none where nothing is looked up across devices."""
+    sizes = plan.traffic.given(Collective.INPUT)[0]
+    return (_exchange(plan, Collective.INPUT, sizes.tolist()),) if sizes.any() else ()
 
 
 def _exchange(plan: Plan, collective: Collective, sizes: Sequence[float]) -> CommSample:

@@ -8,22 +8,21 @@ import hashlib
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal
 
 import safetensors.numpy
 from msgspec import Meta
 from safetensors import SafetensorError
 
-from neuroshard.errors import UserError, unknown_name
+from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_atomically, write_json
-from neuroshard.models.additive import AdditiveCompute
-from neuroshard.models.card import MODEL_NAMES, Card, ModelName
-from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.card import MODEL_NAMES, Card
+from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described, Storable, tensors_of
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
-from neuroshard.models.neural import NeuralComm, NeuralCompute
-from neuroshard.models.regression import RegressionCompute
-from neuroshard.models.set_comm import SetComm
+from neuroshard.models.parts import INPUT
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.schema import BatchSize, parse
 
@@ -36,48 +35,19 @@ _LEFT_BEHIND = re.compile(
 _AGAIN = "make it again with neuroshard pretrain"
 
 
-class Storable(Protocol):
-    """A model that a bundle can hold."""
-
-    @property
-    def kind(self) -> str:
-        """Its class's name in bundles."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """What isn't a tensor, for JSON."""
-        ...
-
-    def tensors(self) -> Tensors:
-        """Everything else."""
-        ...
-
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """The model that gave the settings and tensors; ValueError if they can't be one's."""
-        ...
-
-
-_COMPUTE_KINDS: dict[str, Any] = {
-    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute)
-}
-_COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
-_KINDS = {"compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS}
-
-
-@dataclass(frozen=True)
-class _Described:
-    """A model in `bundle.json`; its class knows what the settings are."""
-
-    kind: str
-    settings: dict[str, Any]
+_COMPUTE_KINDS = COMPUTE_KINDS | {ComputeByForm.kind: ComputeByForm}
+_COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective}
+_KINDS: dict[str, dict[str, Any]] = {
+    "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: COMM_KINDS
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Models:
-    compute: _Described
-    forward: _Described
-    backward: _Described
+    compute: Described
+    forward: Described
+    backward: Described
+    input: Described | None = None
 
 
 @dataclass(frozen=True)
@@ -113,12 +83,11 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
     Raises:
         OSError: the disk is full, or it can't be written to; the old bundle is still there.
     """
-    stored: dict[ModelName, Storable] = {name: getattr(models, name) for name in MODEL_NAMES}
-    weights = safetensors.numpy.save(
-        {f"{name}.{part}": tensor for name, model in stored.items() for part, tensor in model.tensors().items()}
-    )
+    held: dict[str, Any] = {name: getattr(models, name) for name in (*MODEL_NAMES, INPUT)}
+    stored: dict[str, Storable] = {name: model for name, model in held.items() if model is not None}
+    weights = safetensors.numpy.save(tensors_of(stored))
     digest = hashlib.sha256(weights).hexdigest()
-    described = _Models(**{name: _Described(model.kind, model.settings()) for name, model in stored.items()})
+    described = _Models(**{name: Described.of(model) for name, model in stored.items()})
     content = _Content("neuroshard-bundle-3", card, described, digest, models.batch_size, models.ranges, models.margins)
     write_atomically(_weights_file(path, digest), lambda temporary: temporary.write_bytes(weights))
     write_json(path / _NAME, asdict(content))
@@ -136,7 +105,8 @@ def load_bundle(path: Path) -> tuple[ModelSet, Card]:
     """
     content, weights = _read(path)
     tensors = _tensors(path, weights, content.weights)
-    loaded = {name: _restored(path, name, getattr(content.models, name), tensors) for name in MODEL_NAMES}
+    described = {name: getattr(content.models, name) for name in (*MODEL_NAMES, INPUT)}
+    loaded = {name: _restored(path, name, one, tensors) for name, one in described.items() if one is not None}
     models = ModelSet(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
     if models.forward.num_devices != models.backward.num_devices:
         raise UserError(f"model bundle {path}: its two directions are for different numbers of devices; {_AGAIN}")
@@ -186,16 +156,12 @@ def _tensors(path: Path, weights: bytes, digest: str) -> Tensors:
         raise UserError(f"{_weights_file(path, digest)} is malformed: {error}; {_AGAIN}") from None
 
 
-def _restored(path: Path, name: ModelName, described: _Described, tensors: Tensors) -> Any:
-    kinds = _KINDS[name]
-    if described.kind not in kinds:
-        raise unknown_name(f"kind of {name} model in {path}", described.kind, kinds)
-    prefix = f"{name}."
-    own = {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}
+def _restored(path: Path, name: str, described: Described, tensors: Tensors) -> Any:
     try:
-        model = kinds[described.kind].restored(described.settings, own)
-        if surplus := set(own).difference(model.tensors()):
-            raise ValueError(f"tensor {min(surplus)!r} belongs to nothing")
+        model = described.restored(_KINDS[name], name, tensors)
+        own = {part for part in tensors if part.startswith(f"{name}.")}
+        if surplus := own.difference(f"{name}.{part}" for part in model.tensors()):
+            raise ValueError(f"tensor {min(surplus).removeprefix(f'{name}.')!r} belongs to nothing")
         return model
     except ValueError as error:
         raise UserError(f"model bundle {path}: its {name} model is malformed: {error}; {_AGAIN}") from None

@@ -47,16 +47,26 @@ class ModelTest:
 
 @dataclass(frozen=True)
 class ModelTests:
-    """How each of the three models did on its test samples."""
+    """How each model did on its test samples: of columns and all-to-alls, and (`others`) of other parts by name."""
 
     compute: ModelTest
     forward: ModelTest
     backward: ModelTest
+    others: dict[str, ModelTest] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
+        """From the tests of all parts, by name."""
+        others = {part: test for part, test in tests.items() if part not in MODEL_NAMES}
+        return cls(tests["compute"], tests["forward"], tests["backward"], others)
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What models were fitted to: the data directory's name and seed, how many samples each split has, their spans."""
+    """What models were fitted to: the data directory's name and seed, how many samples each split has, their spans.
+
+    `other_samples` are those of other forms and collectives, by the names of their parts.
+    """
 
     directory: str
     seed: Seed
@@ -64,6 +74,7 @@ class DataSummary:
     comm_samples: dict[str, Count]
     batch_sizes: tuple[BatchSize, ...]
     num_devices: tuple[Devices, ...]
+    other_samples: dict[str, dict[str, Count]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.loads import Loads
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
 
@@ -25,8 +26,15 @@ def _paper_batch(loads: Loads) -> FloatArray:
     return np.concatenate([_paper(loads), loads.samples[:, None]], axis=1)
 
 
+def _pooled(loads: Loads) -> FloatArray:
+    """(n,) mean lookups of a sample; blocks of rows, in which there may be none, count as having one in a batch."""
+    in_rows = loads.form == FORMS.index(Form.ROWS)
+    pooled: FloatArray = np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
+    return pooled
+
+
 def _log(loads: Loads) -> FloatArray:
-    plain = np.log2(np.stack([loads.dim, loads.rows, loads.pooling_factor, loads.size_bytes], axis=1))
+    plain = np.log2(np.stack([loads.dim, loads.rows, _pooled(loads), loads.size_bytes], axis=1))
     return np.concatenate([plain, plain[:, :1] + plain[:, 2:3], loads.reuse], axis=1)
 
 
@@ -36,7 +44,7 @@ def _physical(loads: Loads) -> FloatArray:
     row_bytes = loads.dim * loads.bytes_per_element
     quantities = np.stack(
         [
-            loads.dim, loads.rows, loads.pooling_factor, loads.samples, lookups, unique, row_bytes,
+            loads.dim, loads.rows, _pooled(loads), loads.samples, lookups, unique, row_bytes,
             lookups * row_bytes, unique * row_bytes, loads.size_bytes, loads.outputs * loads.dim,
         ],
         axis=1,

@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans.form import Form
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import EXCHANGED, Collective, Traffic
 
 NUM_WAITS = 5
 
@@ -72,6 +72,10 @@ class SumModel(ComputeModel):
     def embed(self, loads: Loads) -> Float32Array:
         """(n, H) a vector for each of n loads; a set's vector is the sum of its loads'."""
 
+    def of_form(self, form: Form) -> "SumModel":
+        """The model of kernel calls of that form: one for all, where there isn't one for each."""
+        return self
+
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0
@@ -90,6 +94,15 @@ class CommModel(ABC):
         return frozenset({Form.COLUMNS})
 
     @property
+    def collectives(self) -> frozenset[Collective]:
+        """The collectives of a step that it knows costs of: by default all that its forms exchange."""
+        return frozenset(collective for form in self.forms for collective in EXCHANGED[form])
+
+    def of_collective(self, collective: Collective) -> "CommModel":
+        """The model of that collective by itself: one for all, where there isn't one for each."""
+        return self
+
+    @property
     @abstractmethod
     def num_devices(self) -> int | None:
         """D, the number of devices it was fitted for; None if it serves any."""
@@ -98,6 +111,11 @@ class CommModel(ABC):
         """(B, D) ms, from the devices' traffic and their start delays (B, D); each device's own start is its 0."""
         wait_ms = waits(start_ms)
         return wait_ms + self.transfer_ms(traffic, wait_ms)
+
+    def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
+        """What `predict` says, and what it is made of; here, of one all-to-all."""
+        total_ms = self.predict(traffic, start_ms)
+        return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
@@ -114,6 +132,14 @@ class CommModel(ABC):
         Its parts are (X, 1, P): of X exchanges, and of one device of each.
         """
         return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Exchanges one after the other: (B, D) ms of all, and of each from where the one before has ended."""
+
+    total_ms: FloatArray
+    each_ms: dict[Collective, FloatArray]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Three cost models that belong together, and what is known of how far they reach: what a bundle holds."""
+"""Cost models that belong together, and what is known of how far they reach: what a bundle holds."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,9 @@ from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
+from neuroshard.records.samples import name_of
 from neuroshard.tasks.task import Task
+from neuroshard.traffic import EXCHANGED, Traffic
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class ModelSet:
         batch_size: the only one that they serve, None if they serve any.
         ranges: of what they were fitted to; None if that is unknown.
         margins: how far they may be off; None if that is unknown.
+        input: of the exchange of indices and lengths, by itself (`Traffic.alone`); None if that is unknown.
     """
 
     compute: ComputeModel
@@ -26,6 +29,7 @@ class ModelSet:
     batch_size: int | None
     ranges: Ranges | None = None
     margins: Margins | None = None
+    input: CommModel | None = None
 
     @property
     def num_devices(self) -> int | None:
@@ -44,6 +48,17 @@ class ModelSet:
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
             "lay it out so, or take models that know more, such as model=roofline:h100",
         )
+        if Form.ROWS in plan.forms:
+            self._check_rows(plan.traffic)
+
+    def _check_rows(self, traffic: Traffic) -> None:
+        """Raise UserError unless the models know what the rows of a plan exchange: those of a host, and of all."""
+        for which in EXCHANGED[Form.ROWS]:
+            if traffic.given(which).any() and which not in self.forward.collectives & self.backward.collectives:
+                raise UserError(
+                    f"these cost models don't know the exchange {name_of(which)}, which tables in rows on one host need; "
+                    "collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
+                )
 
     def check(self, task: Task) -> None:
         """Raise UserError unless the models can cost plans of `task`."""
@@ -57,3 +72,4 @@ class ModelSet:
                 f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
                 f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
             )
+

@@ -4,7 +4,7 @@ A kernel takes as long as its bytes take at the memory's full bandwidth; an exch
 links' full bandwidth. Real ones take longer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -133,6 +133,7 @@ def roofline(
     latency_ms: float,
     source: str,  # noqa: ARG001  # where the figures stand; for readers of the config
 ) -> CostModels:
-    """The three models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction."""
+    """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction."""
     comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms)
-    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms), comm, comm, None)
+    before = replace(comm, latency_ms=2 * latency_ms)  # the number of indices, then the indices
+    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms), comm, comm, None, input=before)

@@ -1,7 +1,7 @@
 """What a set of models knows of its own limits: the range it was fitted to, and how far it may be off."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 import numpy as np
@@ -10,6 +10,7 @@ from msgspec import Meta
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
+from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import NonNegative
 from neuroshard.tasks.task import Task
@@ -73,7 +74,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What everything that a cost depends on ranged over in the measurements."""
+    """What everything that a cost depends on ranged over in the measurements.
+
+    All but `others`, which are of other forms and collectives by the names of their parts, are of columns.
+    """
 
     rows: Range
     dim: Range
@@ -83,10 +87,11 @@ class Ranges:
     tables_on_a_device: Range
     devices: Range
     columns_on_a_device: Range
+    others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
-        """The ranges of the samples that models are fitted to."""
+        """The ranges of the samples that models of columns and all-to-alls are fitted to."""
         tables = [table for sample in compute for table in sample.tables]
         return cls(
             Range.of("rows", [table.rows for table in tables]),
@@ -101,9 +106,19 @@ class Ranges:
 
     def joined(self, other: "Ranges") -> "Ranges":
         """The ranges of models that were fitted to one set of samples after another: the smallest that hold both."""
-        return Ranges(
-            **{field.name: getattr(self, field.name).joined(getattr(other, field.name)) for field in fields(self)}
-        )
+        plain = [field.name for field in fields(self) if field.name != "others"]
+        both = {name: getattr(self, name).joined(getattr(other, name)) for name in plain}
+        return Ranges(**both, others=_joined(self.others, other.others))
+
+    def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
+        """With the ranges of another part, from what everything that its cost depends on was in the measurements."""
+        found = tuple(Range.of(name, values) for name, values in quantities.items())
+        return replace(self, others=self.others | {part: found})
+
+    def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
+        """What of another part lies outside, one line for each quantity; nothing where nothing is known of the part."""
+        found = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
+        return tuple(f"{part}: {warning}" for warning in found if warning is not None)
 
     def warnings(self, task: Task) -> tuple[str, ...]:
         """What of the task lies outside, one line for each quantity."""
@@ -125,6 +140,18 @@ class Ranges:
         counts = [count for count in tables if count]
         found = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(columns))
         return tuple(warning for warning in found if warning is not None)
+
+
+_Parts = dict[str, tuple[Range, ...]]
+
+
+def _joined(first: _Parts, second: _Parts) -> _Parts:
+    """Of parts that are in both, the smallest ranges that hold both."""
+    both = {}
+    for part in first.keys() & second.keys():
+        there = {one.name: one for one in second[part]}
+        both[part] = tuple(one.joined(there.get(one.name, one)) for one in first[part])
+    return first | second | both
 
 
 @dataclass(frozen=True)
@@ -159,8 +186,20 @@ class Margin:
 
 @dataclass(frozen=True)
 class Margins:
-    """How far the predictions of each of the three models may be off."""
+    """How far predictions may be off: of columns and all-to-alls, and (`others`) of other parts by name."""
 
     compute: Margin
     forward: Margin
     backward: Margin
+    others: dict[str, Margin] = field(default_factory=dict)
+
+    @classmethod
+    def by_part(cls, margins: dict[str, Margin]) -> "Margins":
+        """From the margins of all parts, by name."""
+        others = {part: margin for part, margin in margins.items() if part not in (COMPUTE, FORWARD, BACKWARD)}
+        return cls(margins[COMPUTE], margins[FORWARD], margins[BACKWARD], others)
+
+    def of(self, part: str) -> Margin:
+        """The part's, by its name; where none is known of it, the one of columns, and of the input the forward one."""
+        of_columns: Margin = getattr(self, part.partition(".")[0], self.forward)
+        return self.others.get(part, of_columns)

@@ -9,6 +9,8 @@ from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
 from neuroshard.models.additive import AdditiveCompute
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline
@@ -16,13 +18,14 @@ from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
+from neuroshard.plans.form import Form
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.traffic import ELEMENT_BYTES, Traffic
+from neuroshard.traffic import ELEMENT_BYTES, Collective, Traffic
 
 _BATCH_SIZE = 256
 
@@ -168,6 +171,31 @@ def random_set_comm(seed: int = 0) -> SetComm:
     network = _monotone_mlp(np.array(FEATURE_SIGNS), 16, 1 + parts, rng)
     share, lead = (part.astype(np.float32) for part in (rng.dirichlet(np.ones(parts)), rng.uniform(0, 0.2, (parts, 5))))
     return SetComm(_random_normaliser(len(FEATURE_SIGNS), rng), network, 0.5, share, lead)
+
+
+def random_by_form(seed: int = 0) -> ComputeByForm:
+    """A model of each form, with random weights; of columns and rows, ensembles."""
+    return ComputeByForm(
+        {
+            Form.COLUMNS: random_ensemble(seed),
+            Form.ROWS: random_ensemble(seed + 1),
+            Form.COPIES: random_regression(seed),
+        }
+    )
+
+
+def random_by_collective(seed: int = 0) -> CommByCollective:
+    """A model of each collective of a step, with random weights."""
+    exchanges: dict[Collective, CommModel] = {
+        one: random_set_comm(seed + one) for one in Collective if one is not Collective.INPUT
+    }
+    return CommByCollective(exchanges, frozenset(Form))
+
+
+def random_form_models(seed: int = 0) -> CostModels:
+    """Models of all forms and collectives, the input too, with random weights."""
+    forward, backward = random_by_collective(seed), random_by_collective(seed + 10)
+    return CostModels(random_by_form(seed), forward, backward, None, input=random_set_comm(seed + 20))
 
 
 def _monotone_mlp(signs: IntArray, hidden: int, outputs: int, rng: np.random.Generator) -> Mlp:

@@ -127,11 +127,14 @@ def _warnings(found: Explanation) -> Section | None:
 
 def _devices(found: Explanation) -> Section:
     cost, plan = found.cost, found.plan
-    columns = ("device", "total ms", "compute", "forward", "backward", "columns", "memory", "of")
+    parts = [cost.device_ms, cost.compute, cost.forward, cost.backward]
+    parts += [] if cost.input is None else [cost.input]
+    inputs = () if cost.input is None else ("input",)
+    columns = ("device", "total ms", "compute", "forward", "backward", *inputs, "columns", "memory", "of")
     rows = tuple(
         (
             str(device),
-            *(f"{ms[device]:.2f}" for ms in (cost.device_ms, cost.compute, cost.forward, cost.backward)),
+            *(f"{ms[device]:.2f}" for ms in parts),
             f"{plan.device_dims[device]:,}",
             readable_bytes(plan.device_bytes[device]),
             readable_bytes(plan.task.shard_memory[device]),
@@ -139,7 +142,9 @@ def _devices(found: Explanation) -> Section:
         for device in range(len(cost.compute))
     )
     grid = Grid(columns, rows, frozenset({found.bottleneck}), frozenset(), _short(found))
-    return Section("Devices", f"Device {found.bottleneck}, marked, keeps the others waiting.", grids=(grid,))
+    text = f"Device {found.bottleneck}, marked, keeps the others waiting."
+    text += "" if cost.input is None else " Input, the exchange of indices before a step, isn't counted."
+    return Section("Devices", text, grids=(grid,))
 
 
 def _short(found: Explanation) -> tuple[int, ...]:

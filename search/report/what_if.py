@@ -48,23 +48,40 @@ def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> Floa
 
 
 def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:
-    """A device's vectors, one for each form, less that of what it holds plus that of what it would, in 64 bits."""
-    placed, (rows, added) = plan.device_loads, _added(plan, changes)
-    devices = np.repeat(np.arange(len(placed)), placed.counts)
-    vectors, form = model.embed(placed.loads).astype(np.float64), placed.loads.form
-    sums = np.zeros((len(placed), len(FORMS), vectors.shape[1]))
-    np.add.at(sums, (devices, form), vectors)
-    counts = np.zeros(sums.shape[:2], dtype=np.int64)
-    np.add.at(counts, (devices, form), 1)
+    """Kernel calls of each form, one after the other; those that nothing lies in cost nothing."""
+    loads, (rows, added), gone = plan.device_loads.loads, _added(plan, changes), _gone(plan, changes)
+    cost = np.zeros(len(changes))
+    for number in np.unique(np.append(loads.form, FORMS.index(Form.COLUMNS))):
+        its = np.flatnonzero(loads.form == number)
+        new = (rows, added) if number == FORMS.index(Form.COLUMNS) else (rows[:0], added.take(rows[:0]))
+        cost += _of_calls(plan, changes, its, gone, new, model.of_form(FORMS[number]))
+    return cost
+
+
+def _of_calls(
+    plan: Plan,
+    changes: Sequence[Change],
+    its: IntArray,
+    gone: IntArray,
+    new: tuple[IntArray, Loads],
+    model: SumModel,
+) -> FloatArray:
+    """(n,) ms of one form's call, of the plan's loads at `its`: a device's sum of vectors, less that of what it holds
+    of the table plus that of what it would, in 64 bits.
+    """
+    placed, rows = plan.device_loads, new[0]
+    devices = np.repeat(np.arange(len(placed)), placed.counts)[its]
+    vectors = model.embed(placed.loads.take(its)).astype(np.float64)
+    sums, counts = np.zeros((len(placed), vectors.shape[1])), np.bincount(devices, minlength=len(placed))
+    np.add.at(sums, devices, vectors)
     changed = np.array([change.device for change in changes])
     after, left = sums[changed], counts[changed]
-    gone = _gone(plan, changes)
-    had = np.flatnonzero(gone >= 0)
-    after[had, form[gone[had]]] -= vectors[gone[had]]
-    left[had, form[gone[had]]] -= 1
-    after[rows, FORMS.index(Form.COLUMNS)] += model.embed(added)
-    left[rows, FORMS.index(Form.COLUMNS)] += 1
-    cost: FloatArray = (model.head(after.astype(np.float32)) * (left > 0)).sum(axis=1)
+    had = np.flatnonzero(np.isin(gone, its))
+    after[had] -= vectors[np.searchsorted(its, gone[had])]
+    left[had] -= 1
+    after[rows] += model.embed(new[1])
+    left[rows] += 1
+    cost: FloatArray = model.head(after.astype(np.float32)) * (left > 0)
     return cost
 
 

@@ -44,6 +44,8 @@ class Evaluate:
         max_tasks: the first so many tasks of every search run; None takes all.
         seed: fixes the lookups.
         out: a directory for the results; None takes the next free one under runs/evaluate.
+        count_input: whether the exchange of indices and lengths is measured too, and counted, in predictions of plan
+            files too where `model` is given. Searched with count_input as well, plans' predictions count it.
     """
 
     plans: PathName | Sequence[PathName]
@@ -52,6 +54,7 @@ class Evaluate:
     max_tasks: PositiveCount | None
     seed: Seed
     out: PathName | None
+    count_input: bool = False
 
     def run(self) -> "EvaluateResult":
         """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures."""
@@ -70,22 +73,31 @@ class Evaluate:
         with directory.held():
             directory.check_free()  # another run may have ended between the two
             with progress_bar() as progress:
-                bar = progress.add_task("kernels and exchanges", total=steps(plans))
+                bar = progress.add_task("kernels and exchanges", total=steps(plans, self.count_input))
                 measured = measure_plans(
-                    plans, self.hardware, self.seed, printer(progress), lambda n: progress.advance(bar, n)
+                    plans,
+                    self.hardware,
+                    self.seed,
+                    printer(progress),
+                    lambda n: progress.advance(bar, n),
+                    self.count_input,
                 )
             for i, outcome in zip(runnable, measured, strict=True):
                 entries[i] = entries[i].measured_as(outcome)
             result = EvaluateResult(directory.path, tuple(entries))
-            result.save({"hardware": self.hardware.fingerprint.to_json(), "seed": self.seed, "versions": versions()})
+            result.save({"hardware": self.hardware.fingerprint.to_json(), "seed": self.seed, "versions": versions(), **self._counted})
         if all(entry.measured is None for entry in entries):
             why = next(entry.error for entry in entries if entry.error is not None)
             raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
         return result
 
+    @property
+    def _counted(self) -> dict[str, bool]:
+        return {"count_input": True} if self.count_input else {}
+
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
-        simulator = None if self.model is None else Simulator(CostModels.load(self.model))
+        simulator = None if self.model is None else Simulator(CostModels.load(self.model), self.count_input)
         found = [(path, self._of_run(path) if path.is_dir() else [_of_file(path, simulator)]) for path in paths]
         methods = [entries[0].method for _, entries in found if entries]
         return [
@@ -181,10 +193,13 @@ class EvaluateResult:
 def _show_devices(console: Console, entry: Evaluated, cost: Cost) -> None:
     assert entry.plan is not None
     grid = Grid(title=Text(f"{entry.file}, measured"))
-    for column in ("device", "shards", "dims", "MiB", "compute ms", "forward ms", "backward ms", "total ms"):
+    inputs = [] if cost.input is None else ["input ms"]
+    columns = ("device", "shards", "dims", "MiB", "compute ms", "forward ms", "backward ms", *inputs, "total ms")
+    for column in columns:
         grid.add_column(column, justify="right")
     for d, tables in enumerate(entry.plan.device_tables):
-        parts = (cost.compute[d], cost.forward[d], cost.backward[d], cost.device_ms[d])
+        parts = [cost.compute[d], cost.forward[d], cost.backward[d]]
+        parts += [cost.device_ms[d]] if cost.input is None else [cost.input[d], cost.device_ms[d]]
         grid.add_row(
             str(d), str(len(tables)), str(entry.plan.device_dims[d]), f"{entry.plan.device_bytes[d] / 2**20:.1f}",
             *(f"{ms:.2f}" for ms in parts),

@@ -41,6 +41,8 @@ class Search:
         tasks: what is searched.
         searcher: how; `method` is its name in results.
         out: a directory, where a run that was killed goes on; None takes the next free one under runs/search.
+        count_input: whether predicted costs count the exchange of indices and lengths. It moves no shard: searches look
+            at a step's other exchanges.
     """
 
     model: PathName
@@ -48,6 +50,7 @@ class Search:
     searcher: Searcher
     method: FileName
     out: PathName | None
+    count_input: bool = False
 
     def run(self) -> "SearchResult":
         """Search every task; a task without a plan is recorded with its error.
@@ -65,6 +68,7 @@ class Search:
         if self.out is not None:
             check_directory(Path(self.out))
         simulator = Simulator(CostModels.load(self.model))
+        Simulator(simulator.models, self.count_input)  # refuses models that don't know it, before any work
         for task in self.tasks:
             simulator.models.check(task)
         if self.out is not None and (there := RunDirectory(Path(self.out))).finished:
@@ -92,6 +96,7 @@ class Search:
             "settings": settings,
             "class": type(self.searcher).__name__,
             "model": self.model,
+            **({"count_input": True} if self.count_input else {}),
             "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],
         }
 
@@ -113,11 +118,12 @@ class Search:
             return SearchRecord(number, None, str(timed.found), float("nan"), timed.seconds)
         name = f"plans/task-{number:04d}.json"
         plan, due = timed.found.plan, [timed.found.warning] if timed.found.warning else []
-        cost = simulator.cost(plan.task, plan)
+        telling = Simulator(simulator.models, self.count_input)
+        cost = telling.cost(plan.task, plan)
         with_prediction(plan, cost, simulator.models.name).save(directory / name)
         said = (self.searcher.remark(plan.task, simulator, plan), timed.found.remark)
         remark = "; ".join(filter(None, said)) or None
-        warnings = "\n".join([*due, *simulator.warnings(plan)]) or None
+        warnings = "\n".join([*due, *telling.warnings(plan)]) or None
         return SearchRecord(
             number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings, cost.expected_ms
         )

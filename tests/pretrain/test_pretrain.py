@@ -170,7 +170,7 @@ def test_models_of_one_device_count_refuse_several(data):
     assert CostModels.load(data / "bundle").num_devices is None
 
 
-def test_forms_and_collectives_that_models_do_not_know_are_left_out(data):
+def test_models_of_columns_are_the_same_whatever_else_was_measured(data):
     alone = _pretrain(data, "alone").run().metrics
     copies = [replace(m, sample=replace(m.sample, form=Form.COPIES, batch_size=128)) for m in _compute(40)]
     gathered = [
@@ -178,7 +178,12 @@ def test_forms_and_collectives_that_models_do_not_know_are_left_out(data):
     ]
     DataDirectory(data / "data").compute().write(2, copies)
     DataDirectory(data / "data").comm().write(1, gathered)
-    assert _pretrain(data, "beside").run().metrics == alone
+    beside = _pretrain(data, "beside").run().metrics
+    assert {part: beside[part] for part in alone} == alone
+    assert beside.keys() - alone.keys() == {"compute.copies", "backward.all_reduce"}
+    assert _pretrain(data, "columns", forms=()).run().metrics == alone
+    files = [next((data / out).glob("weights-*")) for out in ("alone", "columns")]
+    assert files[0].name == files[1].name
 
 
 def test_the_same_seed_gives_the_same_bundle(data):
@@ -291,8 +296,8 @@ def test_exported_networks_predict_what_the_trained_ones_do():
 
 
 def test_comm_tables_take_the_wait_out():
-    table = CommTable.of(_comm(10), 0)
-    assert np.allclose(table.transfer_ms, 0.002 * table.dims.max(axis=1, keepdims=True))
+    table, dims = CommTable.of(_comm(10), 0), np.array([m.sample.dims for m in _comm(10)])
+    assert np.allclose(table.transfer_ms, 0.002 * dims.max(axis=1, keepdims=True))
     assert (CommTable.of(_comm(10), 1).start_ms == 0).all()
 
 

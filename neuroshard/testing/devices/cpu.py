@@ -7,7 +7,8 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.testing.devices.lookups import hit_share, owners, rounded_up, totals, unique_rows
+from neuroshard.plans.form import Form
+from neuroshard.testing.devices.lookups import dense_update_bytes, hit_share, owners, rounded_up, totals, unique_rows
 
 _LINE_BYTES = 64
 _GRADIENT_BYTES = 4
@@ -41,13 +42,18 @@ class MadeUpCpu(ComputeModel):
     vector_ms: float = 0.8e-6
     rest_vectors: float = 1.6
 
+    @property
+    def forms(self) -> frozenset[Form]:
+        """All: blocks of rows as other tables, copies with an update of every row."""
+        return frozenset(Form)
+
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms."""
         loads, unique = sets.loads, unique_rows(sets.loads)
         used = unique * rounded_up(loads.dim * loads.bytes_per_element, _LINE_BYTES)
         kept = hit_share(self.last_bytes, totals(sets, used))[owners(sets)]
         cost = self.table_ms + self._forward_ms(loads, unique, used) + self._backward_ms(loads, unique, kept)
-        return totals(sets, cost)
+        return totals(sets, cost + dense_update_bytes(loads) / _LINE_BYTES * self.memory_line_ms)
 
     def _forward_ms(self, loads: Loads, unique: FloatArray, used: FloatArray) -> FloatArray:
         near, last = hit_share(self.near_bytes, used), hit_share(self.last_bytes, used)

@@ -1,15 +1,26 @@
 """Exchanges between made-up devices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from neuroshard.arrays import FloatArray
 from neuroshard.models import CommModel
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.plans.form import Form
 from neuroshard.testing.devices.lookups import bounded_by
 from neuroshard.traffic import Collective, Traffic
 
 _HELD_UP = 0.7  # of the busiest device's time, by which all others are held up
+
+# How many times an all-to-all's bytes go over a link: sums are sent on and sent back, or made on the way.
+_ROUNDS = {
+    Collective.ALL_TO_ALL: 1.0,
+    Collective.REDUCE_SCATTER: 1.3,
+    Collective.HOST_REDUCE_SCATTER: 1.3,
+    Collective.HOST_ALL_TO_ALL: 1.0,
+    Collective.ALL_REDUCE: 2.2,
+}
 
 
 @dataclass(frozen=True)
@@ -41,3 +52,12 @@ class MadeUpExchange(CommModel):
         transfer = bounded_by(own, _HELD_UP * busiest, np.broadcast_to(carried, own.shape))
         cost: FloatArray = (self.latency_ms + transfer) * (traffic.num_devices > 1)
         return np.broadcast_to(cost, wait_ms.shape)
+
+
+def every_collective(exchange: MadeUpExchange) -> CommByCollective:
+    """The collectives of a step between devices whose all-to-alls are these."""
+    exchanges: dict[Collective, CommModel] = {
+        collective: replace(exchange, link_bytes_per_ms=exchange.link_bytes_per_ms / rounds)
+        for collective, rounds in _ROUNDS.items()
+    }
+    return CommByCollective(exchanges, frozenset(Form))

@@ -7,8 +7,17 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel
+from neuroshard.plans.form import Form
 from neuroshard.tables.reuse import MEAN_COUNTS
-from neuroshard.testing.devices.lookups import bounded_by, hit_share, owners, rounded_up, totals, unique_rows
+from neuroshard.testing.devices.lookups import (
+    bounded_by,
+    dense_update_bytes,
+    hit_share,
+    owners,
+    rounded_up,
+    totals,
+    unique_rows,
+)
 
 _SECTOR_BYTES = 32
 _GRADIENT_BYTES = 4
@@ -38,9 +47,16 @@ class MadeUpGpu(ComputeModel):
     sort_ms: float = 3e-8
     crowd_ms: float = 2e-6
 
+    @property
+    def forms(self) -> frozenset[Form]:
+        """All: blocks of rows as other tables, copies with an update of every row."""
+        return frozenset(Form)
+
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms."""
-        cost: FloatArray = (2 * self.launch_ms + self._forward_ms(sets) + self._backward_ms(sets)) * (sets.counts > 0)
+        dense = totals(sets, dense_update_bytes(sets.loads)) / self.memory_bytes_per_ms
+        calls = 2 * self.launch_ms + self._forward_ms(sets) + self._backward_ms(sets) + dense
+        cost: FloatArray = calls * (sets.counts > 0)
         return cost
 
     def _forward_ms(self, sets: LoadSets) -> FloatArray:

@@ -4,7 +4,9 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.loads import Loads, LoadSets
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.tables.reuse import MEAN_COUNTS
+from neuroshard.traffic import ELEMENT_BYTES
 
 _SHARPNESS = 4.0  # of the change from one bound to another
 
@@ -32,6 +34,13 @@ def bounded_by(*times_ms: FloatArray) -> FloatArray:
     """(n,) about the largest of times (n,) that overlap, ms; those that are near it add to it."""
     largest: FloatArray = sum(time**_SHARPNESS for time in times_ms) ** (1 / _SHARPNESS)
     return largest
+
+
+def dense_update_bytes(loads: Loads) -> FloatArray:
+    """(n,) moved to update every row of copies: gradients cleared and read, weights read and written; else nothing."""
+    copies = loads.form == FORMS.index(Form.COPIES)
+    moved: FloatArray = 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES) * copies
+    return moved
 
 
 def owners(sets: LoadSets) -> IntArray:

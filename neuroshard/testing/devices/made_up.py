@@ -1,35 +1,44 @@
 """The made-up devices whole, and measuring on them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.loads import LoadSets
 from neuroshard.models import CommModel, ComputeModel, CostModels
 from neuroshard.models.interface import waits
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats, Sample
+from neuroshard.records.asked import loads_of
+from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, Sample
 from neuroshard.testing.devices.cpu import MadeUpCpu
-from neuroshard.testing.devices.exchange import MadeUpExchange
+from neuroshard.testing.devices.exchange import MadeUpExchange, every_collective
 from neuroshard.testing.devices.gpu import MadeUpGpu
-from neuroshard.traffic import Traffic
+from neuroshard.traffic import Collective, Traffic
 
 
 @dataclass(frozen=True)
 class MadeUpDevice:
-    """What it truly costs, and the global batch size and longest start delay that it is measured with."""
+    """What it truly costs in every form, and the global batch size and longest start delay that it is measured with.
+
+    `forward` and `backward` are of all-to-alls; other collectives take as many more rounds on the same links.
+    """
 
     compute: ComputeModel
-    forward: CommModel
-    backward: CommModel
+    forward: MadeUpExchange
+    backward: MadeUpExchange
     batch_size: int
     max_start_ms: float
 
     @property
     def truth(self) -> CostModels:
         """As cost models, for a simulator that knows the truth."""
-        return CostModels(self.compute, self.forward, self.backward, None)
+        both = every_collective(self.forward), every_collective(self.backward)
+        return CostModels(self.compute, *both, None, input=self.input)
+
+    @property
+    def input(self) -> MadeUpExchange:
+        """Two all-to-alls, one after the other: of the numbers of indices, and of the indices."""
+        return replace(self.forward, latency_ms=2 * self.forward.latency_ms)
 
 
 MADE_UP = {
@@ -40,6 +49,7 @@ MADE_UP = {
         MadeUpCpu(), MadeUpExchange(0.15, 4e6, 1.5), MadeUpExchange(0.2, 3e6, 1.5), 4096, max_start_ms=20.0
     ),
 }
+_LEAST_SHARE = 0.2  # of the lookups that a block would have if they were spread evenly
 
 Drawn = Sequence[tuple[Sample, str]]  # samples with the names of their splits
 
@@ -51,8 +61,18 @@ def measured_compute(
 
     The factor stands for what a measurement's repeats have in common; so there is one repeat.
     """
-    true_ms = [float(device.compute.predict(LoadSets.of([sample.tables], sample.batch_size))[0]) for sample, _ in drawn]
-    return _measurements(drawn, [np.array([time * _factor(noise, rng)]) for time in true_ms])
+    seen = [(_looked_up(sample, rng), split) for sample, split in drawn]
+    true_ms = device.compute.predict(loads_of([sample for sample, _ in seen])).tolist() if seen else []
+    return _measurements(seen, [np.array([time * _factor(noise, rng)]) for time in true_ms])
+
+
+def _looked_up(sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
+    """With what a batch looks up in its blocks of rows: about as many lookups as of other rows, and the same reuse."""
+    lookups = []
+    for table, block in zip(sample.tables, sample.blocks, strict=False):
+        even = sample.batch_size * table.pooling_factor * block.rows / table.rows
+        lookups.append(BlockLookups(round(even * rng.uniform(_LEAST_SHARE, 2 - _LEAST_SHARE)), table.reuse))
+    return replace(sample, lookups=tuple(lookups))
 
 
 def measured_comm(
@@ -63,12 +83,31 @@ def measured_comm(
 
 
 def _exchange_ms(device: MadeUpDevice, sample: CommSample, noise: float, rng: np.random.Generator) -> FloatArray:
-    """(2, D) ms: forward after the start delays, backward without any."""
-    traffic = Traffic.of_columns(np.array([sample.dims], dtype=np.float64), sample.batch_size)
-    wait_ms = waits(np.array([sample.start_ms]))
-    forward = wait_ms + device.forward.transfer_ms(traffic, wait_ms) * _factor(noise, rng)
-    backward = device.backward.transfer_ms(traffic, np.zeros_like(wait_ms)) * _factor(noise, rng)
-    return np.concatenate([forward, backward])
+    """(2, D) ms: forward after the start delays, backward without any; the input and all-reduces alike both ways."""
+    traffic, (there, back) = _traffic(sample), _models(device, sample.collective)
+    groups, alone = traffic.groups(sample.collective), traffic.alone(sample.collective)
+    wait_ms = waits(np.array(sample.start_ms)[groups])
+    forward = wait_ms + there.transfer_ms(alone, wait_ms) * _factor(noise, rng)
+    backward = back.transfer_ms(alone, np.zeros_like(wait_ms)) * _factor(noise, rng)
+    times_ms = np.empty((2, sample.num_devices))
+    times_ms[:, groups] = np.stack([forward, backward])
+    return times_ms
+
+
+def _models(device: MadeUpDevice, collective: Collective) -> tuple[CommModel, CommModel]:
+    """What the collective takes with the delays, and without."""
+    truth = device.truth
+    if collective is Collective.INPUT:
+        return device.input, device.input
+    models = truth.forward.of_collective(collective), truth.backward.of_collective(collective)
+    return (models[1], models[1]) if collective is Collective.ALL_REDUCE else models
+
+
+def _traffic(sample: CommSample) -> Traffic:
+    """(1, D, C) of nothing but the sample's collective."""
+    size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
+    size_bytes[0, :, sample.collective] = sample.size_bytes
+    return Traffic(size_bytes, np.array([sample.batch_size]), sample.host_size)
 
 
 def _factor(noise: float, rng: np.random.Generator) -> float:

@@ -5,10 +5,13 @@ import pytest
 from scipy.stats import kendalltau
 
 from neuroshard.loads import LoadSets
-from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.plans.form import Form
+from neuroshard.records.asked import loads_of
+from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, MadeUpGpu, measured_comm, measured_compute
+from neuroshard.traffic import Collective
 
 _TABLES = dlrm_like(num_tables=40, batch_size=4096)
 
@@ -52,6 +55,33 @@ def test_costs_are_not_a_sum_over_tables(device):
     sets = LoadSets.of([_TABLES, *([table] for table in _TABLES)], device.batch_size)
     together, *alone = device.compute.predict(sets)
     assert abs(together / sum(alone) - 1) > 0.02
+
+
+@pytest.mark.parametrize("device", MADE_UP.values(), ids=MADE_UP)
+def test_copies_are_updated_whole(device):
+    """However few rows are looked up; tables in columns don't care how many others there are."""
+    small, large = (ComputeSample((replace(_TABLES[0], rows=rows),), 64) for rows in (10**5, 10**7))
+    calls = [replace(sample, form=form) for form in (Form.COLUMNS, Form.COPIES) for sample in (small, large)]
+    in_columns, _, copied, copied_large = device.compute.predict(loads_of(calls))
+    assert in_columns < copied < 0.2 * copied_large
+
+
+@pytest.mark.parametrize("collective", Collective)
+def test_every_collective_is_measured(collective):
+    device = MADE_UP["cpu"]
+    sample = CommSample((1 << 20,) * 4, (0.0, 1.0, 2.0, 0.5), 4096, collective, 2)
+    (one,) = measured_comm(device, [(sample, "train")], 0.0, np.random.default_rng(0))
+    there, back = one.repeats.times_ms[0]
+    assert (back > 0).all()
+    within = Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL
+    waits = np.array([2.0, 1.0, 0.0, 1.5]) if collective not in within else np.zeros(4)
+    assert (there > waits).all()
+
+
+def test_what_is_looked_up_in_blocks_is_recorded():
+    sample = ComputeSample(_TABLES[:1], 4096, Form.ROWS, (RowBlock(0, _TABLES[0].rows // 2),))
+    (one,) = measured_compute(MADE_UP["gpu"], [(sample, "train")], 0.0, np.random.default_rng(0))
+    assert 0 < one.sample.lookups[0].count < 4096 * _TABLES[0].pooling_factor
 
 
 def test_gpu_sectors_make_narrow_tables_as_dear_as_wider_ones():

@@ -23,7 +23,7 @@ from neuroshard.stages.search.report.terminal import show_sections
 from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_of
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import OpaqueCompute, linear_models, random_models, toy_task
+from neuroshard.testing import OpaqueCompute, linear_models, random_form_models, random_models, toy_task
 
 ONCE = (1.0, *(0.0,) * 16)
 PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002
@@ -125,6 +125,13 @@ def test_a_plan_without_columns_is_explained():
     assert "device 0: 0.0% above the mean, which costs nothing" in _shown(found)
     assert found.plan.device_dims == (0, 0)
     assert found.exchange_excess_ms == pytest.approx(0)
+
+
+def test_learned_models_of_every_form_explain_mixed_plans():
+    shown = _shown(explain(_mixed(), Simulator(random_form_models())))
+    assert "input" in shown
+    assert "isn't counted" in shown
+    assert "input" not in _shown(explain(assemble(_task([64, 8]), [(0, 64, 0), (1, 8, 1)]), SIMULATOR))
 
 
 def test_models_that_cannot_cost_a_form_refuse_to_explain_it():

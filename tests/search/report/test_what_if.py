@@ -17,7 +17,7 @@ from neuroshard.stages.search.report.split_worth import split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Topology
-from neuroshard.testing import OpaqueCompute, linear_models, random_ensemble, random_models, toy_task
+from neuroshard.testing import OpaqueCompute, linear_models, random_by_form, random_ensemble, random_models, toy_task
 
 MODELS = {
     "linear": linear_models(),
@@ -93,9 +93,10 @@ def test_what_tables_in_any_form_are_worth_is_what_whole_plans_cost(batched):
     assert any(worth.whole_ms is None for worth in split_worths(full, simulator.cost(tight, full), simulator))
 
 
-def test_changed_devices_cost_what_they_would_in_any_form():
+@pytest.mark.parametrize("model", [ROOFLINE.compute, random_by_form()], ids=["roofline", "by_form"])
+def test_changed_devices_cost_what_they_would_in_any_form(model):
     """A table's block, copy or shard taken from a device, and columns of another put there."""
-    plan, model = _mixed(), ROOFLINE.compute
+    plan = _mixed()
     changes = [Change(table, device, dim) for table in range(8) for device in range(4) for dim in (0, 4)]
     loads, devices = plan.device_loads.loads, [placed.device for placed in plan.by_device]
     expected = []

@@ -113,8 +113,12 @@ def test_plans_in_all_forms_are_measured(tmp_path):
     columns = in_columns(task, [(2, tables[2].dim, 0)])
     on_host = in_rows(task, 1, [2, 3])
     Plan(task, (*in_rows(task, 0, range(4)), *on_host, *columns, *in_copies(task, 3))).save(tmp_path / "mixed.json")
-    (entry,) = Evaluate(str(tmp_path / "mixed.json"), None, CPU, None, 0, str(tmp_path / "out")).run().entries
+    result = Evaluate(str(tmp_path / "mixed.json"), None, CPU, None, 0, str(tmp_path / "out"), count_input=True).run()
+    (entry,) = result.entries
     assert entry.error is None
+    assert (entry.measured.input > 0).all()
+    assert entry.measured_ms == max(entry.measured.device_ms) > max(entry.measured.compute + entry.measured.forward)
+    assert "input ms" in _text(result)
     assert (entry.measured.compute > 0).all()
     assert (entry.measured.forward > 0).all()
     assert (entry.measured.backward > 0).all()

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.trust import Margin, Margins
+from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.testing import random_models, toy_task
+from neuroshard.testing import random_form_models, random_models, toy_task
 
 MARGINS = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
 
@@ -22,6 +24,24 @@ MARGINS = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
 def _shown(result, capsys):
     result.show(Console(width=160))
     return capsys.readouterr().out
+
+
+def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
+    save_bundle(tmp_path / "models", random_form_models(), Card())
+    save_bundle(tmp_path / "columns", random_models(), Card())
+    tasks, searched = (toy_task(6), toy_task(8)), (Greedy("dim"), "dim_greedy")
+    runs = [
+        Search(str(tmp_path / "models"), tasks, *searched, str(tmp_path / f"out{count}"), count).run().saved
+        for count in (False, True)
+    ]
+    for without, counted in zip(*(run.records for run in runs), strict=True):
+        plan = runs[0].plan_of(without)
+        assert plan.placements == runs[1].plan_of(counted).placements
+        cost = Simulator(random_form_models(), count_input=True).cost(plan.task, plan)
+        assert counted.predicted_ms == pytest.approx(cost.total_ms)
+        assert without.predicted_ms < counted.predicted_ms
+    with pytest.raises(UserError, match="don't know the exchange of indices"):
+        Search(str(tmp_path / "columns"), tasks, *searched, str(tmp_path / "none"), count_input=True).run()
 
 
 @pytest.mark.parametrize("margins", [MARGINS, None])

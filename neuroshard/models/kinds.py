@@ -1,0 +1,79 @@
+"""Kinds of models that bundles hold, and models that are made of others of these kinds."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self
+
+from neuroshard.errors import unknown_name
+from neuroshard.models.additive import AdditiveCompute
+from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.mlp import Tensors
+from neuroshard.models.neural import NeuralComm, NeuralCompute
+from neuroshard.models.regression import RegressionCompute
+from neuroshard.models.set_comm import SetComm
+
+
+class Storable(Protocol):
+    """A model that a bundle can hold."""
+
+    @property
+    def kind(self) -> str:
+        """Its class's name in bundles."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What isn't a tensor, for JSON."""
+        ...
+
+    def tensors(self) -> Tensors:
+        """Everything else."""
+        ...
+
+    @classmethod
+    def restored(cls, settings: object, tensors: Tensors) -> Self:
+        """The model that gave the settings and tensors; ValueError if they can't be one's."""
+        ...
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model in `bundle.json`; its class knows what the settings are."""
+
+    kind: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: Storable) -> "Described":
+        """What describes the model."""
+        return cls(model.kind, model.settings())
+
+    def restored(self, kinds: dict[str, Any], name: str, tensors: Tensors) -> Any:
+        """The model called `name`, of one of the kinds, whose tensors are the given ones that `name` and a dot precede.
+
+        Raises:
+            UserError: it is of no such kind.
+            ValueError: settings or tensors can't be such a model's.
+        """
+        if self.kind not in kinds:
+            raise unknown_name(f"kind of {name} model", self.kind, kinds)
+        return kinds[self.kind].restored(self.settings, _within(name, tensors))
+
+
+COMPUTE_KINDS: dict[str, Any] = {
+    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute)
+}
+COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
+
+
+def described(models: dict[str, Storable]) -> dict[str, Any]:
+    """The settings of several models, by name."""
+    return {name: asdict(Described.of(model)) for name, model in models.items()}
+
+
+def tensors_of(models: dict[str, Storable]) -> Tensors:
+    """The tensors of several models, each under its model's name and a dot."""
+    return {f"{name}.{part}": tensor for name, model in models.items() for part, tensor in model.tensors().items()}
+
+
+def _within(name: str, tensors: Tensors) -> Tensors:
+    prefix = f"{name}."
+    return {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}

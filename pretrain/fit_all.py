@@ -1,0 +1,162 @@
+"""Fitting a model to every form and every collective that was measured."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+
+from neuroshard.models import CommModel, CostModels, SumModel
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.card import ModelTest
+from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, compute_part
+from neuroshard.models.reach import of_calls, of_exchanges
+from neuroshard.models.trust import Margins, Ranges
+from neuroshard.plans.form import Form
+from neuroshard.progress import progress_bar
+from neuroshard.records.asked import loads_of, traffic_of
+from neuroshard.records.samples import Measurement
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes, check_start
+from neuroshard.stages.pretrain.measured import Exchange, Measured
+from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute, tested
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.traffic import Collective
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How all models are fitted.
+
+    Attributes:
+        compute, comm: to samples of one form, to exchanges of one collective.
+        start: models that are fitted further; None begins from nothing.
+    """
+
+    compute: ComputeFitter
+    comm: CommFitter
+    start: CostModels | None
+    seed: int
+
+    def __call__(self, measured: Measured) -> CostModels:
+        """The models, without margins.
+
+        Raises:
+            UserError: the start is of other forms than what is fitted.
+        """
+        check_start(_compute_start(self.start, Form.COLUMNS), self.compute)
+        for one in measured.exchanges:
+            check_start(_comm_start(self.start, one), self.comm)
+        with progress_bar() as progress:
+            calls = self._calls(measured, progress)
+            exchanges = {one: self._exchange(measured, one, progress) for one in measured.exchanges}
+        forward, backward = (_in_direction(exchanges, name, measured) for name in (FORWARD, BACKWARD))
+        before = next((model for one, model in exchanges.items() if one.collective is Collective.INPUT), None)
+        compute = calls[Form.COLUMNS] if len(calls) == 1 else ComputeByForm(calls)
+        columns, pooled = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
+        sizes = {*batch_sizes(columns.everything), *batch_sizes(pooled.everything)}
+        only = sizes.pop() if len(sizes) == 1 else None
+        return CostModels(compute, forward, backward, only, self._ranges(measured), input=before)
+
+    def _calls(self, measured: Measured, progress: Progress) -> dict[Form, SumModel]:
+        """A model for each form; the fused kernel of row blocks is that of columns, whose model it goes on from."""
+        fitted: dict[Form, SumModel] = {}
+        for form, its in measured.compute.items():
+            start = _compute_start(self.start, form)
+            if start is None and form is Form.ROWS and self.compute.goes_on_from is not None:
+                start = fitted[Form.COLUMNS]
+            told = _bar(progress, compute_part(form), self.compute.epochs)
+            fitted[form] = self.compute.fit(its, start, self.seed, told)
+        return fitted
+
+    def _exchange(self, measured: Measured, one: Exchange, progress: Progress) -> CommModel:
+        told = _bar(progress, one.part, self.comm.epochs)
+        its, start = measured.comm[one.collective], _comm_start(self.start, one)
+        return self.comm.fit(its, one.repeats, start, self.seed, told)
+
+    def _ranges(self, measured: Measured) -> Ranges:
+        """Of the samples that were trained on, and of the start's."""
+        columns, pooled = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
+        ranges = Ranges.of([m.sample for m in columns.train], [m.sample for m in pooled.train])
+        hosts = [m.sample.num_devices / m.sample.host_size for m in pooled.everything]
+        ranges = ranges.with_part(EXCHANGES, {"hosts": np.array(hosts)})
+        for form, its in measured.compute.items():
+            if form is not Form.COLUMNS:
+                ranges = ranges.with_part(compute_part(form), of_calls(loads_of([m.sample for m in its.train])))
+        for one in measured.exchanges:
+            if one.collective is not Collective.ALL_TO_ALL:
+                its = measured.comm[one.collective]
+                for_each = [of_exchanges(traffic_of([m.sample])) for m in its.train]
+                ranges = ranges.with_part(one.part, _together(for_each))
+        return ranges if self.start is None or self.start.ranges is None else ranges.joined(self.start.ranges)
+
+
+Predict = Callable[[list[Measurement[Any]]], Predicted]
+
+
+def margins_of(models: CostModels, measured: Measured) -> Margins:
+    """Margins of every part, set on validation samples."""
+    return Margins.by_part({part: predict(its.valid).margin() for part, its, predict in _parts(models, measured)})
+
+
+def tests_of(models: CostModels, margins: Margins, measured: Measured) -> dict[str, ModelTest]:
+    """Every part on its test samples, by name."""
+    return {
+        part: tested(predict(its.test), margins.of(part), its.everything)
+        for part, its, predict in _parts(models, measured)
+    }
+
+
+def _parts(models: CostModels, measured: Measured) -> Iterator[tuple[str, SplitMeasurements, Predict]]:
+    """Every part: its name, its measurements, and what the models say of some of them."""
+    for form, calls in measured.compute.items():
+        yield compute_part(form), calls, lambda some: predict_compute(models.compute, some)
+    for one in measured.exchanges:
+        model, repeats = _model_of(models, one), one.repeats
+        yield one.part, measured.comm[one.collective], _predict_comm(model, repeats)
+
+
+def _predict_comm(model: CommModel, repeats: int) -> Predict:
+    return lambda some: predict_comm(model, some, repeats)
+
+
+def _model_of(models: CostModels, one: Exchange) -> Any:
+    """The model of an exchange by itself; None if there is none."""
+    if one.collective is Collective.INPUT:
+        return models.input
+    model = models.forward if one.direction == FORWARD else models.backward
+    return model.of_collective(one.collective) if one.collective in model.collectives else None
+
+
+def _comm_start(start: CostModels | None, one: Exchange) -> Any:
+    return None if start is None else _model_of(start, one)
+
+
+def _compute_start(start: CostModels | None, form: Form) -> Any:
+    """The model that a form's is fitted from; None if there is none."""
+    if start is None or form not in start.compute.forms:
+        return None
+    return start.compute.of_form(form) if isinstance(start.compute, SumModel) else start.compute
+
+
+def _in_direction(exchanges: dict[Exchange, CommModel], direction: str, measured: Measured) -> CommModel:
+    its: dict[Collective, CommModel] = {
+        one.collective: model
+        for one, model in exchanges.items()
+        if one.direction == direction and one.collective is not Collective.INPUT
+    }
+    alone = len(measured.compute) == 1
+    return its[Collective.ALL_TO_ALL] if alone else CommByCollective(its, measured.serves(direction))
+
+
+def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The values of each quantity over all exchanges."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _bar(progress: Progress, name: str, epochs: int) -> OnEpoch:
+    task = progress.add_task(name, total=epochs)
+    return lambda epoch, loss: progress.update(
+        task, completed=epoch + 1, description=f"{name}: validation loss {loss:.4g}"
+    )

@@ -1,0 +1,119 @@
+"""What a data directory holds for models to be fitted to: by form of the tables, by collective."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neuroshard.models.parts import BACKWARD, FORWARD, compute_part, exchange_part
+from neuroshard.plans.form import Form
+from neuroshard.records import DataDirectory
+from neuroshard.records import samples as records
+from neuroshard.records.samples import Measurement, name_of
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.traffic import EXCHANGED, Collective
+
+# Measured with delays too, and alike both ways.
+_EITHER_WAY = (Collective.ALL_REDUCE, Collective.INPUT)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective in one direction of a step.
+
+    Attributes:
+        direction: "forward" or "backward".
+        repeats: the direction whose repeats say what it takes, `records.FORWARD` or `records.BACKWARD`.
+    """
+
+    direction: str
+    collective: Collective
+    repeats: int
+
+    @property
+    def part(self) -> str:
+        """Its name."""
+        return exchange_part(self.direction, self.collective)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements by form and by collective: of columns and all-to-alls always, of others where there are any.
+
+    Of forms that are left out, what they alone exchange is left out too.
+    """
+
+    compute: dict[Form, SplitMeasurements]
+    comm: dict[Collective, SplitMeasurements]
+
+    @classmethod
+    def of(cls, directory: DataDirectory, forms: Collection[Form] | None) -> "Measured":
+        """What there is of the forms; of all that were measured where None.
+
+        Raises:
+            UserError: there is nothing of columns, of all-to-alls, or of a form that is named; or a split is empty.
+        """
+        wanted = set(Form) if forms is None else {Form.COLUMNS, *forms}
+        needed = {Form.COLUMNS, *(forms or ())}
+        calls, exchanges = directory.compute().read(), directory.comm().read()
+        compute = {
+            form: SplitMeasurements.of(its, _of_form(form), directory.path)
+            for form in Form
+            if form in wanted and ((its := _those(calls, "form", form)) or form in needed)
+        }
+        known = {Collective.INPUT, *(one for form in compute for one in EXCHANGED[form])}
+        comm = {
+            one: SplitMeasurements.of(its, _of_collective(one), directory.path).by_group()
+            for one in Collective
+            if one in known and ((its := _those(exchanges, "collective", one)) or one is Collective.ALL_TO_ALL)
+        }
+        return cls(compute, comm)
+
+    def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
+        """With so many training samples of each at most, and so many tables in each; None for all."""
+        return Measured(
+            {form: one.combining(max_tables).limited(max_samples) for form, one in self.compute.items()},
+            {collective: one.limited(max_samples) for collective, one in self.comm.items()},
+        )
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Those of a step, in the order that they follow one another in each direction; the input last.
+
+        Copies exchange nothing forward.
+        """
+        there, back = (
+            [
+                Exchange(name, one, records.FORWARD if one in _EITHER_WAY else direction)
+                for one in self.comm
+                if one is not Collective.INPUT and (name == BACKWARD or one is not Collective.ALL_REDUCE)
+            ]
+            for name, direction in ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
+        )
+        before = [Exchange(FORWARD, Collective.INPUT, records.FORWARD)] if Collective.INPUT in self.comm else []
+        return (*there, *back, *before)
+
+    def serves(self, direction: str) -> frozenset[Form]:
+        """The forms all of whose exchanges in that direction are measured, besides those between hosts."""
+        needs = {Form.COLUMNS: Collective.ALL_TO_ALL, Form.ROWS: Collective.REDUCE_SCATTER}
+        if direction == BACKWARD:
+            needs[Form.COPIES] = Collective.ALL_REDUCE
+        return frozenset(form for form in Form if form not in needs or needs[form] in self.comm)
+
+    @property
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Samples in each split, of every part besides columns and all-to-alls."""
+        parts = {compute_part(form): one.sizes for form, one in self.compute.items() if form is not Form.COLUMNS}
+        others = {one.part: self.comm[one.collective].sizes for one in self.exchanges}
+        return parts | {part: sizes for part, sizes in others.items() if part not in (FORWARD, BACKWARD)}
+
+
+def _those(measurements: Sequence[Measurement[Any]], field: str, value: Any) -> list[Measurement[Any]]:
+    return [m for m in measurements if getattr(m.sample, field) is value]
+
+
+def _of_form(form: Form) -> str:
+    return "compute samples" if form is Form.COLUMNS else f"compute samples in {form.value}"
+
+
+def _of_collective(collective: Collective) -> str:
+    return "exchanges" if collective is Collective.ALL_TO_ALL else f"exchanges {name_of(collective)}"

@@ -1,0 +1,184 @@
+"""Models made of one for each form, and one for each collective."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.interface import waits
+from neuroshard.models.trust import Margin, Margins, Range
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import (
+    PhysicalCommConformance,
+    PhysicalComputeConformance,
+    random_by_collective,
+    random_by_form,
+    random_ensemble,
+    random_form_models,
+    random_set_comm,
+    toy_tables,
+)
+from neuroshard.traffic import Collective, Traffic
+
+MODELS = random_form_models()
+TABLES = tuple(replace(table, rows=table.rows + 8) for table in toy_tables(4))
+
+
+class TestByForm(PhysicalComputeConformance):
+    def make(self):
+        return random_by_form()
+
+
+class TestByCollective(PhysicalCommConformance):
+    def make(self):
+        return random_by_collective()
+
+
+def _task(devices_per_host=None):
+    return Task(TABLES, Topology(4, 1 << 30, devices_per_host=devices_per_host), 256)
+
+
+def _mixed(task=None):
+    task = task or _task()
+    host = in_rows(task, 1, range(2)) if task.topology.devices_per_host else in_rows(task, 1, range(4))
+    placed = in_rows(task, 0, range(4)), host, in_copies(task, 2), in_columns(task, [(3, TABLES[3].dim, 1)])
+    return Plan(task, tuple(one for some in placed for one in some))
+
+
+def test_kernel_calls_of_each_form_are_asked_of_its_model():
+    plan, model = _mixed(), MODELS.compute
+    calls = plan.device_loads.by_form()
+    for number, form in enumerate(Form):
+        its = calls.take(np.arange(number, len(calls), len(Form)))
+        assert (model.predict(calls)[number :: len(Form)] == model.of_form(form).predict(its)).all()
+    assert (model.spread_ms(calls)[1 :: len(Form)] > 0).all()
+    assert model.forms == set(Form)
+
+
+def test_columns_cost_what_they_cost_without_other_forms():
+    task = _task()
+    plan = Plan(task, in_columns(task, [(i, table.dim, i % 3) for i, table in enumerate(TABLES)]))
+    alone = CostModels(random_ensemble(), random_set_comm(0), random_set_comm(10), None)
+    with_forms, without = (Simulator(models).cost(task, plan) for models in (MODELS, alone))
+    for part in ("compute", "forward", "backward"):
+        assert (getattr(with_forms, part) == getattr(without, part)).all()
+
+
+def test_exchanges_follow_one_another_and_are_waited_for_once():
+    traffic, starts = _mixed(_task(2)).traffic, np.array([[0.0, 3.0, 1.0, 0.5]])
+    model = MODELS.backward
+    ends = starts
+    for collective in Collective:
+        if collective is Collective.INPUT:
+            continue
+        groups, alone = traffic.groups(collective), traffic.alone(collective)
+        taken = model.of_collective(collective).predict(alone, ends[0, groups])
+        taken = taken * (alone.size_bytes[..., 0].sum(axis=1, keepdims=True) > 0)
+        after = ends.copy()
+        after[0, groups] += taken
+        ends = after
+    assert np.allclose(model.predict(traffic, starts), ends - starts)
+    assert np.allclose(model.transfer_ms(traffic, waits(starts)), ends - starts - waits(starts))
+    outline = model.outline(traffic)
+    together = np.maximum(outline.parts_ms, 0) @ outline.share
+    assert np.allclose(together, model.predict(traffic, np.zeros((1, 4))), rtol=1e-5)
+
+
+def test_hosts_exchange_within_groups():
+    traffic = _mixed(_task(2)).traffic
+    assert traffic.groups(Collective.HOST_REDUCE_SCATTER).tolist() == [[0, 1], [2, 3]]
+    assert traffic.groups(Collective.HOST_ALL_TO_ALL).tolist() == [[0, 2], [1, 3]]
+    alone = traffic.alone(Collective.HOST_REDUCE_SCATTER)
+    assert alone.size_bytes[:, :, 0].tolist() == traffic.given(Collective.HOST_REDUCE_SCATTER).reshape(2, 2).tolist()
+    chain = MODELS.forward.chain(traffic.forward, np.zeros((1, 4)))
+    assert (chain.each_ms[Collective.HOST_REDUCE_SCATTER][0, :2] > 0).all()
+    assert (chain.each_ms[Collective.HOST_REDUCE_SCATTER][0, 2:] == 0).all()  # nothing of the second host's
+
+
+def test_whoever_starts_later_makes_nobody_end_sooner_in_a_chain():
+    rng, traffic = np.random.default_rng(0), _mixed(_task(2)).traffic
+    many = Traffic.joined([traffic] * 200)
+    starts = rng.uniform(0, 1, size=(200, 4)) * rng.choice([0.0, 0.1, 2.0], size=(200, 1))
+    delay = rng.uniform(0, 2, size=(200, 1)) * np.eye(4)[rng.integers(4, size=200)]
+    before, after = (MODELS.backward.predict(many, s) + s for s in (starts, starts + delay))
+    assert (after >= before * (1 - 1e-6)).all()
+    assert (after <= before + delay.max(axis=1, keepdims=True) + 1e-6 * before).all()
+
+
+def test_a_collective_that_is_not_known_is_refused():
+    known = {
+        one: random_set_comm() for one in (Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
+    }
+    models = replace(MODELS, backward=CommByCollective(known, frozenset(Form)))
+    Simulator(models).cost(_task(), _mixed())
+    with pytest.raises(UserError, match=r"don't know the exchange host_.*rows on one host"):
+        Simulator(models).cost(_task(2), _mixed(_task(2)))
+
+
+def test_the_input_is_shown_and_counts_where_it_is_asked_for():
+    task, plan = _task(), _mixed()
+    shown, counted = (Simulator(MODELS, count_input).cost(task, plan) for count_input in (False, True))
+    assert (shown.input == counted.input).all()
+    assert shown.total_ms == (shown.compute + shown.forward + shown.backward).max()
+    assert np.allclose(counted.device_ms, counted.compute + counted.forward + counted.backward + counted.input)
+    ready = shown.backward + shown.compute
+    later = MODELS.forward.predict(plan.traffic.forward, (ready + shown.input)[None])
+    assert np.allclose(counted.forward, later[0])
+    assert "not counted" in str(shown)
+    assert "not counted" not in str(counted)
+    assert Simulator(replace(MODELS, input=None)).cost(task, plan).input is None
+    with pytest.raises(UserError, match="don't know the exchange of indices; leave count_input out"):
+        Simulator(replace(MODELS, input=None), count_input=True)
+
+
+def test_the_input_is_told_as_what_comes_to_a_device():
+    plan = _mixed()
+    expected = MODELS.input.predict(plan.traffic.alone(Collective.INPUT), np.zeros((1, 4)))
+    assert (Simulator(MODELS).cost(_task(), plan).input == expected[0]).all()
+
+
+def test_bundles_of_every_form_are_saved_and_loaded_exactly(tmp_path):
+    margins = Margins(*[Margin(0.1, 1.0)] * 3, {"compute.rows": Margin(0.2, 2.0)})
+    save_bundle(tmp_path, replace(MODELS, margins=margins), Card())
+    loaded, plan = load_bundle(tmp_path)[0], _mixed(_task(2))
+    assert isinstance(loaded.compute, ComputeByForm)
+    assert loaded.margins == margins
+    assert loaded.forms == set(Form)
+    before, after = (
+        Simulator(CostModels(m.compute, m.forward, m.backward, None, None, margins, m.input)).cost(plan.task, plan)
+        for m in (MODELS, loaded)
+    )
+    for part in ("compute", "forward", "backward", "input", "margin"):
+        assert (getattr(before, part) == getattr(after, part)).all()
+
+
+def test_margins_are_of_forms_and_collectives():
+    margin, plan = Margin(0.1, 1.0), _mixed()
+    plain = Margins(margin, margin, margin)
+    for part in ("compute.rows", "compute.copies", "forward.reduce_scatter", "backward.all_reduce"):
+        wide = replace(plain, others={part: Margin(0.1, 1e6)})
+        known, unknown = (
+            Simulator(replace(MODELS, margins=its)).cost(plan.task, plan).margin_ms for its in (wide, plain)
+        )
+        assert known > unknown
+    assert plain.of("backward.all_reduce") == margin
+
+
+def test_what_lies_outside_a_form_s_range_is_told_by_its_name():
+    ranges = CostModels.load("cpu").ranges
+    spans = {"compute.rows": (Range("rows", 1, 2),), "backward.all_reduce": (Range("bytes from a device", 1, 2),)}
+    models = replace(MODELS, ranges=replace(ranges, others=spans))
+    told = Simulator(models).warnings(_mixed())
+    assert any(line.startswith("compute.rows: rows: ") for line in told)
+    assert any(line.startswith("backward.all_reduce: bytes from a device: ") for line in told)
+    task = _task()
+    columns = Plan(task, in_columns(task, [(i, table.dim, 0) for i, table in enumerate(TABLES)]))
+    assert not any("compute.rows" in line or "all_reduce" in line for line in Simulator(models).warnings(columns))

@@ -1,0 +1,170 @@
+"""Models of all forms and collectives, fitted to made-up devices whose costs are known."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.models import CostModels
+from neuroshard.models.parts import compute_part
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.samples import name_of
+from neuroshard.records.splits import split_tables
+from neuroshard.simulator import Simulator
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.pretrain.additive import Additive
+from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
+from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
+from neuroshard.traffic import Collective
+
+DEVICE = MADE_UP["cpu"]
+TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)
+FEW_EPOCHS = TrainingSettings(80, 64, 3e-3, "cosine", "absolute_relative", 80)
+BRIEF = replace(FEW_EPOCHS, epochs=2)
+SETS = {
+    "compute_model": Additive((32,), training=FEW_EPOCHS, corrections=4),
+    "comm_model": SetCommunication((32,), FEW_EPOCHS, parts=2),
+}
+BRIEF_SETS = {
+    "compute_model": Additive((8,), training=BRIEF, corrections=2),
+    "comm_model": SetCommunication((8,), BRIEF, parts=2),
+}
+ALL_PARTS = {
+    "compute", "compute.rows", "compute.copies", "input",
+    "forward", "forward.reduce_scatter", "forward.host_reduce_scatter", "forward.host_all_to_all",
+    "backward", "backward.reduce_scatter", "backward.host_reduce_scatter", "backward.host_all_to_all",
+    "backward.all_reduce",
+}  # fmt: skip
+
+
+def _write(path, calls, exchanges):
+    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
+    drawn = ComputeAugmentation(max_tables=6, max_bytes=1 << 30, forms=tuple(Form), sharers=(2, 4))
+    swapped = CommAugmentation(max_start_ms=DEVICE.max_start_ms, collectives=tuple(name_of(one) for one in Collective))
+    compute = [drawn.draw(split, 4096, rng) for _ in range(calls)]
+    comm = [swapped.draw(4, 4096, rng, 2) for _ in range(exchanges)]
+    directory = DataDirectory(path)
+    directory.begin(Manifest(Fingerprint("cpu", "none", 2, 1 << 30).to_json(), {}, {}, 0), TABLES)
+    directory.compute().write(0, measured_compute(DEVICE, compute, 0.03, rng))
+    directory.comm().write(0, measured_comm(DEVICE, comm, 0.03, rng))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("forms") / "data"
+    _write(path, 900, 1200)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(data):
+    return _pretrain(data, "bundle", **SETS)
+
+
+def _pretrain(data, out, **changes):
+    return Pretrain(data=str(data), out=str(data.parent / out), **changes).run()
+
+
+def _mixed(devices_per_host):
+    wide = sorted(TABLES, key=lambda table: -table.rows)
+    tables = tuple(table.with_dim(32) for table in (*wide[:2], wide[-1], *wide[20:23]))
+    task = Task(tables, Topology(4, 8 << 30, devices_per_host=devices_per_host), 4096)
+    blocks = *in_rows(task, 0, range(4)), *in_rows(task, 1, range(2) if devices_per_host else range(4))
+    columns = in_columns(task, [(3, 32, 0), (4, 32, 2), (5, 32, 3)])
+    return Plan(task, (*blocks, *in_copies(task, 2), *columns))
+
+
+def test_every_part_has_a_model_that_learns_its_costs(data, fitted):
+    assert fitted.metrics.keys() == ALL_PARTS
+    for part, metric in fitted.metrics.items():
+        assert metric.test.mape < 0.25, (part, metric.test.mape)
+        assert metric.coverage > 0.6, part
+    card = json.loads((data.parent / "bundle" / "bundle.json").read_text())["card"]
+    assert card["metrics"]["others"].keys() == ALL_PARTS - {"compute", "forward", "backward"}
+    assert card["data"]["other_samples"].keys() == card["metrics"]["others"].keys()
+
+
+@pytest.mark.parametrize("devices_per_host", [None, 2])
+def test_plans_in_every_form_cost_about_what_they_truly_do(data, fitted, devices_per_host):
+    plan = _mixed(devices_per_host)
+    models = CostModels.load(data.parent / "bundle")
+    assert models.forms == set(Form)
+    found, true = (Simulator(one, count_input=True).cost(plan.task, plan) for one in (models, DEVICE.truth))
+    assert found.total_ms == pytest.approx(true.total_ms, rel=0.25)
+    assert found.compute == pytest.approx(true.compute, rel=0.4)
+    assert found.input == pytest.approx(true.input, rel=0.4)
+    assert found.margin_ms > 0
+
+
+def test_what_lies_outside_of_what_was_measured_is_told_by_part(data, fitted):
+    models, plan = CostModels.load(data.parent / "bundle"), _mixed(None)
+    huge = replace(plan.task.tables[2], rows=500_000_000)
+    tables = tuple(huge if i == 2 else table for i, table in enumerate(plan.task.tables))
+    other = Plan(replace(plan.task, tables=tables), plan.placements)
+    told = [line for line in Simulator(models).warnings(other) if line.startswith(("compute.copies", "backward.all"))]
+    assert any("compute.copies: rows" in line for line in told)
+    assert any("backward.all_reduce: bytes from a device" in line for line in told)
+
+
+def test_hosts_that_were_not_measured_are_told(data, fitted):
+    simulator = Simulator(CostModels.load(data.parent / "bundle"))
+    assert any(line.startswith("exchanges: hosts: ") for line in simulator.warnings(_mixed(None)))
+    assert not any("hosts" in line for line in simulator.warnings(_mixed(2)))
+
+
+def test_fewer_forms_are_fitted_where_they_are_named(data):
+    rows = _pretrain(data, "rows", forms=("rows",), **BRIEF_SETS)
+    assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("copies", "all_reduce"))}
+    assert CostModels.load(data.parent / "rows").forms == {Form.COLUMNS, Form.ROWS}
+    with pytest.raises(UserError, match="these cost models know costs of columns, rows only"):
+        Simulator(CostModels.load(data.parent / "rows")).cost(_mixed(None).task, _mixed(None))
+    with pytest.raises(UserError, match="unknown form 'row'.*did you mean 'rows'"):
+        _pretrain(data, "wrong", forms=("row",), **BRIEF_SETS)
+
+
+def test_a_form_that_is_named_must_have_been_measured(tmp_path):
+    _write(tmp_path / "data", 300, 400)
+    columns = [m for m in DataDirectory(tmp_path / "data").compute().read() if m.sample.form is not Form.ROWS]
+    DataDirectory(tmp_path / "data").compute().write(0, columns)
+    with pytest.raises(UserError, match="no compute samples in rows for the train split"):
+        _pretrain(tmp_path / "data", "wrong", forms=("rows",), **BRIEF_SETS)
+
+
+def test_fitting_further_goes_on_from_every_part(data):
+    _pretrain(data, "first", **BRIEF_SETS)
+    still = replace(BRIEF, epochs=1, learning_rate=1e-12)
+    unmoved = {"compute_model": Additive(training=still), "comm_model": SetCommunication(training=still)}
+    _pretrain(data, "further", init=str(data.parent / "first"), **unmoved)
+    before, after = (CostModels.load(data.parent / name) for name in ("first", "further"))
+    plan = _mixed(2)
+    first, further = (Simulator(models).cost(plan.task, plan) for models in (before, after))
+    for part in ("compute", "forward", "backward", "input"):
+        assert np.allclose(getattr(first, part), getattr(further, part), rtol=1e-4)
+    assert after.ranges == before.ranges
+
+
+def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
+    _write(tmp_path / "data", 300, 400)
+    networks = {"compute_model": PaperCompute(training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
+    with pytest.raises(UserError, match=r"measured at batch sizes 1024, 2048; choose features=physical"):
+        _pretrain(tmp_path / "data", "wrong", **networks)  # copies, which several numbers of devices share
+    _pretrain(tmp_path / "data", "rows", forms=("rows",), **networks)
+    models = CostModels.load(tmp_path / "rows")
+    assert models.forms == {Form.COLUMNS, Form.ROWS}
+    assert models.num_devices == 4
+
+
+def test_parts_have_names():
+    assert [compute_part(form) for form in Form] == ["compute", "compute.rows", "compute.copies"]
