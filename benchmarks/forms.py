@@ -1,11 +1,11 @@
-"""What rows and copies are worth beside columns, by prediction alone: which tables get which form, and how near the best
-plan of all forms the default search comes.
+"""What rows and copies are worth beside columns, by prediction alone: which tables get which form, and how near the
+best plan of all forms the default search comes.
 
 usage: forms.py [MODEL]    (MODEL: a datasheet, roofline:h100 if none is named)
 
 The first table searches whole tasks with the default search, in columns alone and in all forms; CPU time is of a second
-search in the same process. The second one costs every plan of tiny tasks: every way to give a table's slices of 4 columns
-to 2 devices, rows, and copies.
+search in the same process. The second one costs every plan of tiny tasks: every way to give a table's slices of 4
+columns to 2 devices, rows, and copies.
 """
 
 import sys

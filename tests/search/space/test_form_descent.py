@@ -43,7 +43,8 @@ def test_forms_that_are_not_allowed_are_never_taken():
     allowed = ALL.copy()
     allowed[1] = [True, False, True]
     last = descent(FIRST, allowed, _weights)[-1]
-    assert last.tolist() == [0, 0, 2, 0, 1, 2]
+    assert last[1] != ROWS
+    assert np.delete(last, 1).tolist() == [0, 2, 0, 1, 2]
     none = np.zeros_like(ALL)
     none[:, COLUMNS] = True
     assert len(descent(FIRST, none, _weights)) == 1

@@ -63,7 +63,7 @@ def test_columns_cost_about_what_is_estimated():
 
 def test_a_table_that_cannot_be_cut_holds_a_device_up():
     base = _task().tables
-    hot = replace(base[0], name="hot", dim=4, pooling_factor=400.0)
+    hot = replace(base[0], name="hot", dim=4, pooling_factor=2000.0)
     task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)
     held_up, evenly = _estimates(task).costs(np.full((1, 12), COLUMNS))
     assert held_up[0] > 1.3 * evenly[0]
