@@ -36,8 +36,8 @@ class Simulator:
     def __init__(self, models: CostModels, count_input: bool = False) -> None:
         if count_input and models.input is None:
             raise UserError(
-                "these cost models don't know the exchange of indices; leave count_input out, or fit models to data that "
-                "holds it: neuroshard collect experiment=collect_forms"
+                "these cost models don't know the exchange of indices; leave count_input out, or fit models to data "
+                "that holds it: neuroshard collect experiment=collect_forms"
             )
         self.models = models
         self.count_input = count_input

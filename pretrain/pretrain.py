@@ -65,7 +65,9 @@ class Pretrain:
             start = None if self.init is None else CostModels.load(self.init)
             directory = DataDirectory(Path(self.data))
             manifest = directory.manifest()
-            measured = Measured.of(directory, None if self.forms is None else [Form(form) for form in self.forms]).limited(self.max_samples, self.max_tables)
+            measured = Measured.of(
+                directory, None if self.forms is None else [Form(form) for form in self.forms]
+            ).limited(self.max_samples, self.max_tables)
             fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
             margins = margins_of(fitted, measured)
             metrics = tests_of(fitted, margins, measured)

@@ -1,7 +1,7 @@
 """Fitting communication models for any number of devices."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -112,6 +112,9 @@ class SetCommunication(HiddenLayers):
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
         """Fitted to every device of the training exchanges; from `start` on, with its scales and widths.
 
+        Backward nobody waited when it was measured, so of what is done meanwhile nothing is known: nothing counts as
+        done.
+
         Raises:
             UserError: the start is of another form.
         """
@@ -123,7 +126,8 @@ class SetCommunication(HiddenLayers):
         network = self._network(start)
         examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
-        return network.model(normaliser, scale_ms)
+        model = network.model(normaliser, scale_ms)
+        return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))
 
     def _network(self, start: SetComm | None) -> SetNetwork:
         if start is None:

@@ -31,8 +31,8 @@ def measure_plans(
     Neighbours in `plans` share batches of live operators, so plans that are to be compared should stand together.
     Each device's kernel calls are timed one by one on one device; then all exchanges, twice: what they take backward,
     and then forward, each device starting when its measured backward exchange and compute have ended. With
-    `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told of
-    every call and exchange measured.
+    `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told
+    of every call and exchange measured.
     """
     compute = _measure_compute(plans, hardware, seed, warn, advance)
     costs: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
@@ -101,7 +101,7 @@ def _measure_exchanges(
     warn: Callable[[str], None],
     advance: Advance,
 ) -> list[Cost | str]:
-    """Costs of plans for equally many devices, with compute (D,) ms each, and what counts of their input, or nothing."""
+    """Costs of plans for equally many devices, with compute (D,) ms each; of their input what counts, or nothing."""
     with hardware.comm_meter(_num_devices(plans[0]), warn) as meter:
         none = [np.zeros(len(ms)) for ms in compute]
         firsts = [_Chain(its, FORWARD, zero, zero) for its, zero in zip(inputs, none, strict=True)]

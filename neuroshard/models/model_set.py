@@ -56,8 +56,8 @@ class ModelSet:
         for which in EXCHANGED[Form.ROWS]:
             if traffic.given(which).any() and which not in self.forward.collectives & self.backward.collectives:
                 raise UserError(
-                    f"these cost models don't know the exchange {name_of(which)}, which tables in rows on one host need; "
-                    "collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
+                    f"these cost models don't know the exchange {name_of(which)}, which tables in rows on one host "
+                    "need; collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
                 )
 
     def check(self, task: Task) -> None:
@@ -72,4 +72,3 @@ class ModelSet:
                 f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
                 f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
             )
-

@@ -85,7 +85,14 @@ class Evaluate:
             for i, outcome in zip(runnable, measured, strict=True):
                 entries[i] = entries[i].measured_as(outcome)
             result = EvaluateResult(directory.path, tuple(entries))
-            result.save({"hardware": self.hardware.fingerprint.to_json(), "seed": self.seed, "versions": versions(), **self._counted})
+            result.save(
+                {
+                    "hardware": self.hardware.fingerprint.to_json(),
+                    "seed": self.seed,
+                    "versions": versions(),
+                    **self._counted,
+                }
+            )
         if all(entry.measured is None for entry in entries):
             why = next(entry.error for entry in entries if entry.error is not None)
             raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")

@@ -8,6 +8,7 @@ import pytest
 
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
+from neuroshard.loads import Loads
 from neuroshard.models import CostModels
 from neuroshard.models.parts import compute_part
 from neuroshard.plans.form import Form
@@ -109,10 +110,9 @@ def test_plans_in_every_form_cost_about_what_they_truly_do(data, fitted, devices
 
 
 def test_what_lies_outside_of_what_was_measured_is_told_by_part(data, fitted):
-    models, plan = CostModels.load(data.parent / "bundle"), _mixed(None)
-    huge = replace(plan.task.tables[2], rows=500_000_000)
-    tables = tuple(huge if i == 2 else table for i, table in enumerate(plan.task.tables))
-    other = Plan(replace(plan.task, tables=tables), plan.placements)
+    models, task = CostModels.load(data.parent / "bundle"), _mixed(None).task
+    huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
+    other = Plan(huge, tuple(in_copies(huge, 0)))
     told = [line for line in Simulator(models).warnings(other) if line.startswith(("compute.copies", "backward.all"))]
     assert any("compute.copies: rows" in line for line in told)
     assert any("backward.all_reduce: bytes from a device" in line for line in told)
@@ -124,13 +124,23 @@ def test_hosts_that_were_not_measured_are_told(data, fitted):
     assert not any("hosts" in line for line in simulator.warnings(_mixed(2)))
 
 
+def test_backward_waits_do_not_shorten_what_was_measured_without_any(data, fitted):
+    """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
+    models, plan = CostModels.load(data.parent / "bundle"), _mixed(None)
+    gather = models.backward.of_collective(Collective.REDUCE_SCATTER)
+    alone, wait_ms = plan.traffic.alone(Collective.REDUCE_SCATTER), np.array([[0.0, 3.0, 1.0, 2.0]])
+    assert (gather.transfer_ms(alone, wait_ms) == gather.transfer_ms(alone, 0 * wait_ms)).all()
+    scatter = models.forward.of_collective(Collective.REDUCE_SCATTER)
+    assert (scatter.lead > 0).any()
+
+
 def test_fewer_forms_are_fitted_where_they_are_named(data):
     rows = _pretrain(data, "rows", forms=("rows",), **BRIEF_SETS)
     assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("copies", "all_reduce"))}
     assert CostModels.load(data.parent / "rows").forms == {Form.COLUMNS, Form.ROWS}
     with pytest.raises(UserError, match="these cost models know costs of columns, rows only"):
         Simulator(CostModels.load(data.parent / "rows")).cost(_mixed(None).task, _mixed(None))
-    with pytest.raises(UserError, match="unknown form 'row'.*did you mean 'rows'"):
+    with pytest.raises(UserError, match=r"unknown form 'row'.*did you mean 'rows'"):
         _pretrain(data, "wrong", forms=("row",), **BRIEF_SETS)
 
 
@@ -153,6 +163,17 @@ def test_fitting_further_goes_on_from_every_part(data):
     for part in ("compute", "forward", "backward", "input"):
         assert np.allclose(getattr(first, part), getattr(further, part), rtol=1e-4)
     assert after.ranges == before.ranges
+
+
+def test_rows_begin_where_columns_ended(data):
+    """The kernel is the same; copies have another, and begin from nothing."""
+    still = replace(BRIEF, epochs=1, learning_rate=1e-12)
+    networks = {"compute_model": Additive((8,), training=still), "comm_model": SetCommunication((8,), still)}
+    _pretrain(data, "still", **networks)
+    model, loads = CostModels.load(data.parent / "still").compute, Loads.of(TABLES[:20], 4096)
+    columns, rows, copies = (model.of_form(form).embed(loads) for form in Form)
+    assert np.allclose(rows, columns, rtol=1e-4)
+    assert not np.allclose(copies, columns, rtol=0.1)
 
 
 def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
