@@ -24,6 +24,7 @@ from neuroshard.tasks.task import Task, Topology
 
 _SHAKES = (0, 20, 200, 2_000, 20_000)
 _BATCH_SIZE = 4096
+_FORMS = ("columns",)  # as the published search
 
 
 def main() -> None:
@@ -41,7 +42,7 @@ def main() -> None:
     print("| --- | --- | --- |")
     _print("published", published, published[0])
     for shakes in _SHAKES:
-        searcher = NeuroShard(improvement=Improvement(shakes=shakes, max_plans=None), choice=None)
+        searcher = NeuroShard(improvement=Improvement(shakes=shakes, max_plans=None), choice=None, forms=_FORMS)
         _print(f"{shakes:,} shakes", _costs_and_ms(searcher, tasks, simulator), published[0])
 
 

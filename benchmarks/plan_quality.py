@@ -24,10 +24,11 @@ from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 
+_FORMS = ("columns",)  # as the published search
 SEARCHERS: tuple[Searcher, ...] = (
     BeamSearch(),
-    NeuroShard(improvement=Improvement(shakes=0), choice=None),
-    NeuroShard(choice=None),
+    NeuroShard(improvement=Improvement(shakes=0), choice=None, forms=_FORMS),
+    NeuroShard(choice=None, forms=_FORMS),
 )
 NAMES = ("published search", "local search, no shakes", "neuroshard")
 
