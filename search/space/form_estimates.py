@@ -5,15 +5,16 @@ enough; but no device costs less than the dearest shard, and the finer the cut t
 cuts are looked at, and the cheapest counts.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.models import ComputeModel, SumModel
+from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
+from neuroshard.models.model_set import ModelSet
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
@@ -32,14 +33,14 @@ class FormEstimates:
     Attributes:
         task: the task.
         simulator: tells what exchanges cost.
-        head: from sums of vectors to the cost of a kernel.
+        heads: (F,) from sums of vectors to the cost of a kernel, of each form.
         cuts: of the tables in columns.
         rows, copies: of the others.
     """
 
     task: Task
     simulator: Simulator
-    head: ReluHead
+    heads: tuple[ReluHead, ...]
     cuts: Cuts
     rows: Everywhere
     copies: Everywhere
@@ -50,16 +51,16 @@ class FormEstimates:
 
         None stands for the catalog of no table.
         """
-        head, vectors_of = _summing(simulator.models.compute)
+        head, rows_head, copies_head = heads = tuple(_head(simulator.models, form) for form in FORMS)
         columns, rows, copies = (np.flatnonzero(may) for may in allowed.T)
         blocks, copied = first_blocks(task, rows), first_copies(task, copies)
         return cls(
             task,
             simulator,
-            head,
+            heads,
             Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog, columns, len(allowed)),
-            Everywhere.of(task, rows, blocks, vectors_of(blocks)),
-            Everywhere.of(task, copies, copied, vectors_of(copied)),
+            Everywhere.of(task, rows, blocks, _vectors(simulator.models, Form.ROWS, blocks, rows_head)),
+            Everywhere.of(task, copies, copied, _vectors(simulator.models, Form.COPIES, copied, copies_head)),
         )
 
     def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -73,11 +74,12 @@ class FormEstimates:
     def _costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
         devices, cuts = self.task.topology.num_devices, self.cuts
         columns, rows, copies = ((forms == form).astype(np.float64) for form in (COLUMNS, ROWS, COPIES))
-        base_ms = self._kernel(rows @ self.rows.vectors, rows) + self._kernel(copies @ self.copies.vectors, copies)
+        base_ms = self._kernel(rows @ self.rows.vectors, rows, ROWS)
+        base_ms += self._kernel(copies @ self.copies.vectors, copies, COPIES)
         given, base_bytes = (
             rows @ getattr(self.rows, name) + copies @ getattr(self.copies, name) for name in ("given", "size_bytes")
         )
-        spread_ms = self._kernel(np.tensordot(columns, cuts.vectors, 1) / devices, columns)  # (B, Q)
+        spread_ms = self._kernel(np.tensordot(columns, cuts.vectors, 1) / devices, columns, COLUMNS)  # (B, Q)
         mean_columns = (columns @ cuts.dim / devices)[:, None]
         dearest, widest, largest = (
             _largest(forms == COLUMNS, of) for of in (cuts.cost_ms, cuts.columns, cuts.size_bytes)
@@ -88,9 +90,9 @@ class FormEstimates:
         lowest = np.where(fits, held_up, np.inf).min(axis=1)
         return lowest, np.where(np.isfinite(lowest), evenly[:, 0], np.inf)
 
-    def _kernel(self, sums: FloatArray, called: FloatArray) -> FloatArray:
+    def _kernel(self, sums: FloatArray, called: FloatArray, form: int) -> FloatArray:
         """(B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
-        cost = self.head(sums.astype(np.float32))
+        cost = self.heads[form](sums.astype(np.float32))
         any_called = called.any(axis=1).reshape(-1, *[1] * (cost.ndim - 1))
         return np.where(any_called, cost, 0.0)
 
@@ -129,15 +131,17 @@ def _largest(chosen: BoolArray, of: FloatArray) -> FloatArray:
     return largest
 
 
-def _summing(model: ComputeModel) -> tuple[ReluHead, Callable[[Loads], Float32Array]]:
-    """The model's head and vectors; of one that isn't a sum, costs of loads alone, which are added up."""
-    head = model.head if isinstance(model, SumModel) else ReluHead.of_cost()
+def _head(models: ModelSet, form: Form) -> ReluHead:
+    """The head of the kernel calls of a form; of a model that isn't a sum, one that adds up costs of loads alone."""
+    model = models.compute
+    return model.of_form(form).head if isinstance(model, SumModel) and form in models.forms else ReluHead.of_cost()
 
-    def vectors_of(loads: Loads) -> Float32Array:
-        if not len(loads):
-            return np.zeros((0, len(head.bias)), dtype=np.float32)  # of a form that the model may not know
-        if isinstance(model, SumModel):
-            return model.embed(loads)
-        return model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
 
-    return head, vectors_of
+def _vectors(models: ModelSet, form: Form, loads: Loads, head: ReluHead) -> Float32Array:
+    """(n, H) for `_head`, of n loads of a form."""
+    model = models.compute
+    if not len(loads):
+        return np.zeros((0, len(head.bias)), dtype=np.float32)  # of a form that the models may not know
+    if isinstance(model, SumModel):
+        return model.of_form(form).embed(loads)
+    return model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)

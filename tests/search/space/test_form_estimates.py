@@ -17,6 +17,7 @@ from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task
+from neuroshard.testing.toys import random_by_form
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 65536
@@ -49,6 +50,16 @@ def test_rows_and_copies_cost_what_is_estimated(forms):
     held_up, evenly = _estimates(task).costs(np.array([forms]))
     assert held_up[0] == pytest.approx(_cost(task, np.array(forms)), rel=1e-4)
     assert evenly[0] == pytest.approx(held_up[0])
+
+
+def test_models_with_a_part_for_each_form_are_asked_for_their_own():
+    models = replace(SIMULATOR.models, compute=random_by_form(), margins=None)
+    simulator, task = Simulator(models), _task()
+    for form in (ROWS, COPIES):
+        forms = np.full(12, form)
+        estimates = FormEstimates.of(task, simulator, allowed_forms(task, FORMS), Catalog.checked(task, simulator))
+        plan = FormedTask(task, forms, Spread(task)).whole_plan(None)
+        assert estimates.costs(forms[None])[0][0] == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
 
 
 def test_columns_cost_about_what_is_estimated():
