@@ -74,7 +74,10 @@ def good(tmp_path_factory):
     lookups = (torch.arange(12) % 5, torch.arange(0, 13, 2), torch.full((2, 3), 2))
     torch.save(lookups, root / "lookups.pt")
     (root / "rules.yaml").write_text("rules:\n- {tables: a*, max_shards: 1}\ntogether: [[a, b]]\n")
-    ranges = Ranges(**{name: Range(name, 0.0, 1.0) for name in Ranges.__dataclass_fields__})
+    plain = [name for name in Ranges.__dataclass_fields__ if name != "others"]
+    ranges = Ranges(
+        **{name: Range(name, 0.0, 1.0) for name in plain}, others={"compute.rows": (Range("rows", 0.0, 1.0),)}
+    )
     models = random_models()
     save_bundle(root / "bundle", models, Card())
     newer = replace(

@@ -146,7 +146,7 @@ def test_impossible_settings_are_refused_at_once(setting, value):
 
 def test_runs_record_what_a_limit_cut_short(tmp_path):
     task = replace(toy_task(8), batch_size=65536)
-    hasty = NeuroShard(improvement=Improvement(time_limit_s=0.0))
+    hasty = NeuroShard(improvement=Improvement(time_limit_s=0.0), forms=("columns",))
     result = Search("roofline:h100", (task, task), hasty, "neuroshard", str(tmp_path / "run")).run()
     assert [record.warnings.splitlines()[0][:11] for record in result.saved.records] == ["time limit:"] * 2
     console = Console(record=True, width=200)
