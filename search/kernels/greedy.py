@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
+from neuroshard.stages.search.kernels.estimates import score_with
+from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.room import Room, may_join, put
 
 
@@ -37,15 +38,6 @@ class GreedyOutcome(NamedTuple):
     units: IntArray
     alive: BoolArray
     repeated: BoolArray
-
-
-@fast_leaf
-def _score_with(base: Float32Array, vectors: Float32Array, before: int, after: int, weight: Float32Array) -> float:
-    """The score of a device with sums `base` (H,) when entry `after` takes the place of entry `before`."""
-    total = np.float32(0)
-    for h in range(len(weight)):
-        total += max(base[h] + vectors[after, h] - vectors[before, h], np.float32(0)) * weight[h]
-    return float(total)
 
 
 @leaf
@@ -132,7 +124,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                         continue
                     capped |= w > room.free_units[d]
                     if may_join(room, i, w, d, there):
-                        total = max(_score_with(sums[d], vectors, before, before + w, weight), floor)
+                        total = max(score_with(sums[d], vectors[before + w], vectors[before], weight), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, node
                 for d in range(first_idle, num_devices):
@@ -143,7 +135,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                         continue
                     capped |= w > room.free_units[d]
                     if may_join(room, i, w, d, 0):
-                        total = max(_score_with(sums[d], vectors, empty, empty + w, weight), floor)
+                        total = max(score_with(sums[d], vectors[empty + w], vectors[empty], weight), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, in_use
                         break  # of devices that hold nothing, the first stands for all

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from neuroshard.checked import checked
+from neuroshard.cost import Cost
 from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel
 from neuroshard.plans.plan import Plan
@@ -34,24 +35,31 @@ class Choice:
 
     def choose(self, first: Plan, other: Plan, simulator: Simulator) -> Plan:
         """`other`, plan of the same task, if its gain is believed; else `first`."""
+        return self.choose_and_say(first, other, simulator)[0]
+
+    def choose_and_say(self, first: Plan, other: Plan, simulator: Simulator) -> tuple[Plan, str | None]:
+        """`choose`, with a line where `first` is kept although `other` is predicted to be cheaper, by 0.1% or more."""
         before, after = simulator.costs(first.task, [first, other])
+        if self._believes(before, after, other, simulator):
+            return other, None
+        return first, _kept_remark(before.total_ms, after.total_ms)
+
+    def _believes(self, before: Cost, after: Cost, other: Plan, simulator: Simulator) -> bool:
         if simulator.models.margins is None:
-            return other if after.total_ms < before.total_ms else first
+            return after.total_ms < before.total_ms
         gain_ms, margins_ms = before.expected_ms - after.expected_ms, before.margin_ms + after.margin_ms
         if _have_members(simulator.models.compute, other):
-            return other if gain_ms > self.doubt * margins_ms else first
+            return gain_ms > self.doubt * margins_ms
         saved_ms = max(0.0, float((before.compute - after.compute).mean()))
-        return other if gain_ms - saved_ms > self.blind_doubt * margins_ms else first
+        return gain_ms - saved_ms > self.blind_doubt * margins_ms
 
 
-def kept_remark(first: Plan, other: Plan, simulator: Simulator) -> str | None:
-    """A line on a plan that was kept although `other` is predicted to be cheaper; None if it isn't, to 0.1%."""
-    before, after = (cost.total_ms for cost in simulator.costs(first.task, [first, other]))
-    if after > before * (1 - _WORTH_SAYING):
+def _kept_remark(before_ms: float, after_ms: float) -> str | None:
+    if after_ms > before_ms * (1 - _WORTH_SAYING):
         return None
     return (
-        f"a plan predicted {1 - after / before:.1%} cheaper was found ({after:.2f} ms, not {before:.2f}), but the "
-        "first search's is kept: the gain is within the models' margins; searcher.choice=null takes it"
+        f"a plan predicted {1 - after_ms / before_ms:.1%} cheaper was found ({after_ms:.2f} ms, not {before_ms:.2f}), "
+        "but the first search's is kept: the gain is within the models' margins; searcher.choice=null takes it"
     )
 
 

@@ -13,7 +13,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.schema import Count
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.methods.choice import Choice, kept_remark
+from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms
@@ -94,9 +94,10 @@ class FormSearch(Searcher):
         if choice is None:
             before, after = simulator.costs(task, [columns.plan, other.plan])
             return other if after.total_ms < before.total_ms else columns
-        if choice.choose(columns.plan, other.plan, simulator) is other.plan:
+        chosen, remark = choice.choose_and_say(columns.plan, other.plan, simulator)
+        if chosen is other.plan:
             return other
-        return Found(columns.plan, columns.warning, columns.remark or kept_remark(columns.plan, other.plan, simulator))
+        return Found(columns.plan, columns.warning, columns.remark or remark)
 
 
 def searched_forms(names: Sequence[str]) -> tuple[Form, ...]:

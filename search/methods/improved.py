@@ -12,7 +12,7 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.search import CostedPlan
 from neuroshard.stages.search.local.steps import local_steps
-from neuroshard.stages.search.methods.choice import Choice, kept_remark
+from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
@@ -61,8 +61,7 @@ class ImprovedSearch(Searcher):
         before, found = catalog.items.plan(first[0]), catalog.items.plan(improved.best.held)
         if self.choice is None:
             return Found(found, improved.remark)
-        chosen = self.choice.choose(before, found, simulator)
-        remark = kept_remark(before, found, simulator) if chosen is before else None
+        chosen, remark = self.choice.choose_and_say(before, found, simulator)
         return Found(chosen, improved.remark, remark)
 
     def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[CostedPlan], float]:
