@@ -96,28 +96,23 @@ class SearcherConformance:
         """Under a model that isn't a sum limits are kept and calls repeat, or an error says what is needed."""
         models = replace(linear_models(), compute=OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
-            found, again = (_error_of(self.make(), task, Simulator(models)) for _ in range(2))
-            if isinstance(found, Plan):
-                assert found.task == task
-                assert found.violations == ()
-                assert found == again
-            else:
-                assert "\n" not in str(found)
-                assert isinstance(found, InfeasibleError) or "model" in str(found)
+            self._keeps_limits_or_refuses(task, Simulator(models))
 
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
         """Whatever forms tables are laid out in, limits are kept and calls repeat."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in range(4):
-            task = constrained_task(seed)
-            found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
-            if isinstance(found, Plan):
-                assert found.task == task
-                assert found.violations == ()
-                assert found == again
-            else:
-                assert "\n" not in str(found)
-                assert isinstance(found, InfeasibleError) or "model" in str(found)
+            self._keeps_limits_or_refuses(constrained_task(seed), simulator)
+
+    def _keeps_limits_or_refuses(self, task: Task, simulator: Simulator) -> None:
+        found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
+        if isinstance(found, Plan):
+            assert found.task == task
+            assert found.violations == ()
+            assert found == again
+        else:
+            assert "\n" not in str(found)
+            assert isinstance(found, InfeasibleError) or "model" in str(found)
 
     def test_one_table(self) -> None:
         """Fewer tables than devices leave devices empty."""
