@@ -52,7 +52,7 @@ class Traffic:
         size_bytes: (B, D, C) that each device puts into every collective for all samples of a batch, what it would
             send to itself included; of the first C collectives only: there is nothing of the others.
         batch_size: (B,) samples over all devices.
-        host_size: devices that share a host; None where nothing is exchanged by hosts.
+        host_size: devices that share a host; None where one host has all, or nothing is exchanged by hosts.
     """
 
     size_bytes: FloatArray
@@ -60,13 +60,15 @@ class Traffic:
     host_size: int | None = None
 
     @classmethod
-    def of_columns(cls, dims: FloatArray | IntArray, batch_size: int | IntArray) -> "Traffic":
+    def of_columns(
+        cls, dims: FloatArray | IntArray, batch_size: int | IntArray, host_size: int | None = None
+    ) -> "Traffic":
         """Of column shards: (B, D) columns on each device, at a global batch size, one for all or (B,).
 
         Of all-to-alls alone, without the input: what costs of columns hang on, and quick to make.
         """
         sizes = np.broadcast_to(np.asarray(batch_size, dtype=np.int64), len(dims))
-        return cls((dims * (ELEMENT_BYTES * sizes.astype(np.float64))[:, None])[..., None], sizes)
+        return cls((dims * (ELEMENT_BYTES * sizes.astype(np.float64))[:, None])[..., None], sizes, host_size)
 
     @classmethod
     def of(cls, device_loads: LoadSets, batch_size: int, host_size: int) -> "Traffic":

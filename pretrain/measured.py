@@ -1,15 +1,18 @@
 """What a data directory holds for models to be fitted to: by form of the tables, by collective."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from neuroshard.errors import UserError
 from neuroshard.models.parts import BACKWARD, FORWARD, compute_part, exchange_part
 from neuroshard.plans.form import Form
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
-from neuroshard.records.samples import Measurement, name_of
+from neuroshard.records.samples import ComputeSample, Measurement, Sample, name_of
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.tables import Table
 from neuroshard.traffic import EXCHANGED, Collective
 
 # Measured with delays too, and alike both ways.
@@ -46,23 +49,27 @@ class Measured:
     comm: dict[Collective, SplitMeasurements]
 
     @classmethod
-    def of(cls, directory: DataDirectory, forms: Collection[Form] | None) -> "Measured":
-        """What there is of the forms; of all that were measured where None.
+    def of(cls, directories: Sequence[DataDirectory], forms: Collection[Form] | None) -> "Measured":
+        """What there is of the forms in all directories together; of all that were measured where None.
 
         Raises:
-            UserError: there is nothing of columns, of all-to-alls, or of a form that is named; or a split is empty.
+            UserError: there is nothing of columns, of all-to-alls, or of a form that is named; or a split is empty; or
+                a table is in different splits.
         """
         wanted = set(Form) if forms is None else {Form.COLUMNS, *forms}
         needed = {Form.COLUMNS, *(forms or ())}
-        calls, exchanges = directory.compute().read(), directory.comm().read()
+        where = " and ".join(str(directory.path) for directory in directories)
+        calls = _numbered([directory.compute().read() for directory in directories])
+        exchanges = _numbered([directory.comm().read() for directory in directories])
+        _check_splits(calls, where)
         compute = {
-            form: SplitMeasurements.of(its, _of_form(form), directory.path)
+            form: SplitMeasurements.of(its, _of_form(form), where)
             for form in Form
             if form in wanted and ((its := _those(calls, "form", form)) or form in needed)
         }
         known = {Collective.INPUT, *(one for form in compute for one in EXCHANGED[form])}
         comm = {
-            one: SplitMeasurements.of(its, _of_collective(one), directory.path).by_group()
+            one: SplitMeasurements.of(its, _of_collective(one), where).by_group()
             for one in Collective
             if one in known and ((its := _those(exchanges, "collective", one)) or one is Collective.ALL_TO_ALL)
         }
@@ -105,6 +112,28 @@ class Measured:
         parts = {compute_part(form): one.sizes for form, one in self.compute.items() if form is not Form.COLUMNS}
         others = {one.part: self.comm[one.collective].sizes for one in self.exchanges}
         return parts | {part: sizes for part, sizes in others.items() if part not in (FORWARD, BACKWARD)}
+
+
+def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
+    """Those of all directories, each sample with a number of its own; both passes of one keep the same."""
+    found: list[Measurement[Sample]] = []
+    for part in parts:
+        first = 1 + max((m.sample_id for m in found), default=-1)
+        found += [replace(m, sample_id=first + m.sample_id) for m in part]
+    return found
+
+
+def _check_splits(calls: Sequence[Measurement[ComputeSample]], where: str) -> None:
+    """Raise UserError unless every table's samples have one split: tables to test with must not be trained on."""
+    split: dict[Table, str] = {}
+    for measurement in calls:
+        for table in measurement.sample.tables:
+            whole = table.with_dim(DIM_MULTIPLE)
+            if split.setdefault(whole, measurement.split) != measurement.split:
+                raise UserError(
+                    f"{where}: table {table.name!r} is in the {split[whole]} and in the {measurement.split} split; "
+                    "collect with the same tables and seed, or with other tables"
+                )
 
 
 def _those(measurements: Sequence[Measurement[Any]], field: str, value: Any) -> list[Measurement[Any]]:

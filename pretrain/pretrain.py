@@ -2,8 +2,12 @@
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
@@ -29,7 +33,7 @@ class Pretrain:
     """Everything `neuroshard pretrain` needs.
 
     Attributes:
-        data: a data directory that `neuroshard collect` wrote.
+        data: a data directory that `neuroshard collect` wrote, or several of one kind of machine.
         out: where the bundle goes.
         compute_model, comm_model: the forms of the models, and how they are fitted.
         init: a bundle whose models are fitted further instead of new ones; None starts from nothing.
@@ -39,7 +43,7 @@ class Pretrain:
         seed: of the initial weights and the order of samples.
     """
 
-    data: PathName
+    data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]
     out: PathName
     compute_model: ComputeFitter
     comm_model: CommFitter
@@ -63,10 +67,10 @@ class Pretrain:
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
             start = None if self.init is None else CostModels.load(self.init)
-            directory = DataDirectory(Path(self.data))
-            manifest = directory.manifest()
+            directories = [DataDirectory(Path(path)) for path in self._paths]
+            manifest = _common(directories)
             measured = Measured.of(
-                directory, None if self.forms is None else [Form(form) for form in self.forms]
+                directories, None if self.forms is None else [Form(form) for form in self.forms]
             ).limited(self.max_samples, self.max_tables)
             fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
             margins = margins_of(fitted, measured)
@@ -75,13 +79,17 @@ class Pretrain:
             _save(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        return (self.data,) if isinstance(self.data, str) else self.data
+
     def _card(self, manifest: Manifest, measured: Measured, metrics: dict[str, ModelTest]) -> Card:
         compute, comm = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
         return Card(
-            hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self.data}"),
+            hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self._paths[0]}"),
             versions=manifest.versions | versions(),
             data=DataSummary(
-                directory=Path(self.data).name,
+                directory=" and ".join(Path(path).name for path in self._paths),
                 seed=manifest.seed,
                 compute_samples=compute.sizes,
                 comm_samples=comm.sizes,
@@ -96,6 +104,22 @@ class Pretrain:
             },
             metrics=ModelTests.of(metrics),
         )
+
+
+def _common(directories: Sequence[DataDirectory]) -> Manifest:
+    """The first one's manifest, if all were measured on the same kind of machine.
+
+    Raises:
+        UserError: they weren't, or one is no data directory.
+    """
+    first, *others = (directory.manifest() for directory in directories)
+    here = parse(first.hardware, Fingerprint, f"hardware of {directories[0].path}")
+    for directory, other in zip(directories[1:], others, strict=True):
+        if not here.same_hardware(other.hardware):
+            raise UserError(
+                f"{directory.path} was measured on other hardware than {directories[0].path}; models are of one machine"
+            )
+    return first
 
 
 def _save(path: Path, models: CostModels, card: Card) -> None:

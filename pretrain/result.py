@@ -82,9 +82,9 @@ def predict_compute(model: ComputeModel, measurements: list[Measurement[ComputeS
 
 
 def predict_comm(model: CommModel, measurements: list[Measurement[CommSample]], direction: int) -> Predicted:
-    """Of every device of exchanges, in groups of one batch size and number of devices."""
+    """Of every device of exchanges, in groups of one batch size, number of devices and size of hosts."""
     parts = []
-    for group in _grouped(measurements, lambda sample: (sample.batch_size, sample.num_devices)):
+    for group in _grouped(measurements, lambda sample: (sample.batch_size, sample.num_devices, sample.host_size)):
         starts = np.array([m.sample.start_ms for m in group]) * (direction == FORWARD)
         measured = np.array([_typical(m)[direction] for m in group])
         parts.append((model.predict(traffic_of([m.sample for m in group]), starts).ravel(), measured.ravel()))

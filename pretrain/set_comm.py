@@ -11,7 +11,7 @@ from torch import nn
 from neuroshard.arrays import FloatArray
 from neuroshard.models.interface import NUM_WAITS, device_waits, waits
 from neuroshard.models.mlp import Normaliser
-from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm, set_features
+from neuroshard.models.set_comm import FEATURE_SIGNS, HOST_SIGNS, SetComm, host_features, set_features
 from neuroshard.records.asked import traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
@@ -27,9 +27,9 @@ _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
 class SetNetwork(nn.Module):
     """The trainable form of `SetComm`."""
 
-    def __init__(self, hidden: tuple[int, ...], parts: int) -> None:
+    def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], parts: int) -> None:
         super().__init__()
-        self.network = MonotoneNetwork(FEATURE_SIGNS, hidden, 1 + parts)
+        self.network = MonotoneNetwork(signs, hidden, 1 + parts)
         self.share = nn.Parameter(torch.zeros(parts))
         self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-parts // (1 + NUM_WAITS)), 1)[:parts])
 
@@ -68,10 +68,13 @@ class _Devices:
     transfer_ms: FloatArray
 
     @classmethod
-    def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "_Devices":
-        """FORWARD runs after the start delays, BACKWARD with no delays; an exchange between one device is none."""
+    def of(
+        cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]
+    ) -> "_Devices":
+        """Features that have `signs`; FORWARD after the start delays, BACKWARD with none; one device exchanges nothing."""
         parts = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
-        return cls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        features, wait, transfer = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> "_SetExamples":
         """Normalised, as tensors, times in multiples of the scale."""
@@ -119,22 +122,32 @@ class SetCommunication(HiddenLayers):
             UserError: the start is of another form.
         """
         check_start(start, self)
-        train, valid = (_Devices.of(part, direction) for part in (measured.train, measured.valid))
+        signs = _signs(measured, start)
+        train, valid = (_Devices.of(part, direction, signs) for part in (measured.train, measured.valid))
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
         scale_ms = float(np.median(train.transfer_ms)) if start is None else start.scale_ms
         torch.manual_seed(seed)
-        network = self._network(start)
+        network = self._network(signs, start)
         examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
         model = network.model(normaliser, scale_ms)
         return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))
 
-    def _network(self, start: SetComm | None) -> SetNetwork:
+    def _network(self, signs: tuple[int, ...], start: SetComm | None) -> SetNetwork:
         if start is None:
-            return SetNetwork(self.hidden, self.parts)
-        network = SetNetwork(tuple(start.network.widths[1:-1]), len(start.share))
+            return SetNetwork(signs, self.hidden, self.parts)
+        network = SetNetwork(signs, tuple(start.network.widths[1:-1]), len(start.share))
         network.load(start)
         return network
+
+
+def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
+    """Of the features: the start's; else those of what crosses links only where something did."""
+    every = (*FEATURE_SIGNS, *HOST_SIGNS)
+    if start is not None:
+        return every[: start.network.widths[0]]
+    hosts = any(m.sample.host_size < m.sample.num_devices for m in measured.train)
+    return every if hosts else FEATURE_SIGNS
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -143,6 +156,7 @@ def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[Floa
     sample = measurement.sample
     starts = np.array([sample.start_ms])
     wait = waits(starts) * (direction == FORWARD)
-    features = set_features(traffic_of([sample]))
+    traffic = traffic_of([sample])
+    features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)
     transfer = typical_ms(measurement.repeats.times_ms)[direction] - wait[0]
     return features[0], device_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

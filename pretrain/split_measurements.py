@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from neuroshard.errors import UserError
@@ -21,7 +20,7 @@ class SplitMeasurements:
     everything: list[Measurement[Any]]
 
     @classmethod
-    def of(cls, measurements: Sequence[Measurement[Sample]], what: str, directory: Path) -> "SplitMeasurements":
+    def of(cls, measurements: Sequence[Measurement[Sample]], what: str, where: str) -> "SplitMeasurements":
         """The measurements that succeeded.
 
         Raises:
@@ -31,7 +30,7 @@ class SplitMeasurements:
         parts = {name: [m for m in good if m.split == name and not m.second_pass] for name in (TRAIN, VALID, TEST)}
         for name, part in parts.items():
             if not part:
-                raise UserError(f"{directory} holds no {what} for the {name} split; collect more (found {len(good)})")
+                raise UserError(f"{where} holds no {what} for the {name} split; collect more (found {len(good)})")
         return cls(parts[TRAIN], parts[VALID], parts[TEST], good)
 
     def limited(self, most: int | None) -> "SplitMeasurements":

@@ -17,6 +17,7 @@ _ROUNDING = 1e-5
 
 # Which way a transfer goes with each feature: up, or (0) either way.
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
+HOST_SIGNS = (1, 1, 1)  # of the features besides that a model has which was measured between hosts
 NUM_FEATURES = len(FEATURE_SIGNS)
 
 
@@ -33,7 +34,7 @@ class SetComm(NetworkComm):
 
     Shares add up to at most 1, and so do the leads of a part: nobody who starts later makes anybody end earlier, and
     a start that moves by some time moves no end by more. The network's weights are such that more bytes, on any device,
-    never take less time (pre-training sees to it).
+    never take less time (pre-training sees to it). Where it was measured between hosts, it sees what crosses their links.
 
     Attributes:
         share, lead: (G,) and (G, W), none negative; waits are those of `device_waits`.
@@ -66,7 +67,7 @@ class SetComm(NetworkComm):
         """From the least and the most that every feature may be; by the least alone, as pre-training sets the signs."""
         if known.num_devices == 1:
             return super().least_outline(known)
-        least, most = (self.normaliser(features) for features in feature_ranges(known))
+        least, most = (self.normaliser(features) for features in self._ranges(known))
         return self._outline(self._in_ms(self.network.least(least, most) - _ROUNDING)[:, None])
 
     def _outline(self, parts: FloatArray) -> Outline:
@@ -75,8 +76,24 @@ class SetComm(NetworkComm):
 
     def _parts_ms(self, traffic: Traffic) -> FloatArray:
         """(B D, 1 + G) of every device."""
-        features = set_features(traffic).reshape(-1, NUM_FEATURES)
+        features = set_features(traffic)
+        if self._sees_hosts:
+            features = np.concatenate([features, host_features(traffic)], axis=2)
+        features = features.reshape(-1, features.shape[2])
         return self._in_ms(self.network(self.normaliser(features)).astype(np.float64))
+
+    @property
+    def _sees_hosts(self) -> bool:
+        return len(self.normaliser.shift) > NUM_FEATURES
+
+    def _ranges(self, known: OneDevice) -> tuple[FloatArray, FloatArray]:
+        """(X, F) the least and the most of every feature; of what crosses links, nothing and everything."""
+        least, most = feature_ranges(known)
+        if not self._sees_hosts:
+            return least, most
+        crossing = np.zeros((len(least), len(HOST_SIGNS)))
+        everything = np.full_like(crossing, np.log2(1 + known.total_bytes))
+        return np.concatenate([least, crossing], axis=1), np.concatenate([most, everything], axis=1)
 
     def _in_ms(self, given: FloatArray) -> FloatArray:
         """(n, 1 + G) parts, from what the network gives."""
@@ -91,11 +108,13 @@ class SetComm(NetworkComm):
     def restored(cls, settings: object, tensors: Tensors) -> "SetComm":
         """The model that gave the settings and tensors."""
         scale_ms = parse(settings, NetworkSettings, "settings").scale_ms
-        network, normaliser = Mlp.restored("network", tensors), Normaliser.restored(tensors, NUM_FEATURES)
+        network = Mlp.restored("network", tensors)
+        seen = NUM_FEATURES + len(HOST_SIGNS) * (network.widths[0] > NUM_FEATURES)
+        normaliser = Normaliser.restored(tensors, seen)
         share, lead = (checked_tensor(tensors, name, np.float32, n) for name, n in (("share", 1), ("lead", 2)))
-        wanted = (NUM_FEATURES, 1 + len(share), (len(share), NUM_WAITS))
+        wanted = (seen, 1 + len(share), (len(share), NUM_WAITS))
         if (network.widths[0], network.widths[-1], lead.shape) != wanted:
-            raise ValueError(f"a network of widths {network.widths} doesn't fit {NUM_FEATURES} features or the shares")
+            raise ValueError(f"a network of widths {network.widths} doesn't fit {seen} features or the shares")
         for part in (share, lead):
             if (part < 0).any() or (part.sum(axis=-1, dtype=np.float64) > 1 + _ROUNDING).any():
                 raise ValueError("shares and leads must not be negative, nor add up to more than 1")
@@ -117,6 +136,22 @@ def set_features(traffic: Traffic) -> FloatArray:
         sent.max(axis=1, keepdims=True), received.max(axis=1, keepdims=True), sent.sum(axis=1, keepdims=True),
     )  # fmt: skip
     return _in_logarithms(amounts, traffic.batch_size[:, None], devices)
+
+
+def host_features(traffic: Traffic) -> FloatArray:
+    """(B, D, 3) logarithms of what the links of hosts carry: out of the device's own host, into it, of the busiest.
+
+    Nothing where one host has all devices.
+    """
+    host_size = traffic.host_size or traffic.num_devices
+    given = traffic.size_bytes[..., Collective.ALL_TO_ALL]
+    of_host = given.reshape(len(given), -1, host_size).sum(axis=2)
+    there = host_size / traffic.num_devices  # the share of what anybody gives that goes to one host
+    out, into = of_host * (1 - there), (of_host.sum(axis=1, keepdims=True) - of_host) * there
+    busiest = np.broadcast_to(np.maximum(out, into).max(axis=1, keepdims=True), out.shape)
+    links = np.stack([out, into, busiest], axis=2)
+    features: FloatArray = np.log2(1 + np.maximum(links, 0)).repeat(host_size, axis=1)
+    return features
 
 
 def feature_ranges(known: OneDevice) -> tuple[FloatArray, FloatArray]:

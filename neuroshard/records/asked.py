@@ -41,9 +41,10 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """(n, D, 1) of exchanges between equally many devices, each by itself, as if it were an all-to-all."""
+    """(n, D, 1) of exchanges between equally many devices on equal hosts, each by itself, as if it were an all-to-all."""
     size_bytes = np.array([sample.size_bytes for sample in samples], dtype=np.float64)
-    return Traffic(size_bytes[..., None], np.array([sample.batch_size for sample in samples]))
+    batch_size = np.array([sample.batch_size for sample in samples])
+    return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
@@ -55,8 +56,10 @@ def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommS
     sample, repeats = measurement.sample, measurement.repeats
     assert repeats is not None
     given = np.zeros((1, sample.num_devices, len(Collective)))
-    for group in Traffic(given, np.array([sample.batch_size]), sample.host_size).groups(sample.collective):
+    groups = Traffic(given, np.array([sample.batch_size]), sample.host_size).groups(sample.collective)
+    host_size = sample.devices_per_host if len(groups) == 1 else None
+    for group in groups:
         sizes, starts = ([values[device] for device in group] for values in (sample.size_bytes, sample.start_ms))
         if any(sizes) and (len(group) > 1 or sample.num_devices == 1):
-            alone = CommSample(tuple(sizes), tuple(starts), sample.batch_size)
+            alone = CommSample(tuple(sizes), tuple(starts), sample.batch_size, devices_per_host=host_size)
             yield replace(measurement, sample=alone, repeats=replace(repeats, times_ms=repeats.times_ms[..., group]))

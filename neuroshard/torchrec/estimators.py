@@ -28,6 +28,8 @@ from neuroshard.arrays import Float32Array
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import Shard as PlanShard
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -91,7 +93,8 @@ class SimulatorShardEstimator(ShardEstimator):
     def _ms_per_column(self) -> tuple[float, float]:
         devices = self._task.topology.num_devices
         dims = np.full((1, devices), sum(table.dim for table in self._task.tables) / devices)
-        parts = self._simulator.communication(Traffic.of_columns(dims, self._task.batch_size), np.zeros_like(dims))
+        traffic = Traffic.of_columns(dims, self._task.batch_size, self._task.topology.devices_per_host)
+        parts = self._simulator.communication(traffic, np.zeros_like(dims))
         forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
         return forward, backward
 
@@ -105,10 +108,20 @@ class TaskStorageEstimator(ShardEstimator):
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `storage` of all shards."""
-        shards = _shards(self._task, sharding_options)
-        size_bytes = self._task.memory.device_bytes(_loads(self._task, shards))
-        for (_, shard), size in zip(shards, size_bytes.tolist(), strict=True):
-            shard.storage = Storage(hbm=size, ddr=0)
+        index = {table.name: number for number, table in enumerate(self._task.tables)}
+        for option in sharding_options:
+            loads = self._loads(index[option.name], option)
+            for shard, size in zip(option.shards, self._task.memory.device_bytes(loads).tolist(), strict=True):
+                shard.storage = Storage(hbm=size, ddr=0)
+
+    def _loads(self, table: int, option: ShardingOption) -> Loads:
+        """(n,) of the option's shards, in their form; which devices they will lie on makes no difference."""
+        task = self._task
+        placed = [
+            Placement(PlanShard(0, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device)
+            for device, shard in enumerate(option.shards)
+        ]
+        return Loads.placed([task.tables[table]], placed, task.batch_size, task.topology.num_devices)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class PlainSearch:
         self._simulator = simulator
         self._loads = DeviceLoads(catalog.items)
         self._batch_size = catalog.items.task.batch_size
+        self._host_size = catalog.items.task.topology.devices_per_host
         self._sets = 0
         one_by_one = OneByOne(simulator.models.compute)
         alone = Catalog.costed(catalog, one_by_one)
@@ -118,7 +119,8 @@ class PlainSearch:
 
     def _communication(self, compute_ms: FloatArray, units: IntArray) -> tuple[FloatArray, FloatArray]:
         """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
-        return self._simulator.communication(Traffic.of_columns(units * DIM_MULTIPLE, self._batch_size), compute_ms)
+        traffic = Traffic.of_columns(units * DIM_MULTIPLE, self._batch_size, self._host_size)
+        return self._simulator.communication(traffic, compute_ms)
 
     def _shares(self, catalog: Catalog, start: IntArray) -> FloatArray:
         """(I,) what shards of each item add to the devices of `start` (I, D), as a share of what they cost alone."""

@@ -244,8 +244,12 @@ class LocalSearch:
 
     def _communication(self, compute_ms: FloatArray, units: IntArray) -> tuple[FloatArray, FloatArray]:
         """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
-        traffic = Traffic.of_columns(units * DIM_MULTIPLE, self._catalog.items.task.batch_size)
-        return self._simulator.communication(traffic, compute_ms)
+        return self._simulator.communication(self._traffic(units), compute_ms)
+
+    def _traffic(self, units: IntArray | FloatArray) -> Traffic:
+        """Of devices with so many units (n, D)."""
+        task = self._catalog.items.task
+        return Traffic.of_columns(units * DIM_MULTIPLE, task.batch_size, task.topology.devices_per_host)
 
     def _exchanges(self) -> Exchanges:
         """What exchanges cost a device, by its units and the widest device's, where the others are about as wide."""
@@ -257,7 +261,7 @@ class LocalSearch:
         units[...] = np.clip((total - own[:, None] - widest) / max(devices - 2, 1), 0, widest)[..., None]
         units[..., -1] = widest
         units[..., 0] = own[:, None]
-        traffic = Traffic.of_columns(DIM_MULTIPLE * units.reshape(-1, devices), self._catalog.items.task.batch_size)
+        traffic = self._traffic(units.reshape(-1, devices))
         backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
         forward = models.forward.outline(traffic)
         shape = (_OWN_STEPS, _WIDEST_STEPS)

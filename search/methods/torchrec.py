@@ -7,11 +7,14 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.errors import InfeasibleError, unknown_name
+from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.forms import searched_forms
 from neuroshard.stages.search.space.feasibility import check_total
+from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
@@ -75,20 +78,24 @@ class SimulatorEstimates(Estimates):
 class TorchRecSearch(Searcher):
     """TorchRec's EmbeddingShardingPlanner, run with several settings; the plan that costs least counts.
 
-    It plans table-wise and column-wise, as our plans are, under the task's own count of memory.
+    It plans table-wise and column-wise, and in other forms where asked to, under the task's own count of memory.
 
     Attributes:
         split_factors: one run for each: column-wise shards are this part of a table's width (1: tables stay whole).
             TorchRec calls the width min_partition, and has one for a table.
         sort_by: one run for each: TorchRec places by "storage" (its default) or "perf".
         estimates: what it searches with.
+        forms: columns, and what its planner may choose besides: "rows" (row_wise, on several hosts table_row_wise too)
+            and "copies" (data_parallel). Of these, what the models know and the task allows.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)
     sort_by: Sequence[str] = _SORTS
     estimates: Estimates = field(default_factory=TorchRecEstimates)
+    forms: tuple[str, ...] = (Form.COLUMNS,)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "forms", searched_forms(self.forms))
         for name in self.sort_by:
             if name not in _SORTS:
                 raise unknown_name("sort_by", name, _SORTS)
@@ -103,7 +110,8 @@ class TorchRecSearch(Searcher):
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
         simulator.models.check(task)
-        check_total(Sizes.of(Items.of(task)))
+        if set(self.forms) == {Form.COLUMNS}:
+            check_total(Sizes.of(Items.of(task)))
         plans = list(_plans(self, task, simulator))
         if not plans:
             raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")
@@ -123,8 +131,9 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
+    allowed = allowed_forms(task, simulator.models.forms.intersection(settings.forms))
     for factor, sort_by in product(settings.split_factors, settings.sort_by):
-        limits = [_constraints(task, table, factor) for table in task.tables]
+        limits = [_constraints(task, *each, factor) for each in zip(task.tables, allowed.tolist(), strict=True)]
         constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
         module, sharders = _module(tables)
@@ -146,7 +155,10 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
 
     devices = task.topology.num_devices
     memory = CustomTopologyData({"hbm_cap": list(task.shard_memory)}, devices)
-    topology = Topology(devices, "cuda", custom_topology_data=memory, created_by_factory=True)
+    host = task.topology.host_size
+    topology = Topology(
+        devices, "cuda", local_world_size=host, custom_topology_data=memory, created_by_factory=True
+    )
     batch_size = max(task.batch_size // devices, 1)
     estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
     return EmbeddingShardingPlanner(
@@ -162,17 +174,22 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
     )
 
 
-def _constraints(task: Task, table: Table, factor: int) -> Any:
-    """What the task says of a table, as far as TorchRec has words for it."""
+def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int) -> Any:
+    """What the task says of a table that may lie in such forms (F,), as far as TorchRec has words for it."""
     from torchrec.distributed.planner.types import ParameterConstraints
 
     limits = task.constraints.limits(table, task.topology.num_devices)
     width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
     splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
     whole = [] if splits and limits.min_shards > 1 else ["table_wise"]
+    words = {
+        Form.COLUMNS: [*whole, *(["column_wise"] if splits else [])],
+        Form.ROWS: ["row_wise", *(["table_row_wise"] if len(task.topology.hosts) > 1 else [])],
+        Form.COPIES: ["data_parallel"],
+    }
     return ParameterConstraints(
-        sharding_types=[*whole, *(["column_wise"] if splits else [])],
-        compute_kernels=["fused"],
+        sharding_types=[word for form, may in zip(FORMS, forms, strict=True) if may for word in words[form]],
+        compute_kernels=["fused", "dense"],
         min_partition=width if splits else None,
         pooling_factors=[table.pooling_factor],
     )

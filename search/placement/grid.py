@@ -105,6 +105,8 @@ class GridSearch:
     def _costs(self, grid: PlacementGrid, layout: IntArray, cap: IntArray) -> FloatArray:
         """(n,) of the placements of some layouts (n,) under some caps (n,)."""
         compute = grid.compute_ms[layout, cap]
-        traffic = Traffic.of_columns(grid.units[layout, cap] * DIM_MULTIPLE, self.catalog.items.task.batch_size)
+        task = self.catalog.items.task
+        columns = grid.units[layout, cap] * DIM_MULTIPLE
+        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
         forward, backward = self._simulator.communication(traffic, compute)
         return comparable((compute + forward + backward).max(axis=1))

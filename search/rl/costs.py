@@ -83,10 +83,11 @@ class SimulatorCosts(PlacementCosts):
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, D, 3) as the simulator has them."""
         compute = self._model.head(vectors.numpy()) * (count.numpy() > 0)
-        columns, batch_size = dims.numpy().astype(np.float64), batch.items[0].task.batch_size
+        columns, task = dims.numpy().astype(np.float64), batch.items[0].task
         if len({some.task.batch_size for some in batch.items}) > 1:
             raise UserError("tasks of one batch must have one batch size")
-        forward, backward = self._simulator.communication(Traffic.of_columns(columns, batch_size), compute)
+        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
+        forward, backward = self._simulator.communication(traffic, compute)
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:

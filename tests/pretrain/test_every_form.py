@@ -28,7 +28,7 @@ from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
-from neuroshard.traffic import Collective
+from neuroshard.traffic import Collective, Traffic
 
 DEVICE = MADE_UP["cpu"]
 TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)
@@ -189,3 +189,48 @@ def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
 
 def test_parts_have_names():
     assert [compute_part(form) for form in Form] == ["compute", "compute.rows", "compute.copies"]
+
+
+def _linked(path, devices_per_host, seed):
+    """All-to-alls of 4 devices, whose hosts are joined by links that are slow beside the rest."""
+    rng = np.random.default_rng(seed)
+    comm = [CommAugmentation(max_start_ms=DEVICE.max_start_ms).draw(4, 4096, rng, devices_per_host) for _ in range(400)]
+    directory = DataDirectory(path)
+    directory.begin(Manifest(Fingerprint("cpu", "none", 2, 1 << 30).to_json(), {}, {}, seed), TABLES)
+    measured = measured_comm(DEVICE, comm, 0.03, rng)
+    if devices_per_host is not None:
+        measured = [replace(m, repeats=replace(m.repeats, times_ms=3 * m.repeats.times_ms)) for m in measured]
+    directory.comm().write(0, measured)
+
+
+def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
+    """From directories of exchanges on one host and between two."""
+    _linked(tmp_path / "one", None, 1)
+    _linked(tmp_path / "two", 2, 2)
+    directories = tuple(str(path) for path in (data, tmp_path / "one", tmp_path / "two"))
+    Pretrain(data=directories, out=str(tmp_path / "bundle"), forms=("columns",), **SETS).run()
+    models = CostModels.load(tmp_path / "bundle")
+    dims = np.array([[256, 128, 256, 192]])
+    inside, across = (
+        models.backward.predict(Traffic.of_columns(dims, 4096, size), np.zeros((1, 4))) for size in (4, 2)
+    )
+    assert (across > 2 * inside).all()
+    assert (inside == models.backward.predict(Traffic.of_columns(dims, 4096), np.zeros((1, 4)))).all()
+
+
+def test_a_table_is_not_both_trained_on_and_tested_with(data, tmp_path):
+    other = DataDirectory(tmp_path / "other")
+    its = DataDirectory(data)
+    other.begin(its.manifest(), list(its.tables().values()))
+    calls = its.compute().read()
+    other.compute().write(0, [replace(m, split="train") for m in calls])
+    with pytest.raises(UserError, match=r"is in the (test|valid|train) and in the (test|valid|train) split"):
+        Pretrain(data=(str(data), str(tmp_path / "other")), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
+
+
+def test_directories_of_different_machines_are_refused(data, tmp_path):
+    DataDirectory(tmp_path / "other").begin(
+        Manifest(Fingerprint("cpu", "another", 2, 1 << 30).to_json(), {}, {}, 0), TABLES
+    )
+    with pytest.raises(UserError, match="was measured on other hardware"):
+        Pretrain(data=(str(data), str(tmp_path / "other")), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
