@@ -191,8 +191,8 @@ def test_parts_have_names():
     assert [compute_part(form) for form in Form] == ["compute", "compute.rows", "compute.copies"]
 
 
-def _linked(path, devices_per_host, seed):
-    """All-to-alls of 4 devices, whose hosts are joined by links that are slow beside the rest."""
+def _linked(path, devices_per_host, seed, calls):
+    """Kernel calls, and all-to-alls of 4 devices, three times as slow where they are on two hosts."""
     rng = np.random.default_rng(seed)
     comm = [CommAugmentation(max_start_ms=DEVICE.max_start_ms).draw(4, 4096, rng, devices_per_host) for _ in range(400)]
     directory = DataDirectory(path)
@@ -201,14 +201,16 @@ def _linked(path, devices_per_host, seed):
     if devices_per_host is not None:
         measured = [replace(m, repeats=replace(m.repeats, times_ms=3 * m.repeats.times_ms)) for m in measured]
     directory.comm().write(0, measured)
+    directory.compute().write(0, calls)
 
 
 def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     """From directories of exchanges on one host and between two."""
-    _linked(tmp_path / "one", None, 1)
-    _linked(tmp_path / "two", 2, 2)
-    directories = tuple(str(path) for path in (data, tmp_path / "one", tmp_path / "two"))
-    Pretrain(data=directories, out=str(tmp_path / "bundle"), forms=("columns",), **SETS).run()
+    calls = [m for m in DataDirectory(data).compute().read() if m.sample.form is Form.COLUMNS]
+    _linked(tmp_path / "one", None, 1, calls)
+    _linked(tmp_path / "two", 2, 2, [])
+    directories = tuple(str(tmp_path / name) for name in ("one", "two"))
+    Pretrain(data=directories, out=str(tmp_path / "bundle"), **SETS).run()
     models = CostModels.load(tmp_path / "bundle")
     dims = np.array([[256, 128, 256, 192]])
     inside, across = (
