@@ -104,8 +104,7 @@ def test_what_it_counts_of_memory_is_what_the_task_counts():
         shards = [PlannerShard([p.shard.rows, p.shard.dim], [p.shard.row, p.shard.column]) for p in plan.by_device]
         option = SimpleNamespace(name="a", shards=shards)
         TaskStorageEstimator(task).estimate([option], {})
-        received = task.topology.device_memory[0] - task.shard_memory[0]
         counted = [0, 0, 0, 0]
         for placed, shard in zip(plan.by_device, shards, strict=True):
             counted[placed.device] += shard.storage.hbm
-        assert [used - received for used in plan.device_bytes if used] == [c for c in counted if c]
+        assert list(plan.device_bytes) == counted
