@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from neuroshard.plans.form import Form
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import ComputeSample
 from neuroshard.stages.pretrain.additive import Additive
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_compute
+from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables import halvings
@@ -29,8 +31,7 @@ _FEW = 4  # tables in small samples, of which enough have no width but halvings 
 
 
 def main() -> None:
-    directory = DataDirectory(Path(sys.argv[1]))
-    measured = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
+    measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).compute[Form.COLUMNS]
     print("| training samples | number | MAPE | as many of all kinds: MAPE |")
     print("| --- | --- | --- | --- |")
     _row("one table each", measured, lambda sample: len(sample.tables) == 1, _any)

@@ -14,16 +14,17 @@ from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.pretrain.fitting import CommFitter
+from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_comm
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.traffic import Collective
 
 _DIRECTIONS = (FORWARD, BACKWARD)
 
 
 def main() -> None:
-    directory = DataDirectory(Path(sys.argv[1]))
-    measured = SplitMeasurements.of(directory.comm().read(), "exchanges", directory.path)
+    measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).comm[Collective.ALL_TO_ALL]
     fitter: CommFitter = instantiate_config(compose_config("pretrain", []).comm_model)
     counts = sorted({len(m.sample.dims) for m in measured.everything})
     everything = _fitted(fitter, measured)

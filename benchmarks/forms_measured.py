@@ -96,15 +96,12 @@ def _print_kind(kind: str, answers: dict[str, list[_Answer | None]]) -> None:
             print(f"| {kind} | {name} | 0 of {len(its)} | | | | |")
             continue
         forms = [sum(answer.plan.forms.count(form) for answer in solved) for form in Form]
-        predicted, measured = (np.mean([getattr(a, f"{which}_ms") for a in solved]) for which in _MS)
+        predicted, measured = np.mean([(a.predicted_ms, a.measured_ms) for a in solved], axis=0)
         print(
             f"| {kind} | {name} | {len(solved)} of {len(its)} | {', '.join(map(str, forms))} | {predicted:.2f} "
             f"| {measured:.2f} | {_ratio(its, answers[_ALONE])} |",
             flush=True,
         )
-
-
-_MS = ("predicted", "measured")
 
 
 def _ratio(its: list[_Answer | None], alone: list[_Answer | None]) -> str:

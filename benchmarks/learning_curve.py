@@ -11,12 +11,14 @@ from pathlib import Path
 
 from neuroshard.models import CostModels, SumModel
 from neuroshard.models.card import Accuracy
+from neuroshard.plans.form import Form
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.pretrain.fitting import ComputeFitter
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_compute
+from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 
 _COUNTS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
@@ -25,8 +27,7 @@ _PAPER = ["compute_model=paper", "compute_model.features=paper_batch", "compute_
 
 
 def main() -> None:
-    directory = DataDirectory(Path(sys.argv[1]))
-    measured = SplitMeasurements.of(directory.compute().read(), "compute samples", directory.path)
+    measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).compute[Form.COLUMNS]
     noise = pass_repeatability(measured.everything)
     unseen = f"{len(measured.test)} samples of unseen tables, {len(_SEEDS)} seeds"
     print(f"repeatability: mean {noise.mean():.1%}; error on {unseen}")
