@@ -16,9 +16,9 @@ from neuroshard.plans.form import Form
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import ComputeSample
 from neuroshard.stages.pretrain.additive import Additive
+from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_compute
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables import halvings

@@ -71,8 +71,12 @@ def _answers(tasks: list[Task], simulator: Simulator, hardware: Hardware) -> dic
     """Of every method to every task."""
     found = {name: [_plan(searcher, task, simulator) for task in tasks] for name, searcher in _METHODS.items()}
     plans = [plan for its in zip(*found.values(), strict=True) for plan in dict.fromkeys(its) if plan is not None]
-    costs = dict(zip(plans, measure_plans(plans, hardware, 0, print, lambda steps: None), strict=True))
+    costs = dict(zip(plans, measure_plans(plans, hardware, 0, print, _silent), strict=True))
     return {name: [_answer(plan, costs, simulator) for plan in its] for name, its in found.items()}
+
+
+def _silent(_steps: int) -> None:
+    pass
 
 
 def _plan(searcher: Searcher, task: Task, simulator: Simulator) -> Plan | None:

@@ -16,9 +16,9 @@ from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.pretrain.fitting import ComputeFitter
+from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import predict_compute
-from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 
 _COUNTS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)

@@ -68,10 +68,8 @@ class _Devices:
     transfer_ms: FloatArray
 
     @classmethod
-    def of(
-        cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]
-    ) -> "_Devices":
-        """Features that have `signs`; FORWARD after the start delays, BACKWARD with none; one device exchanges nothing."""
+    def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
+        """With features of the signs; FORWARD after the start delays, BACKWARD with none; of two devices at least."""
         parts = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
         features, wait, transfer = (np.concatenate(part) for part in zip(*parts, strict=True))
         return cls(features[:, : len(signs)], wait, transfer)
@@ -142,12 +140,12 @@ class SetCommunication(HiddenLayers):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Of the features: the start's; else those of what crosses links only where something did."""
+    """Of the features: the start's; else those of what crosses links only where some exchanges did and some didn't."""
     every = (*FEATURE_SIGNS, *HOST_SIGNS)
     if start is not None:
         return every[: start.network.widths[0]]
-    hosts = any(m.sample.host_size < m.sample.num_devices for m in measured.train)
-    return every if hosts else FEATURE_SIGNS
+    crossed = {m.sample.host_size < m.sample.num_devices for m in measured.train if m.sample.num_devices > 1}
+    return every if len(crossed) > 1 else FEATURE_SIGNS
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -17,7 +17,7 @@ _ROUNDING = 1e-5
 
 # Which way a transfer goes with each feature: up, or (0) either way.
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
-HOST_SIGNS = (1, 1, 1)  # of the features besides that a model has which was measured between hosts
+HOST_SIGNS = (1, 1, 1)  # of the features besides, where exchanges were measured on one host and between several
 NUM_FEATURES = len(FEATURE_SIGNS)
 
 
@@ -34,7 +34,8 @@ class SetComm(NetworkComm):
 
     Shares add up to at most 1, and so do the leads of a part: nobody who starts later makes anybody end earlier, and
     a start that moves by some time moves no end by more. The network's weights are such that more bytes, on any device,
-    never take less time (pre-training sees to it). Where it was measured between hosts, it sees what crosses their links.
+    never take less time (pre-training sees to it). Where it was measured on one host and
+    between several, it sees what crosses their links.
 
     Attributes:
         share, lead: (G,) and (G, W), none negative; waits are those of `device_waits`.

@@ -41,7 +41,7 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """(n, D, 1) of exchanges between equally many devices on equal hosts, each by itself, as if it were an all-to-all."""
+    """(n, D, 1) of exchanges between as many devices on as large hosts, each by itself, as if it were an all-to-all."""
     size_bytes = np.array([sample.size_bytes for sample in samples], dtype=np.float64)
     batch_size = np.array([sample.batch_size for sample in samples])
     return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)

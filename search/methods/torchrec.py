@@ -156,9 +156,7 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
     devices = task.topology.num_devices
     memory = CustomTopologyData({"hbm_cap": list(task.shard_memory)}, devices)
     host = task.topology.host_size
-    topology = Topology(
-        devices, "cuda", local_world_size=host, custom_topology_data=memory, created_by_factory=True
-    )
+    topology = Topology(devices, "cuda", local_world_size=host, custom_topology_data=memory, created_by_factory=True)
     batch_size = max(task.batch_size // devices, 1)
     estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
     return EmbeddingShardingPlanner(
