@@ -14,7 +14,7 @@ from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.forms import searched_forms
 from neuroshard.stages.search.space.feasibility import check_total
-from neuroshard.stages.search.space.forms import allowed_forms
+from neuroshard.stages.search.space.forms import ROWS, allowed_forms
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
@@ -132,6 +132,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
     allowed = allowed_forms(task, simulator.models.forms.intersection(settings.forms))
+    allowed[:, ROWS] &= len(set(task.shard_memory)) == 1  # else in blocks as unequal as the memory, which it misreads
     for factor, sort_by in product(settings.split_factors, settings.sort_by):
         limits = [_constraints(task, *each, factor) for each in zip(task.tables, allowed.tolist(), strict=True)]
         constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
@@ -154,9 +155,14 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
     from neuroshard.torchrec.estimators import TaskStorageEstimator
 
     devices = task.topology.num_devices
-    memory = CustomTopologyData({"hbm_cap": list(task.shard_memory)}, devices)
+    memory = task.shard_memory
+    sizes: dict[str, Any] = (
+        {"hbm_cap": memory[0]}
+        if len(set(memory)) == 1
+        else {"custom_topology_data": CustomTopologyData({"hbm_cap": list(memory)}, devices)}
+    )
     host = task.topology.host_size
-    topology = Topology(devices, "cuda", local_world_size=host, custom_topology_data=memory, created_by_factory=True)
+    topology = Topology(devices, "cuda", local_world_size=host, created_by_factory=True, **sizes)
     batch_size = max(task.batch_size // devices, 1)
     estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
     return EmbeddingShardingPlanner(
