@@ -18,9 +18,9 @@ from neuroshard.tables.row_counts import BYTES_PER_ROW, FEWEST_ROWS
 from neuroshard.tables.table import MAX_ROW_BLOCKS
 from neuroshard.tables.tally import BatchTally, Features, TableShape, Tally
 from neuroshard.tables.trace import RowBlocks
-from neuroshard.units import ByteSize, readable_bytes
+from neuroshard.units import Size, readable_bytes, to_bytes
 
-MAX_BYTES = 1 << 30  # by default
+MAX_BYTES = "1GiB"  # by default
 _FIXED_BYTES = 1 << 22  # of what is made of the lookups that are looked at together
 _BYTES_PER_BLOCK = 24
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ def tables_from_batches(
     global_batch_size: BatchSize,
     splits: Splits = "offsets",
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
-    max_bytes: ByteSize = MAX_BYTES,
+    max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
     """Tables with the statistics of a job's own lookups: pooling factors, reuse histograms, `row_lookups`.
 
@@ -49,8 +49,9 @@ def tables_from_batches(
         global_batch_size: samples in a step of all devices together: what the histograms are made for.
         splits: "offsets": (B + 1,), from 0 to L; "lengths": (B,), lookups of each sample.
         row_blocks: equal blocks of rows that `row_lookups` tells of, 0 to 1,024, no more than a table has rows.
-        max_bytes: of memory, besides the batch itself. Where the rows that a global batch touches don't fit, lookups of
-            a random part of them are counted; `Counted.reuse_error` says what that may be off by.
+        max_bytes: of memory, besides the batch itself: a number, or text such as "4GiB". Where the rows that a global
+            batch touches don't fit, lookups of a random part of them are counted; `Counted.reuse_error` says what that
+            may be off by.
 
     Raises:
         UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index lies outside
@@ -93,7 +94,7 @@ def count_batches(
     batches: Iterable[Sequence[Features]],
     global_batch_size: int,
     row_blocks: int,
-    max_bytes: int,
+    max_bytes: Size,
 ) -> MeasuredTables:
     """As `tables_from_batches`, of tables that several features may read: each batch gives (T,) features.
 
@@ -101,7 +102,7 @@ def count_batches(
         UserError: as there.
     """
     _check_names(shapes)
-    most_held = _most_held(shapes, row_blocks, max_bytes)
+    most_held = _most_held(shapes, row_blocks, to_bytes(max_bytes, "max_bytes"))
     tallies: list[Tally] = []
     batch_size, whole, left_out = global_batch_size, 0, 0
     for its in _tallied(shapes, batches, global_batch_size, row_blocks, most_held):

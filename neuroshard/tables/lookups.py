@@ -39,8 +39,9 @@ class Lookups:
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(found) or (np.diff(offsets) < 0).any():
             wanted = "rise from 0 to" if kind == "offsets" else "be 0 or more and sum to"
             raise UserError(f"{where}: {kind} must {wanted} the number of indices, {len(found)}")
-        if len(found) and not 0 <= (least := int(found.min())) <= (most := int(found.max())) < rows:
-            raise UserError(f"{where}: index {least if least < 0 else most} must lie in 0..{rows - 1}")
+        for index in (int(found.min()), int(found.max())) if len(found) else ():
+            if not 0 <= index < rows:
+                raise UserError(f"{where}: index {index} must lie in 0..{rows - 1}")
         return cls(found, offsets)
 
     @property

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ class MeasuredTables:
         warnings: what had to be assumed, a line each.
     """
 
-    tables: tuple[Table, ...]
-    counted: tuple[Counted, ...]
+    tables: tuple[Table, ...] = field(repr=False)
+    counted: tuple[Counted, ...] = field(repr=False)
     batch_size: int
     batches: int
     left_out: int
@@ -40,6 +40,14 @@ class MeasuredTables:
     def samples(self) -> int:
         """All that were counted."""
         return self.batches * self.batch_size
+
+    def __str__(self) -> str:
+        each = [
+            f"{table.name}: {table.pooling_factor:.4g} lookups per sample; reuse of {its.rows_kept:,} unique rows, "
+            f"{its.rows_share:.0%} of those touched, shares +- {max(its.reuse_error):.2%}"
+            for table, its in zip(self.tables, self.counted, strict=True)
+        ]
+        return "\n".join([*each, f"{self.batches} global batches of {self.batch_size}; samples left out: {self.left_out}"])
 
     def save(self, path: str | Path) -> None:
         """Write the tables, without what was counted, as CSV, Parquet or JSON: `tables=PATH` reads them.

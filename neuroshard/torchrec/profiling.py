@@ -25,7 +25,7 @@ from neuroshard.tables.tally import Features, TableShape
 from neuroshard.tables.trace import RowBlocks
 from neuroshard.tables.user_file import user_file
 from neuroshard.torchrec.bags import BagTable, find_bags
-from neuroshard.units import ByteSize
+from neuroshard.units import Size
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def profile(
     world_size: Devices | None = None,
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
-    max_bytes: ByteSize = MAX_BYTES,
+    max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
     """The tables of a model, with the statistics of its own lookups: what `NeuroShardPlanner` plans best with.
 

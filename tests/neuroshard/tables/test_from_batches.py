@@ -325,6 +325,16 @@ def test_memory_stays_within_its_limit():
     assert found.tables[0].reuse[0] == pytest.approx(1)
 
 
+def test_what_was_counted_is_said_in_lines():
+    found = _count([{"a": ([1, 1, 2], [0, 3]), "b": ([], [0, 0])}] * 3, 2)
+    assert str(found).splitlines() == [
+        "a: 3 lookups per sample; reuse of 2 unique rows, 100% of those touched, shares +- 0.00%",
+        "b: 0.5 lookups per sample; reuse of 0 unique rows, 100% of those touched, shares +- 0.00%",
+        "1 global batches of 2; samples left out: 1",
+    ]
+    assert repr(found).startswith("MeasuredTables(batch_size=2, batches=1, left_out=1")
+
+
 def test_lookups_of_a_zipf_law_have_its_histogram():
     shape = ns.TableShape("a", 20_000, 8)
     batches = [{"a": (_zipf_lookups(20_000, 40_000, 1.05, seed), np.arange(0, 40_001, 10))} for seed in range(3)]
@@ -344,7 +354,7 @@ def test_lookups_of_features_add_up_and_are_kept():
         return Lookups.of(indices, lengths, "lengths", 50, "x")
 
     batch = [{"clicked": one([1, 1, 2], [2, 1]), "bought": one([2], [0, 1])}]
-    found = count_batches(SHAPES[:1], [batch, batch], 2, 0, 1 << 30)
+    found = count_batches(SHAPES[:1], [batch, batch], 2, 0, "1GiB")
     assert found.counted[0].lookups == {"clicked": 6, "bought": 2}
     assert found.tables[0].pooling_factor == 2
     assert found.tables[0].reuse[:2] == (0.0, 1.0)
