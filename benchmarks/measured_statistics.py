@@ -3,9 +3,9 @@
 usage: measured_statistics.py [--tasks 6] [--num-devices 2] [--tables 20] [--batch-size 4096] [--batches 4] [--passes 1]
                               [--model cpu] [--seed 0]
 
-Lookups of every table follow a Zipf law of its own, from evenly spread to very skewed, the hottest rows first. Plans are
-searched by cost models that are told different things of them: nothing but the shapes (a lookup a sample, one law for
-all: what the planner guesses); the pooling factors besides, as TorchRec's constraints have them; what
+Lookups of every table follow a Zipf law of its own, from evenly spread to very skewed, the hottest rows first. Plans
+are searched by cost models that are told different things of them: nothing but the shapes (a lookup a sample, one law
+for all: what the planner guesses); the pooling factors besides, as TorchRec's constraints have them; what
 `tables_from_batches` counts in a few batches; and the laws themselves. All plans of a task are then run on this CPU on
 tables with the laws' statistics, interleaved: compute and exchanges. Predictions are of these true tables, too.
 """
@@ -138,7 +138,9 @@ def main() -> None:
     shape = (asked.tasks, len(TOLD))
     predicted = np.array([simulator.cost(plan.task, plan).total_ms for plan in plans]).reshape(shape)
     measured = measured_ms(plans, build("hardware", "cpu"), asked.passes, asked.seed).reshape(shape)
-    print(f"{asked.tables} tables on {asked.num_devices} devices, batch size {asked.batch_size}; ms predicted / measured")
+    print(
+        f"{asked.tables} tables on {asked.num_devices} devices, batch size {asked.batch_size}; ms predicted / measured"
+    )
     print(f"| task | {' | '.join(f'told {name}' for name in TOLD)} |\n{'| --- ' * (len(TOLD) + 1)}|")
     for row in rows(predicted, measured):
         print(row)

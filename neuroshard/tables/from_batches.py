@@ -54,8 +54,8 @@ def tables_from_batches(
             may be off by.
 
     Raises:
-        UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index lies outside
-            its table; or `max_bytes` are too few for so many tables.
+        UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index lies
+            outside its table; or `max_bytes` are too few for so many tables.
     """
     with watched(batches) as seen:
         plain = (_read(shapes, batch, number, splits) for number, batch in enumerate(seen))
@@ -71,7 +71,8 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
         where, given = f"batch {number}, table {shape.name!r}", batch.get(shape.name)
         if not isinstance(given, (tuple, list)) or len(given) != 2:
             raise UserError(f"{where}: {shown(given)} must be (indices, {splits})")
-        found.append({shape.name: Lookups.of(*given, splits, shape.rows, where)})
+        indices, ends = given
+        found.append({shape.name: Lookups.of(indices, ends, splits, shape.rows, where)})
     return found
 
 
@@ -203,8 +204,8 @@ def _assumed(
     """What a user should know of the tables, in lines."""
     if batch_size < wanted:
         yield (
-            f"batches hold {samples} samples, fewer than global_batch_size={wanted}: the tables are made for a batch of "
-            f"{samples}; give more batches"
+            f"batches hold {samples} samples, fewer than global_batch_size={wanted}: "
+            f"the tables are made for a batch of {samples}; give more batches"
         )
     never = [shape.name for shape, tally in zip(shapes, tallies, strict=True) if not tally.lookups]
     if never:

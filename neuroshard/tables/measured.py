@@ -47,7 +47,9 @@ class MeasuredTables:
             f"{its.rows_share:.0%} of those touched, shares +- {max(its.reuse_error):.2%}"
             for table, its in zip(self.tables, self.counted, strict=True)
         ]
-        return "\n".join([*each, f"{self.batches} global batches of {self.batch_size}; samples left out: {self.left_out}"])
+        return "\n".join(
+            [*each, f"{self.batches} global batches of {self.batch_size}; samples left out: {self.left_out}"]
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the tables, without what was counted, as CSV, Parquet or JSON: `tables=PATH` reads them.

@@ -84,8 +84,8 @@ def measured_tables(
 
     Args:
         guessed: (T,) the model's tables.
-        known: what `profile` found, tables, or a file of tables. Of tables that the model doesn't have, and of those that
-            nobody knows, a warning is logged; the latter stay as guessed.
+        known: what `profile` found, tables, or a file of tables. Of tables that the model doesn't have, and of those
+            that nobody knows, a warning is logged; the latter stay as guessed.
         batch_size: global: for which histograms are estimated that a file doesn't have.
 
     Raises:
@@ -150,7 +150,7 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None) -> dict[str, K
     for tensor in _tensors(taken):
         if tensor.variable_stride_per_key():
             raise UserError("batches with another number of samples for each key can't be counted; give whole ones")
-        for key in tensor.keys():
+        for key in tensor.keys():  # noqa: SIM118  # it is no mapping
             if key in found:
                 raise UserError(f"two tensors of a batch have the key {key!r}; take one of them by features=...")
             found[key] = tensor

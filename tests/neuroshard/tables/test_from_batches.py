@@ -4,6 +4,7 @@ import json
 import tracemalloc
 import warnings
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -84,13 +85,9 @@ def test_batches_are_joined_and_cut_to_global_ones(sizes, global_size, seed):
         assert (counted.rows_share, set(counted.reuse_error)) == (1.0, {0.0})
         blocks = min(9, shape.rows)
         edges = [-(-shape.rows * block // blocks) for block in range(blocks + 1)]
-        brute = [np.mean((indices[:lookups] >= low) & (indices[:lookups] < high)) for low, high in _pairs(edges)]
+        brute = [np.mean((indices[:lookups] >= low) & (indices[:lookups] < high)) for low, high in pairwise(edges)]
         np.testing.assert_allclose(table.row_lookups, brute, atol=1e-12)
         assert sum(table.row_lookups) == pytest.approx(1)
-
-
-def _pairs(edges):
-    return zip(edges[:-1], edges[1:], strict=True)
 
 
 @settings(max_examples=20, deadline=None)
@@ -147,7 +144,9 @@ def test_tables_with_fewer_rows_than_blocks_have_one_for_each_row():
 
 def test_tables_that_are_never_looked_up_count_as_looked_up_once():
     batch = {"a": ([1, 2], [0, 2, 2]), "b": ([], [0, 0, 0])}
-    with pytest.warns(UserWarning, match=r"1 of 2 tables, such as 'b', are never looked up: .* once in 4 samples") as seen:
+    with pytest.warns(
+        UserWarning, match=r"1 of 2 tables, such as 'b', are never looked up: .* once in 4 samples"
+    ) as seen:
         found = ns.tables_from_batches(SHAPES, [batch, batch], 2)
     assert seen[0].filename == __file__
     table = found.tables[1]
@@ -312,11 +311,11 @@ def test_memory_stays_within_its_limit():
     """A batch of 16 MiB of lookups, nearly all of other rows, counted in 8 MiB."""
     shape, limit = ns.TableShape("a", 1 << 40, 8), 8 << 20
     indices = np.random.default_rng(0).integers(0, 1 << 40, size=1 << 21)
-    batch = {"a": (indices, np.array([0, len(indices)]))}
+    batch = {"a": (indices, np.linspace(0, len(indices), 65, dtype=np.int64))}
     ns.tables_from_batches([shape], [GOOD], 1, row_blocks=8)  # what is imported and cached
     tracemalloc.start()
     try:
-        found = ns.tables_from_batches([shape], [batch], 1, row_blocks=8, max_bytes=limit)
+        found = ns.tables_from_batches([shape], [batch], 64, row_blocks=8, max_bytes=limit)
         assert tracemalloc.get_traced_memory()[1] < limit
     finally:
         tracemalloc.stop()

@@ -23,7 +23,11 @@ FEATURES = {"user": ("user_id",), "item": ("seen", "bought")}
 def _collection(*names, rows=ROWS, data_type=DataType.FP32):
     configs = [
         EmbeddingBagConfig(
-            name=name, num_embeddings=rows[name], embedding_dim=8, feature_names=list(FEATURES[name]), data_type=data_type
+            name=name,
+            num_embeddings=rows[name],
+            embedding_dim=8,
+            feature_names=list(FEATURES[name]),
+            data_type=data_type,
         )
         for name in names
     ]
@@ -236,5 +240,7 @@ def test_tables_that_one_side_lacks_are_warned_about(caplog):
 
 def test_statistics_of_a_table_of_another_shape_are_refused():
     found = profile(MODEL, BATCHES, world_size=2).tables
-    with pytest.raises(UserError, match="table 'user' has 40 rows and 8 columns, .* of one with 41 and 8; measure them"):
+    with pytest.raises(
+        UserError, match=r"table 'user' has 40 rows and 8 columns, .* of one with 41 and 8; measure them"
+    ):
         measured_tables(_guessed(), [replace(found[0], rows=41)], 32)
