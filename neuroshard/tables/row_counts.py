@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from neuroshard.arrays import IntArray
 
-BYTES_PER_ROW = 96  # of memory, for each row that is held, while counts are brought together
+BYTES_PER_ROW = 64  # of memory, for each row that is held, while counts are brought together
 _LEAST_WAITING = 256  # lookups that wait to be counted together
 FEWEST_ROWS = 4 * _LEAST_WAITING  # that may be held of each table, on average
 _HASH_BITS = 64
@@ -67,9 +67,17 @@ class RowCounts:
             return
         found, counts = np.unique(np.concatenate(self._waiting), return_counts=True)
         self._waiting, self._num_waiting = [], 0
-        rows, places = np.unique(np.concatenate([self._rows, found]), return_inverse=True)
-        self._counts = np.bincount(places, np.concatenate([self._counts, counts])).astype(np.int64)
-        self._rows = rows
+        if not len(self._rows):
+            self._rows, self._counts = found, counts
+            return
+        places = np.searchsorted(self._rows, found)
+        known = self._rows.take(places, mode="clip") == found
+        self._counts[places[known]] += counts[known]
+        new = places[~known]
+        self._rows, self._counts = (
+            np.insert(self._rows, new, found[~known]),
+            np.insert(self._counts, new, counts[~known]),
+        )
 
     def _in_share(self, rows: IntArray) -> NDArray[np.bool_]:
         inside: NDArray[np.bool_] = _hashed(rows, self._salt) >> np.uint64(_HASH_BITS - self._halvings) == 0

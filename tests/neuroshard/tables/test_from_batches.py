@@ -236,6 +236,24 @@ def test_rows_are_counted_as_they_come(rows, lookups, seed):
     np.testing.assert_array_equal(counts.counts, np.unique(indices, return_counts=True)[1])
 
 
+def test_rows_in_a_share_are_counted_in_full_and_each_batch_has_others():
+    """Row r is looked up r times, so counts say which rows there are; then all of them as often again."""
+    indices = np.repeat(np.arange(1, 401), np.arange(1, 401))
+    found = []
+    for salt in range(3):
+        counts = RowCounts(salt)
+        counts.add(indices)
+        counts.halve()
+        counts.halve()
+        rows = set(counts.counts.tolist())
+        counts.add(indices)
+        assert set(counts.counts.tolist()) == {2 * row for row in rows}
+        assert 60 < len(rows) < 140
+        assert counts.share == 0.25
+        found.append(rows)
+    assert all(len(one & other) < 50 for one, other in pairwise(found))
+
+
 def _zipf_lookups(rows, lookups, exponent, seed):
     weight = np.arange(1, rows + 1) ** -exponent
     rng = np.random.default_rng(seed)
