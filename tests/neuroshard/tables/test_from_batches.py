@@ -134,6 +134,27 @@ def test_lookups_come_as_arrays_tensors_or_lists(kind):
     assert found.tables[1].pooling_factor == pytest.approx(1 / 3)
 
 
+class _Elsewhere:
+    """A tensor on another device, which is no array before it has been copied."""
+
+    def __init__(self, values):
+        self._values = torch.tensor(values)
+
+    def __array__(self, *_, **__):
+        raise TypeError("can't convert")
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self._values
+
+
+def test_tensors_on_other_devices_are_copied():
+    batch = {"a": (_Elsewhere([3, 3, 9]), _Elsewhere([0, 2, 3])), "b": (_Elsewhere([6]), [0, 0, 1])}
+    assert _count([batch], 2) == _count([{"a": ([3, 3, 9], [0, 2, 3]), "b": ([6], [0, 0, 1])}], 2)
+
+
 def test_tables_with_fewer_rows_than_blocks_have_one_for_each_row():
     found = _count([_batch(64, np.random.default_rng(0))], 64)
     assert [len(table.row_lookups) for table in found.tables] == [50, 7]
