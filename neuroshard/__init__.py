@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from neuroshard.searching import search
     from neuroshard.simulator import Simulator
     from neuroshard.sources import load_tables
+    from neuroshard.tables.from_batches import tables_from_batches
+    from neuroshard.tables.measured import MeasuredTables
     from neuroshard.tables.reuse import zipf_reuse
     from neuroshard.tables.table import Table
+    from neuroshard.tables.tally import Counted, TableShape
     from neuroshard.tables.trace import table_from_trace
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
     from neuroshard.tasks.memory import MemoryUse
@@ -34,7 +37,9 @@ __all__ = [
     "Constraints",
     "Cost",
     "CostModels",
+    "Counted",
     "InfeasibleError",
+    "MeasuredTables",
     "MemoryUse",
     "PinnedShard",
     "Placement",
@@ -45,12 +50,14 @@ __all__ = [
     "Simulator",
     "Table",
     "TableRule",
+    "TableShape",
     "Task",
     "Topology",
     "UserError",
     "load_tables",
     "search",
     "table_from_trace",
+    "tables_from_batches",
     "zipf_reuse",
 ]
 
@@ -68,8 +75,11 @@ _HOMES = {
     "searching": ("search",),
     "simulator": ("Simulator",),
     "sources": ("load_tables",),
+    "tables.from_batches": ("tables_from_batches",),
+    "tables.measured": ("MeasuredTables",),
     "tables.reuse": ("zipf_reuse",),
     "tables.table": ("Table",),
+    "tables.tally": ("Counted", "TableShape"),
     "tables.trace": ("table_from_trace",),
     "tasks.task": ("Task", "Topology"),
 }

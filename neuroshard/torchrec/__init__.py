@@ -18,6 +18,7 @@ from neuroshard.torchrec.bags import BagTable, find_bags
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
 from neuroshard.torchrec.export import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.planner import NeuroShardPlanner
+from neuroshard.torchrec.profiling import measured_tables, profile
 
 __all__ = [
     "BagTable",
@@ -27,6 +28,8 @@ __all__ = [
     "find_bags",
     "from_sharding_plan",
     "load_sharding_plan",
+    "measured_tables",
+    "profile",
     "save_sharding_plan",
     "to_sharding_plan",
 ]

@@ -1,0 +1,203 @@
+"""Statistics of a TorchRec model's tables, from the batches that it is trained on."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.types import ModuleSharder
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.schema import BatchSize, Devices
+from neuroshard.tables import Table
+from neuroshard.tables.from_batches import MAX_BYTES, count_batches, watched
+from neuroshard.tables.lookups import Lookups
+from neuroshard.tables.measured import MeasuredTables
+from neuroshard.tables.table import MAX_ROW_BLOCKS
+from neuroshard.tables.tally import Features, TableShape
+from neuroshard.tables.trace import RowBlocks
+from neuroshard.tables.user_file import user_file
+from neuroshard.torchrec.bags import BagTable, find_bags
+from neuroshard.units import Size
+
+_log = logging.getLogger(__name__)
+
+
+@checked
+def profile(
+    model: nn.Module,
+    batches: Iterable[Any],
+    features: Callable[[Any], Any] | None = None,
+    global_batch_size: BatchSize | None = None,
+    world_size: Devices | None = None,
+    sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
+    row_blocks: RowBlocks = MAX_ROW_BLOCKS,
+    max_bytes: Size = MAX_BYTES,
+) -> MeasuredTables:
+    """The tables of a model, with the statistics of its own lookups: what `NeuroShardPlanner` plans best with.
+
+    As `ns.tables_from_batches`: batches are joined to global ones, lookups of all features of a table add up, and those
+    of each are in `Counted.lookups`. The model isn't run, and may be on the meta device.
+
+    Args:
+        model: not sharded yet.
+        batches: any number, read one by one, such as a data loader; each a KeyedJaggedTensor, or a mapping or list of
+            some. What they hold besides the tables' features is ignored.
+        features: takes these out of a batch that is something else, such as `lambda batch: batch.sparse_features`.
+        global_batch_size: samples in a step of all devices together; None takes each batch for one device's, and
+            `world_size` times the samples of the first one.
+        world_size: devices; None asks the process group. Not used where `global_batch_size` is given.
+        sharders: tables that they would shard are counted; None takes TorchRec's default ones.
+        row_blocks: as in `ns.tables_from_batches`.
+        max_bytes: as in `ns.tables_from_batches`.
+
+    Raises:
+        UserError: the model has no tables, batches hold something else or lack a feature, or nobody knows how many
+            devices there are; and as `ns.tables_from_batches`.
+    """
+    bags = named_bags(find_bags(model, sharders))
+    if not bags:
+        raise UserError("the model has no tables that a sharder would shard: there is nothing to count")
+    tables = tuple(bag.table(name, 1, 1) for name, bag in bags.items())
+    shapes = [TableShape(table.name, table.rows, table.dim, table.bytes_per_element) for table in tables]
+    devices = 1 if global_batch_size else world_size or _devices()
+    with watched(batches) as seen:
+        taken = (_by_key(batch, features) for batch in seen)
+        first = list(islice(taken, 1))
+        size = global_batch_size or _samples(first) * devices
+        read = (_read(bags, shapes, tensors, place) for place, tensors in enumerate(chain(first, taken)))
+        found = count_batches(shapes, read, size, row_blocks, max_bytes)
+    return replace(found, tables=_with_statistics(tables, found.tables))
+
+
+def measured_tables(
+    guessed: Sequence[Table], known: MeasuredTables | Sequence[Table] | str | Path, batch_size: int
+) -> tuple[Table, ...]:
+    """Tables of a model with measured statistics in place of guessed ones, by name.
+
+    Args:
+        guessed: (T,) the model's tables.
+        known: what `profile` found, tables, or a file of tables. Of tables that the model doesn't have, and of those
+            that nobody knows, a warning is logged; the latter stay as guessed.
+        batch_size: global: for which histograms are estimated that a file doesn't have.
+
+    Raises:
+        UserError: the file can't be read, or a table has another shape than the model's.
+    """
+    if isinstance(known, MeasuredTables):
+        tables: Sequence[Table] = known.tables
+    else:
+        tables = user_file(str(known), batch_size) if isinstance(known, (str, Path)) else known
+    names, others = {table.name for table in guessed}, {table.name for table in tables}
+    if unknown := sorted(others - names):
+        _log.warning("statistics of %d tables that the model doesn't have, such as %r", len(unknown), unknown[0])
+    if missing := sorted(names - others):
+        _log.warning("no statistics of %d of %d tables, such as %r: guessed", len(missing), len(names), missing[0])
+    return _with_statistics(guessed, tables)
+
+
+def named_bags(bags: Sequence[BagTable]) -> dict[str, BagTable]:
+    """By the name of the table; by path and name where several collections have one of that name."""
+    count = Counter(bag.name for bag in bags)
+    return {bag.name if count[bag.name] == 1 else bag.qualified_name: bag for bag in bags}
+
+
+def _with_statistics(guessed: Sequence[Table], known: Sequence[Table]) -> tuple[Table, ...]:
+    """The tables, with what is known of lookups of their name."""
+    by_name = {table.name: table for table in known}
+    return tuple(_with_lookups_of(table, by_name.get(table.name, table)) for table in guessed)
+
+
+def _with_lookups_of(table: Table, known: Table) -> Table:
+    if (known.rows, known.dim) != (table.rows, table.dim):
+        raise UserError(
+            f"table {table.name!r} has {table.rows} rows and {table.dim} columns, its statistics are of one with "
+            f"{known.rows} and {known.dim}; measure them anew"
+        )
+    return replace(
+        table,
+        pooling_factor=known.pooling_factor,
+        reuse=known.reuse,
+        reuse_batch_size=known.reuse_batch_size,
+        row_lookups=known.row_lookups,
+    )
+
+
+def _devices() -> int:
+    if not dist.is_initialized():
+        raise UserError(
+            "no process group to ask how many devices share a global batch; give world_size=... or "
+            "global_batch_size=..., or init_process_group() first"
+        )
+    return dist.get_world_size()
+
+
+def _by_key(batch: object, features: Callable[[Any], Any] | None) -> dict[str, KeyedJaggedTensor]:
+    """The tensor that holds each key.
+
+    Raises:
+        UserError: there are none, or two with one key.
+    """
+    taken = batch if features is None else features(batch)
+    found: dict[str, KeyedJaggedTensor] = {}
+    for tensor in _tensors(taken):
+        if tensor.variable_stride_per_key():
+            raise UserError("batches with another number of samples for each key can't be counted; give whole ones")
+        for key in tensor.keys():  # noqa: SIM118  # it is no mapping
+            if key in found:
+                raise UserError(f"two tensors of a batch have the key {key!r}; take one of them by features=...")
+            found[key] = tensor
+    return found
+
+
+def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
+    if isinstance(taken, KeyedJaggedTensor):
+        yield taken
+    elif isinstance(taken, Mapping):
+        for inner in taken.values():
+            yield from _tensors(inner)
+    elif isinstance(taken, (list, tuple)):
+        for inner in taken:
+            yield from _tensors(inner)
+    else:
+        raise UserError(
+            f"a batch holds a {type(taken).__name__}, not KeyedJaggedTensors alone; give features=..., a function that "
+            "takes them out of it"
+        )
+
+
+def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]]) -> int:
+    """Of the first batch.
+
+    Raises:
+        UserError: it has none, or there is no batch.
+    """
+    samples = max((int(tensor.stride()) for tensors in batches[:1] for tensor in tensors.values()), default=0)
+    if not samples:
+        raise UserError("the first batch has no samples, but its number says how large a global batch is")
+    return samples
+
+
+def _read(
+    bags: Mapping[str, BagTable], shapes: Sequence[TableShape], tensors: Mapping[str, KeyedJaggedTensor], place: int
+) -> list[Features]:
+    """(T,) lookups of each table's features in a batch."""
+    return [
+        {key: _lookups(tensors, key, shape, place) for key in bag.config.feature_names}
+        for bag, shape in zip(bags.values(), shapes, strict=True)
+    ]
+
+
+def _lookups(tensors: Mapping[str, KeyedJaggedTensor], key: str, shape: TableShape, place: int) -> Lookups:
+    where = f"batch {place}, table {shape.name!r}"
+    if key not in tensors:
+        raise UserError(f"{where}: no feature {key!r} among {', '.join(sorted(tensors)) or 'none'}")
+    values = tensors[key][key]
+    return Lookups.of(values.values(), values.lengths(), "lengths", shape.rows, f"{where}, feature {key!r}")
