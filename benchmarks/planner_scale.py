@@ -31,7 +31,8 @@ _HBM_BYTES = 80 << 30
 
 
 def main() -> None:
-    num_tables, num_gpus = (int(text) for text in (*sys.argv[1:], *map(str, (_TABLES, _GPUS)[len(sys.argv) - 1 :])))
+    given = [int(text) for text in sys.argv[1:]]
+    num_tables, num_gpus = (*given, *(_TABLES, _GPUS)[len(given) :])
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_planned, args=(num_tables, num_gpus, theirs))

@@ -40,11 +40,12 @@ def delegate(
         debug=False,
     )
     try:
-        return planner.plan(module, _only(parameters))
+        found: ShardingPlan = planner.plan(module, _only(parameters))
     except PlannerError as error:
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"{_whose(parameters)}: {error}") from error
+    return found
 
 
 def _whose(parameters: Sequence[Parameter]) -> str:
@@ -65,14 +66,10 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
         found = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in found if (id(module), name) in wanted}
 
-    limited = copy(sharder)
+    limited: Any = copy(sharder)
     limited.shardable_parameters = shardable_parameters
-    return limited  # type: ignore[no-any-return]
-
-
-def given_part(given: ShardingPlan | None) -> ShardingPlan:
-    """What the user gives, to be added to: the plans of its modules are copied."""
-    return joined(ShardingPlan({}), given or ShardingPlan({}))
+    found: ModuleSharder[nn.Module] = limited
+    return found
 
 
 def joined(*plans: ShardingPlan) -> ShardingPlan:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption, StorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, ShardingOption, StorageReservation
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 
+from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.bags import BagTable, bags_of, named
 from neuroshard.torchrec.delegated import delegate, joined, without
@@ -55,15 +56,22 @@ class Model:
         constraints: Mapping[str, ParameterConstraints],
         given: ShardingPlan,
     ) -> "Model":
-        """What the sharders would shard of `module`, on any device; a warning says what isn't planned here."""
+        """What the sharders would shard of `module`, on any device; a warning says what isn't planned here.
+
+        Raises:
+            InfeasibleError: the reservation leaves no memory.
+        """
         division = divide(module, sharders, constraints, given)
-        left = reservation.reserve(
-            topology=topology,
-            batch_size=batch_size,
-            module=module,
-            sharders=list(sharders),
-            constraints=dict(constraints),
-        )
+        try:
+            left = reservation.reserve(
+                topology=topology,
+                batch_size=batch_size,
+                module=module,
+                sharders=list(sharders),
+                constraints=dict(constraints),
+            )
+        except PlannerError as error:
+            raise InfeasibleError(f"storage_reservation: {error}") from error
         division.warn()
         for path in sorted(set(given.plan) - {parameter.path for parameter in division.given}):
             _log.warning("the given plan holds module %r, none that is sharded here: its memory isn't counted", path)

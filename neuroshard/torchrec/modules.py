@@ -90,7 +90,10 @@ def divide(
         constraints: TorchRec's, by name of the table.
         given: a plan whose parameters are kept as they are.
     """
-    planned, delegated, kept, reasons = [], [], [], []
+    planned: list[Parameter] = []
+    delegated: list[Parameter] = []
+    kept: list[Parameter] = []
+    reasons: list[str] = []
     for parameter in _parameters(module, sharders):
         if is_given(given, parameter):
             kept.append(parameter)
