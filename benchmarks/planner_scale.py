@@ -1,11 +1,11 @@
-"""How long planning a large TorchRec model takes, and how much memory: 2,000 tables, 64 of them read by several features,
-on 12 hosts of 8 GPUs.
+"""How long planning a large TorchRec model takes, and how much memory: 2,000 tables, 64 of them read by several
+features, on 12 hosts of 8 GPUs.
 
 usage: planner_scale.py [TABLES] [GPUS]
 
-One pooled collection on the meta device, batch 4,096 a GPU, `roofline:h100`: arithmetic on a datasheet, not a measurement.
-The model is planned in a process of its own, so that the peak is that of planning and of what it imports; that of imports
-alone stands beside it. Let nothing else run.
+One pooled collection on the meta device, batch 4,096 a GPU, `roofline:h100`: arithmetic on a datasheet, not a
+measurement. The model is planned in a process of its own, so that the peak is that of planning and of what it imports;
+that of imports alone stands beside it. Let nothing else run.
 """
 
 import multiprocessing

@@ -55,6 +55,21 @@ class Carried:
         )
         return replace(self.task, constraints=pinned)
 
+    def largest(self, share: float) -> "Carried":
+        """With the largest column shards only, which hold so much of the bytes of all: small ones fill gaps."""
+        ranked = sorted(self.columns, key=lambda column: (-self._size_bytes(column), column))
+        most, kept, total = share * sum(map(self._size_bytes, ranked)), list[tuple[int, int, int]](), 0
+        for column in ranked:
+            total += self._size_bytes(column)
+            if total <= most:
+                kept.append(column)
+        return replace(self, columns=tuple(kept))
+
+    def _size_bytes(self, column: tuple[int, int, int]) -> int:
+        """Of a column shard's weights."""
+        table, dim, _ = column
+        return self.task.tables[table].with_dim(dim).size_bytes
+
     def _by_table(self) -> dict[int, list[Placement]]:
         grouped: dict[int, list[Placement]] = {}
         for placed in self.others:

@@ -39,7 +39,9 @@ class TableChange:
             return f"table {self.table}: gone"
         if self.is_new:
             return f"table {self.table}: new, {readable_bytes(self.size_bytes)} on {_told(self.after)}"
-        return f"table {self.table}: {readable_bytes(self.size_bytes)} moved, {_told(self.before)} -> {_told(self.after)}"
+        return (
+            f"table {self.table}: {readable_bytes(self.size_bytes)} moved, {_told(self.before)} -> {_told(self.after)}"
+        )
 
 
 def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:

@@ -91,7 +91,7 @@ def without(
     batch_size: int,
     constraints: Mapping[str, ParameterConstraints],
 ) -> TorchRecTopology:
-    """The devices with the memory that a plan's parameters leave, as TorchRec estimates what they take: a byte at least."""
+    """The devices with the memory that a plan's parameters leave by TorchRec's estimate: a byte of each at least."""
     if not parameters:
         return topology
     options = sharding_options(sharding_plan, parameters, batch_size, topology, constraints)

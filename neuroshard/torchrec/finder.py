@@ -16,7 +16,13 @@ from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.torchrec.replanned import replanned
 
 _log = logging.getLogger(__name__)
-_CHANGED = {"tables", "modules", "devices", "constraints", "other parameters"}  # a kept plan is changed if only these are others
+_CHANGED = {
+    "tables",
+    "modules",
+    "devices",
+    "constraints",
+    "other parameters",
+}  # a kept plan is changed if only these are others
 
 
 @dataclass(frozen=True)

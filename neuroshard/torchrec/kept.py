@@ -111,20 +111,23 @@ def digests(made_for: Mapping[str, object]) -> dict[str, str]:
 
 
 def _described(value: Any) -> Any:
-    """Plain values that are equal for equal settings, in another process too; of other objects, what they are called."""
-    if isinstance(value, Enum):
-        return value.value
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, np.ndarray):
-        return [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
-    if isinstance(value, Mapping):
-        return {str(key): _described(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_described(each) for each in value]
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if is_dataclass(value):
-        return {"kind": kind, **{field.name: _described(getattr(value, field.name)) for field in fields(value)}}
-    return kind
+    """Plain values that are equal for equal settings, in other processes too; other objects are what they are called."""
+    found = value.value if isinstance(value, Enum) else value
+    if found is None or isinstance(found, (bool, int, float, str)):
+        return found
+    if isinstance(found, Mapping):
+        return {str(key): _described(each) for key, each in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_described(each) for each in found]
+    return {"kind": f"{type(found).__module__}.{type(found).__qualname__}"} | _inside(found)
+
+
+def _inside(found: Any) -> dict[str, Any]:
+    """What is known to make two objects of a kind differ."""
+    if isinstance(found, np.ndarray):
+        return {"shape": list(found.shape), "digest": hashlib.sha256(found.tobytes()).hexdigest()}
+    if isinstance(found, Path):
+        return {"path": str(found)}
+    if is_dataclass(found):
+        return {field.name: _described(getattr(found, field.name)) for field in fields(found)}
+    return {}

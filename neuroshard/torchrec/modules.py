@@ -113,22 +113,29 @@ def is_given(given: ShardingPlan | None, parameter: Parameter) -> bool:
 
 def why_delegated(parameter: Parameter, constraints: ParameterConstraints | None) -> str | None:
     """Why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that."""
-    config, given = parameter.config, constraints or ParameterConstraints()
+    config = parameter.config
     if config is None:
         return type(parameter.module).__name__
     if not {WHOLE, SPLIT}.issubset(parameter.sharder.sharding_types(_ANY_DEVICE)):
         return f"its {type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
+    return _why_not_costed(config) or _why_not_said(constraints or ParameterConstraints())
+
+
+def _why_not_costed(config: Any) -> str | None:
+    """What of a pooled table no cost model of ours knows."""
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
     if config.embedding_dim % DIM_MULTIPLE:
         return f"{config.embedding_dim} columns are no multiple of {DIM_MULTIPLE}"
-    if getattr(config, "use_virtual_table", False):
-        return "a virtual table"
-    if given.sharding_types and not {WHOLE, SPLIT}.intersection(given.sharding_types):
-        return f"sharding_types={given.sharding_types}"
-    if given.compute_kernels and KERNEL not in given.compute_kernels:
-        return f"compute_kernels={given.compute_kernels}"
-    return None
+    return "a virtual table" if getattr(config, "use_virtual_table", False) else None
+
+
+def _why_not_said(constraints: ParameterConstraints) -> str | None:
+    """What is asked for that our plans don't say."""
+    types, kernels = constraints.sharding_types, constraints.compute_kernels
+    if types and not {WHOLE, SPLIT}.intersection(types):
+        return f"sharding_types={types}"
+    return f"compute_kernels={kernels}" if kernels and KERNEL not in kernels else None
 
 
 def _parameters(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> Iterator[Parameter]:

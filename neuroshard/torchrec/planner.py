@@ -193,6 +193,7 @@ class NeuroShardPlanner(ShardingPlanner):
         found = invoke_on_rank_and_broadcast_result(group, 0, self._answer, find, group)
         if isinstance(found, UserError):
             raise found
+        answer: _Found
         answer, self.last_plan, self.last_cost = found
         return answer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
-from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.errors import UserError
 from neuroshard.plans.carry_over import carried_over
 from neuroshard.plans.moves import TableChange, moved_bytes
 from neuroshard.plans.plan import Plan
@@ -17,6 +17,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes, to_bytes
 
 _log = logging.getLogger(__name__)
+_HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after the other until the rest finds room
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,15 @@ def replanned(
 
 
 def _start(previous: Plan, task: Task, simulator: Simulator, searcher: Searcher) -> Plan:
-    """The previous plan where it can stay; else what `searcher` finds beside as much of it as fits."""
+    """The previous plan where all of it can stay; else what `searcher` finds beside as much of it as fits."""
     carried = carried_over(previous, task)
     if (plan := carried.plan) is not None:
         return plan
-    try:
-        return Plan(task, searcher.search(carried.pinned, simulator).placements)
-    except UserError as error:  # what stays breaks a limit, or leaves the rest no room
-        kind = "has no room" if isinstance(error, InfeasibleError) else "breaks a constraint"
-        _log.warning("the previous plan %s as it is (%s); planning from nothing", kind, error)
-        return searcher.search(task, simulator)
+    refused: UserError | None = None
+    for share in _HELD:
+        try:
+            return Plan(task, searcher.search(carried.largest(share).pinned, simulator).placements)
+        except UserError as error:  # what is held leaves the rest no room, or breaks a limit
+            refused = refused or error
+    _log.warning("the previous plan can't stay (%s); planning from nothing", refused)
+    return searcher.search(task, simulator)

@@ -46,7 +46,12 @@ def test_tables_of_another_shape_are_others():
 
 def test_rows_and_copies_stay_on_as_many_devices():
     task = _task("abcd")
-    placed = [*in_rows(task, 0, range(4)), *in_rows(task, 1, [2, 3]), *in_copies(task, 2), *in_columns(task, [(3, 8, 1)])]
+    placed = [
+        *in_rows(task, 0, range(4)),
+        *in_rows(task, 1, [2, 3]),
+        *in_copies(task, 2),
+        *in_columns(task, [(3, 8, 1)]),
+    ]
     before = Plan(task, tuple(placed))
     assert sorted(carried_over(before, task).plan.placements) == sorted(before.placements)
     pinned = carried_over(before, _task("xabcd")).pinned
@@ -69,6 +74,14 @@ def test_limits_come_first():
     assert carried_over(before, _task("ab", memory=100)).plan is None
     own = Constraints(pinned=(PinnedShard("b", 8, (1,)),), together=(("a", "c"),))
     assert carried_over(before, _task("abc", constraints=own)).pinned.constraints == own
+
+
+def test_the_largest_shards_are_held_first():
+    before = assemble(_task("abc"), [(0, 8, 3), (1, 4, 0), (1, 4, 1), (2, 8, 2)])
+    carried = carried_over(before, _task("abcx"))
+    assert carried.largest(1).columns == ((0, 8, 3), (2, 8, 2), (1, 4, 0), (1, 4, 1))
+    assert carried.largest(0.7).columns == ((0, 8, 3), (2, 8, 2))
+    assert carried.largest(0).columns == ()
 
 
 def test_the_task_is_otherwise_the_same():

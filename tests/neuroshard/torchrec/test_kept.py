@@ -35,9 +35,7 @@ class _Counting(Searcher):
 
 
 def _model(*names, rows=100, sequences=True):
-    bags = [
-        EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=16, feature_names=[f"f_{n}"]) for n in names
-    ]
+    bags = [EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=16, feature_names=[f"f_{n}"]) for n in names]
     modules = {"bags": EmbeddingBagCollection(bags, device=META)}
     if sequences:
         config = EmbeddingConfig(name="s", num_embeddings=50, embedding_dim=8, feature_names=["f_s"])
@@ -116,8 +114,7 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(tmp_path, caplog):
     caplog.clear()
     wider = _planner(path, devices=4, **QUICK)
     wider.plan(_model("a", "c", "d"))
-    assert "the kept plan was made for other tables, devices, " in caplog.text
-    assert "it is changed" in caplog.text
+    assert "the kept plan was made for other tables, devices; it is changed" in caplog.text
     assert wider.last_plan.task.topology.num_devices == 4
 
 

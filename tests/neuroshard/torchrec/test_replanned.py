@@ -10,6 +10,7 @@ from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 
 from neuroshard.errors import UserError
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
@@ -112,14 +113,20 @@ def test_what_must_move_is_counted_before_what_may():
     assert set(map(tuple, _devices(changed.sharding_plan).values())) == {(0,)}
 
 
-def test_a_plan_that_has_no_room_is_made_from_nothing(caplog):
-    """Two of four tables stay on each of two devices, which now hold one and a half; the other two devices are new."""
+def test_what_has_no_room_is_moved():
+    """Of two devices with two tables each, which now hold one and a half, to four."""
     before = _planner(max_splits=0).search(_model("a", "b", "c", "d"))
-    cap = SIZE * 3 // 2
-    changed = _planner(4, cap).replan(_model("a", "b", "c", "d"), previous=before)
-    assert "planning from nothing" in caplog.text
+    changed = _planner(4, SIZE * 3 // 2).replan(_model("a", "b", "c", "d"), previous=before)
     assert changed.plan.violations == ()
-    assert changed.moved_bytes > 0
+    assert 0 < changed.moved_bytes <= 4 * SIZE
+
+
+def test_a_plan_that_cannot_stay_is_made_from_nothing(caplog):
+    before = _planner(rules=Constraints((TableRule("a", min_shards=2),))).search(_model("a", "b"))
+    whole = {"a": ParameterConstraints(sharding_types=["table_wise"])}
+    changed = _planner(constraints=whole).replan(_model("a", "b"), previous=before)
+    assert "the previous plan can't stay" in caplog.text
+    assert len(changed.sharding_plan.plan[""]["a"].ranks) == 1
 
 
 def test_settings_are_the_searchers():
