@@ -111,7 +111,7 @@ def digests(made_for: Mapping[str, object]) -> dict[str, str]:
 
 
 def _described(value: Any) -> Any:
-    """Plain values that are equal for equal settings, in other processes too; other objects are what they are called."""
+    """Plain values, equal for equal settings in other processes too; of other objects, what they are called."""
     found = value.value if isinstance(value, Enum) else value
     if found is None or isinstance(found, (bool, int, float, str)):
         return found
