@@ -74,17 +74,17 @@ def _table_of(parameter):
     return next((part for part in parameter.split(".") if part in NAMES), None)
 
 
-def _planner():
+def _planner(keep):
     from torchrec.distributed.planner import ParameterConstraints, Topology
 
     from neuroshard.torchrec import NeuroShardPlanner
 
     topology = Topology(WORLD_SIZE, "cpu", ddr_cap=1 << 24, local_world_size=WORLD_SIZE, created_by_factory=True)
     constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in SEQUENCES}  # of one optimizer
-    return NeuroShardPlanner(topology, BATCH_SIZE, "roofline:h100", constraints)
+    return NeuroShardPlanner(topology, BATCH_SIZE, "roofline:h100", constraints, keep=keep)
 
 
-def _train(rank):
+def _train(rank, keep):
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -99,8 +99,13 @@ def _train(rank):
         EmbeddingCollectionSharder(fused_params=fused),
     ]
     model = _model(torch.device("meta"))
-    planner = _planner()
+    planner = _planner(keep / f"{rank}.json")
     plan = planner.collective_plan(model, sharders)
+    torch.distributed.barrier()
+    assert [path.name for path in keep.iterdir()] == ["0.json"]
+    again = _planner(keep / f"{rank}.json")
+    assert again.collective_plan(model, sharders).plan == plan.plan
+    assert again.last_plan == planner.last_plan
     assert {path: set(names) for path, names in plan.plan.items()} == {
         "pooled": set(POOLED), "weighted": set(WEIGHTED), "sequences": set(SEQUENCES)
     }  # fmt: skip
@@ -130,26 +135,27 @@ def _train(rank):
     assert not torch.allclose(untrained(_batches(rank, STEPS - 1)), expected)
 
 
-def _process(rank, port, failures):
+def _process(rank, port, keep, failures):
     try:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(WORLD_SIZE)}
         torch.set_num_threads(1)
         torch.distributed.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE)
-        _train(rank)
+        _train(rank, keep)
     except Exception:
         failures.put(f"rank {rank}: {traceback.format_exc()}")
     finally:
         failures.put(None)
 
 
-def test_a_model_planned_by_two_trains_as_the_whole_model_does():
+def test_a_model_planned_by_two_trains_as_the_whole_model_does(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = forked_warm()
     failures = context.Queue()
     processes = [
-        context.Process(target=_process, args=(rank, port, failures), daemon=True) for rank in range(WORLD_SIZE)
+        context.Process(target=_process, args=(rank, port, tmp_path, failures), daemon=True)
+        for rank in range(WORLD_SIZE)
     ]
     for process in processes:
         process.start()
