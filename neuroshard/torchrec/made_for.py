@@ -1,15 +1,16 @@
 """Everything that a plan depends on, as digests: what a kept plan is compared by."""
 
-from torchrec.distributed.types import ShardingPlan
+from collections.abc import Sequence
 
 from neuroshard.torchrec.asked import Asked, device_memory
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import digests
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.planfile import modules_json
+from neuroshard.torchrec.report import Callback
 
 
-def made_for(model: Model, asked: Asked, finder: Finder, given: ShardingPlan) -> dict[str, str]:
+def made_for(model: Model, asked: Asked, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
     """A digest of each thing that a plan would be made for; the memory is what all of a model's parameters share."""
     task = asked.task(model.bags, model.left) if model.bags else None
     models = finder.simulator.models
@@ -28,6 +29,7 @@ def made_for(model: Model, asked: Asked, finder: Finder, given: ShardingPlan) ->
                 (parameter.qualified_name, why, str(parameter.weights.dtype), list(parameter.weights.shape))
                 for parameter, why in delegated
             ],
-            "given plan": modules_json(given),
+            "given plan": modules_json(model.given),
+            "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
         }
     )

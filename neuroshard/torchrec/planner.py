@@ -216,7 +216,10 @@ class NeuroShardPlanner(ShardingPlanner):
         if kept and not kept.differences(asked_for) and model.is_in(kept.sharding_plan):
             _log.info("the plan is the one that %s holds", self._keep)
             self._remember(kept.plan)
-            return model.restored(kept.sharding_plan)
+            whole = model.restored(kept.sharding_plan)
+            as_it_is = replace(self._reports, callbacks=())  # they had it before it was kept
+            as_it_is.told(model, whole, kept.plan, perf_counter() - started)
+            return whole
         others, left = model.others()
         plan = None
         if model.bags:
@@ -259,7 +262,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:
-        return made_for(model, self._asked, self._finder, self._given) if self._keep else {}
+        return made_for(model, self._asked, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
         sharders = sharders or get_default_sharders()

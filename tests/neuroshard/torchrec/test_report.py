@@ -105,6 +105,24 @@ def test_callbacks_have_the_last_word():
     assert {shard.rank for o in listening.told[0]["best_plan"] for shard in o.shards if o.path == "bags"} == {3}
 
 
+def test_a_kept_plan_is_reported_and_not_called_back_again(tmp_path):
+    path, listening, moved = tmp_path / "plan.json", _Listening(), _all_on(3)
+    first = _planner(keep=path, callbacks=[moved]).plan(_model())
+    calls = []
+
+    def counted(options):
+        calls.append(options)
+        return moved(options)
+
+    counted.__qualname__ = moved.__qualname__
+    again = _planner(keep=path, stats=listening, callbacks=[counted])
+    assert again.plan(_model()).plan == first.plan
+    assert calls == []
+    assert {tuple(s.rank for s in o.shards) for o in listening.told[0]["best_plan"] if o.path == "bags"} == {(3,)}
+    _planner(keep=path).plan(_model())
+    assert {tuple(p.ranks) for p in _planner(keep=path).plan(_model()).plan["bags"].values()} != {(3,)}
+
+
 def test_callbacks_that_break_tables_are_said():
     def broken(options):
         options[0].shards = options[0].shards[:1]
