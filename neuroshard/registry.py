@@ -61,8 +61,12 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
                 if valid
                 else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
             )
-    given = OmegaConf.merge(config, {key: value for key, value in settings.items() if _plain(value)})
-    return instantiate_config(given, **{key: value for key, value in settings.items() if not _plain(value)})
+    given: Any = OmegaConf.merge(config, {key: value for key, value in settings.items() if _plain(value)})
+    objects = {key: value for key, value in settings.items() if not _plain(value)}
+    if not objects:
+        return instantiate_config(given)
+    rest = OmegaConf.masked_copy(given, [key for key in given.keys() if key not in objects])  # noqa: SIM118
+    return instantiate_config(rest, _partial_=True)(**objects)  # Hydra would make a config of a dataclass
 
 
 def _plain(value: Any) -> bool:

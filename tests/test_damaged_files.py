@@ -47,6 +47,7 @@ from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.testing import constrained_task, random_ensemble, random_models, random_set_comm, toy_tables, toy_task
 from neuroshard.testing.damage import damaged
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
+from neuroshard.torchrec.kept import KeptPlan
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "40"))
 FIRST_PLAN = Path(__file__).parent / "neuroshard" / "plans" / "golden" / "plan-1.json"
@@ -62,6 +63,7 @@ def good(tmp_path_factory):
     (root / "plan-1.json").write_bytes(FIRST_PLAN.read_bytes())
     save_tasks(root / "tasks.json", [toy_task(4), task])
     save_sharding_plan(to_sharding_plan(plan, "ebc"), root / "sharding.json")
+    KeptPlan({"tables": "digest"}, plan, to_sharding_plan(plan, "ebc")).save(root / "kept.json")
     frame = pd.DataFrame({"name": ["a", "b"], "rows": [10, 20], "dim": [4, 8], "pooling_factor": [1.0, 2.5]})
     frame.to_csv(root / "tables.csv", index=False)
     frame.to_parquet(root / "tables.parquet")
@@ -182,6 +184,7 @@ READERS = {
     "plan to start from": ("plan.json", _replan),
     "tasks": ("tasks.json", lambda root: from_file(str(root / "tasks.json"))),
     "TorchRec's plan": ("sharding.json", lambda root: load_sharding_plan(root / "sharding.json")),
+    "kept plan": ("kept.json", lambda root: KeptPlan.load(root / "kept.json")),
     "tables, CSV": ("tables.csv", lambda root: load_tables(str(root / "tables.csv"))),
     "tables, Parquet": ("tables.parquet", lambda root: load_tables(str(root / "tables.parquet"))),
     "tables, JSON": ("tables.json", lambda root: load_tables(str(root / "tables.json"))),

@@ -16,19 +16,21 @@ except ImportError as error:
 
 from neuroshard.torchrec.bags import BagTable, find_bags
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
-from neuroshard.torchrec.export import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
+from neuroshard.torchrec.export import from_sharding_plan, to_sharding_plan
+from neuroshard.torchrec.planfile import load_sharding_plan, save_sharding_plan
 from neuroshard.torchrec.planner import NeuroShardPlanner
-from neuroshard.torchrec.profiling import measured_tables, profile
+from neuroshard.torchrec.profiling import profile
+from neuroshard.torchrec.replanned import Replanned
 
 __all__ = [
     "BagTable",
     "NeuroShardPlanner",
+    "Replanned",
     "SimulatorPerfModel",
     "SimulatorShardEstimator",
     "find_bags",
     "from_sharding_plan",
     "load_sharding_plan",
-    "measured_tables",
     "profile",
     "save_sharding_plan",
     "to_sharding_plan",

@@ -1,7 +1,8 @@
-"""Tables of TorchRec modules."""
+"""Pooled tables of TorchRec modules, as tables that are planned here."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from typing import Any
@@ -10,19 +11,16 @@ from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder
-from torchrec.types import DataType
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
+from neuroshard.torchrec.modules import ELEMENT_BYTES, KERNEL, SPLIT, Division, Parameter, divide
 
-_ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 _log = logging.getLogger(__name__)
-_WHOLE, _SPLIT = "table_wise", "column_wise"
-_KERNEL = "fused"
-_OTHER_FORMS = {"row_wise": (Form.ROWS, _KERNEL), "data_parallel": (Form.COPIES, "dense")}  # with their kernels
+_OTHER_FORMS = {"row_wise": (Form.ROWS, KERNEL), "data_parallel": (Form.COPIES, "dense")}  # with their kernels
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,7 @@ class BagTable:
         parameter: the weights, on any device; their optimizer is set on them.
         sharder: that would shard the collection.
         constraints: TorchRec's for the table; None if there are none.
+        module: the collection, or what processes its features.
     """
 
     path: str
@@ -44,6 +43,13 @@ class BagTable:
     parameter: Any
     sharder: Any
     constraints: ParameterConstraints | None
+    module: Any
+
+    @classmethod
+    def of(cls, found: Parameter, constraints: Mapping[str, ParameterConstraints]) -> "BagTable":
+        """A parameter that is planned here; `constraints` are by name of the table."""
+        given = constraints.get(found.name)
+        return cls(found.path, found.name, found.config, found.weights, found.sharder, given, found.module)
 
     @property
     def qualified_name(self) -> str:
@@ -57,21 +63,23 @@ class BagTable:
         that each of them has a pooled output of its own is left out.
 
         Raises:
-            UserError: weights of a type that no kernel of ours has been measured with.
+            UserError: constraints don't fit the number of features.
         """
-        if self.config.data_type not in _ELEMENT_BYTES:
-            valid = ", ".join(kind.name for kind in _ELEMENT_BYTES)
-            raise UserError(f"table {name!r} has weights of type {self.config.data_type.name}, not {valid}")
         pooling = self._pooling_factor(batch_size)
         rows = int(self.config.num_embeddings)
         made_for = batch_size * num_devices
         reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
-        element_bytes = _ELEMENT_BYTES[self.config.data_type]
+        element_bytes = ELEMENT_BYTES[self.config.data_type]
         return Table(name, rows, int(self.config.embedding_dim), pooling, reuse, element_bytes, made_for)
+
+    @property
+    def num_features(self) -> int:
+        """Features that read the table."""
+        return len(self.config.feature_names)
 
     def _pooling_factor(self, batch_size: int) -> float:
         """Lookups per sample of a device's batch, over all features."""
-        features = len(self.config.feature_names)
+        features = self.num_features
         given = self.constraints or ParameterConstraints()
         lookups = _for_each(given.pooling_factors, features)
         poolings = _for_each(given.num_poolings or [1.0], features)
@@ -99,22 +107,12 @@ class BagTable:
         )
 
     def rule(self, name: str) -> TableRule | None:
-        """TorchRec's constraints on splitting, as ours; None if there are none.
-
-        Raises:
-            UserError: they allow neither table-wise nor column-wise sharding, or not the fused kernel.
-        """
-        given = self.constraints
-        if given is None:
-            return None
-        types = given.sharding_types or [_WHOLE, _SPLIT]
-        if not {_WHOLE, _SPLIT}.intersection(types):
-            raise UserError(
-                f"constraints of table {name!r}: sharding_types={types} allow neither {_WHOLE} nor {_SPLIT}"
-            )
-        if given.compute_kernels and _KERNEL not in given.compute_kernels:
-            raise UserError(f"constraints of table {name!r}: compute_kernels={given.compute_kernels} lack {_KERNEL!r}")
-        return TableRule(escape(name), max_shards=None if _SPLIT in types else 1, min_dim=given.min_partition)
+        """TorchRec's constraints on splitting, as ours; None if there are none."""
+        given = self.constraints or ParameterConstraints()
+        may_split = not given.sharding_types or SPLIT in given.sharding_types
+        if may_split and given.min_partition is None:
+            return None  # a rule for each of thousands of tables takes its time
+        return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=given.min_partition)
 
 
 def form_rules(bags: Mapping[str, BagTable]) -> tuple[TableRule, ...]:
@@ -133,43 +131,29 @@ def find_bags(
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> tuple[BagTable, ...]:
-    """The tables of every EmbeddingBagCollection in a model, in the order of its modules; nothing is materialised.
+    """The pooled tables of a model that are planned here, in the order of its modules; nothing is materialised.
+
+    Those are the tables of every EmbeddingBagCollection, also behind processors of its features, but for what
+    `why_delegated` names.
 
     Args:
         module: on any device, "meta" too.
         sharders: modules that they shard are looked at; None takes TorchRec's default ones.
         constraints: by name of the table, as TorchRec has them.
-
-    Raises:
-        UserError: a sharder would shard a module that holds no pooled tables.
     """
-    by_type = {sharder.module_type: sharder for sharder in sharders or get_default_sharders()}
-    bags = tuple(_walk("", module, by_type, constraints or {}))
-    names = {bag.name for bag in bags}
-    for name in sorted(set(constraints or {}) - names):
+    given = constraints or {}
+    return bags_of(divide(module, sharders or get_default_sharders(), given), given)
+
+
+def bags_of(division: Division, constraints: Mapping[str, ParameterConstraints]) -> tuple[BagTable, ...]:
+    """What of a model is planned here; constraints that name nothing in it are warned about."""
+    everything = (*division.planned, *division.delegated, *division.given)
+    for name in sorted(set(constraints) - {parameter.name for parameter in everything}):
         _log.warning("constraints name a table %r that no collection of the model has", name)  # TorchRec ignores it
-    return bags
+    return tuple(BagTable.of(parameter, constraints) for parameter in division.planned)
 
 
-def _walk(
-    path: str, module: nn.Module, sharders: Mapping[Any, Any], constraints: Mapping[str, ParameterConstraints]
-) -> Iterator[BagTable]:
-    sharder = sharders.get(type(module))
-    if sharder is None:
-        for name, child in module.named_children():
-            yield from _walk(f"{path}.{name}" if path else name, child, sharders, constraints)
-        return
-    parameters = sharder.shardable_parameters(module)
-    configs = {config.name: config for config in _configs(path, module)} if parameters else {}
-    for name, parameter in parameters.items():
-        yield BagTable(path, name, configs[name], parameter, sharder, constraints.get(name))
-
-
-def _configs(path: str, module: Any) -> Any:
-    inner = getattr(module, "_embedding_bag_collection", module)  # of a feature-processed collection
-    if not hasattr(inner, "embedding_bag_configs"):
-        raise UserError(
-            f"module {path!r} is a {type(module).__name__}: only pooled tables (EmbeddingBagCollection) are planned; "
-            "leave its sharder out of `sharders`, or plan the model with TorchRec's EmbeddingShardingPlanner"
-        )
-    return inner.embedding_bag_configs()
+def named(bags: Sequence[BagTable]) -> dict[str, BagTable]:
+    """By the name of the table; by path and name where several collections have one of that name."""
+    count = Counter(bag.name for bag in bags)
+    return {bag.name if count[bag.name] == 1 else bag.qualified_name: bag for bag in bags}

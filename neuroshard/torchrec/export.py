@@ -1,13 +1,8 @@
 """Plans between our form and TorchRec's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
 
-from msgspec import Meta
 from torch.distributed._shard.metadata import ShardMetadata
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.utils import placement
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -18,21 +13,17 @@ from torchrec.distributed.types import (
 )
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.files import read_json, write_json
 from neuroshard.plans.form import Form, form_of
 from neuroshard.plans.lay_out import in_columns, in_copies
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import check_row_blocks
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.plans.tiling import check_cover
-from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 
-_FORMAT = "torchrec-sharding-plan-1"
 _FUSED, _DENSE = "fused", "dense"
 _TYPES = tuple(kind.value for kind in ShardingType)
-_KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
 # TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
 _BY_COLUMNS = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
 _BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
@@ -218,83 +209,3 @@ def _rectangle(index: int, table: Table, shard: ShardMetadata) -> Shard:
         return Shard(index, column, dim, row, rows)
     except UserError as error:
         raise UserError(f"table {table.name!r} in the sharding plan: {error}") from None
-
-
-def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
-    """Write TorchRec's plan as JSON: types, kernels, ranks and shards of every parameter."""
-    modules = {
-        module: {name: _parameter_json(parameter) for name, parameter in module_plan.items()}
-        for module, module_plan in sharding_plan.plan.items()
-    }
-    write_json(Path(path), {"format": _FORMAT, "modules": modules})
-
-
-def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
-    spec = parameter.sharding_spec
-    return {
-        "sharding_type": parameter.sharding_type,
-        "compute_kernel": parameter.compute_kernel,
-        "ranks": parameter.ranks,
-        "shards": None
-        if spec is None
-        else [
-            {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
-            for s in spec.shards
-        ],
-    }
-
-
-def load_sharding_plan(path: str | Path) -> ShardingPlan:
-    """The plan in a file that `save_sharding_plan` wrote.
-
-    Raises:
-        UserError: the file is missing or malformed.
-    """
-    where = f"sharding plan {path}"
-    read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
-    try:
-        return ShardingPlan(
-            {
-                module: EmbeddingModuleShardingPlan({name: _parameter_of(read) for name, read in parameters.items()})
-                for module, parameters in read.modules.items()
-            }
-        )
-    except (ValueError, RuntimeError) as error:  # what TorchRec says of shards
-        raise UserError(f"{where}: {error}") from None
-
-
-_Extent = tuple[Annotated[int, Meta(ge=0, le=MAX_ROWS)], Annotated[int, Meta(ge=0, le=MAX_DIM)]]  # rows, columns
-
-
-@dataclass(frozen=True)
-class _Shard:
-    offsets: _Extent
-    sizes: _Extent
-    placement: Name
-
-
-@dataclass(frozen=True)
-class _Parameter:
-    sharding_type: str
-    compute_kernel: str
-    ranks: tuple[Device, ...] | None
-    shards: tuple[_Shard, ...] | None
-
-    def __post_init__(self) -> None:
-        if self.sharding_type not in _TYPES:
-            raise unknown_name("sharding type", self.sharding_type, _TYPES)
-        if self.compute_kernel not in _KERNELS:
-            raise unknown_name("compute kernel", self.compute_kernel, _KERNELS)
-
-
-@dataclass(frozen=True)
-class _File:
-    modules: dict[str, dict[str, _Parameter]]
-
-
-def _parameter_of(read: _Parameter) -> ParameterSharding:
-    ranks = None if read.ranks is None else list(read.ranks)
-    if read.shards is None:
-        return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, None)
-    shards = [ShardMetadata(list(s.offsets), list(s.sizes), s.placement) for s in read.shards]
-    return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, EnumerableShardingSpec(shards))

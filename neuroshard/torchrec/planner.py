@@ -1,55 +1,50 @@
 """A planner for TorchRec's DistributedModelParallel that searches with our cost models."""
 
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import ParameterConstraints, StorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, Stats, StorageReservation
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 
+from neuroshard.cost import Cost
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels
+from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
 from neuroshard.searching import searcher_of
-from neuroshard.simulator import Simulator
+from neuroshard.simulator import Simulator, with_prediction
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.threads import blas_threads
-from neuroshard.torchrec.bags import BagTable, find_bags, form_rules
-from neuroshard.torchrec.export import parameter_name, to_sharding_plan
+from neuroshard.torchrec.asked import Asked
+from neuroshard.torchrec.delegated import joined
+from neuroshard.torchrec.finder import Finder
+from neuroshard.torchrec.kept import KeptPlan, kept_in, load_any_plan
+from neuroshard.torchrec.made_for import made_for
+from neuroshard.torchrec.model import Model
+from neuroshard.torchrec.replanned import Replanned
+from neuroshard.torchrec.report import Callback, Reports
+from neuroshard.torchrec.statistics import Known, known_tables
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
 _DEFAULT_MODELS = {"cpu": "cpu", "cuda": "roofline:h100"}
-# Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
-_OPTIMIZERS = {
-    "sgd": "sgd",
-    "exact_sgd": "sgd",
-    "rowwiseadagrad": "rowwise_adagrad",
-    "row_wise_adagrad": "rowwise_adagrad",
-    "exact_row_wise_adagrad": "rowwise_adagrad",
-}
-_LARGEST_OPTIMIZER = "adam"
-_PASSED_ON = (
-    "cache_params",
-    "enforce_hbm",
-    "stochastic_rounding",
-    "bounds_check_mode",
-    "output_dtype",
-    "key_value_params",
-)
+
+Sharders = list[ModuleSharder[nn.Module]]
+_Found = TypeVar("_Found")
 
 
 class NeuroShardPlanner(ShardingPlanner):
@@ -67,6 +62,16 @@ class NeuroShardPlanner(ShardingPlanner):
         memory: what counts besides weights; None counts one batch's buffers and the optimizer that the module or the
             sharders name.
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
+        given: a plan whose parameters are kept as they are; their memory is taken off.
+        tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
+        keep: a file that the plan is kept in, and read from by a job that asks for the same.
+        stats: TorchRec's reports, such as EmbeddingStats().
+        callbacks: are given the plan as sharding options, and give back the ones to be used; one after the other.
+        debug: what the reports are told.
+
+    Attributes:
+        last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
+        last_cost: its predicted cost.
     """
 
     def __init__(
@@ -79,19 +84,31 @@ class NeuroShardPlanner(ShardingPlanner):
         rules: Constraints | None = None,
         memory: MemoryUse | None = None,
         searcher: Searcher | str = "neuroshard",
+        given: ShardingPlan | None = None,
+        tables: Known = None,
+        keep: str | Path | None = None,
+        stats: Stats | Sequence[Stats] | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        debug: bool = True,
         **settings: Any,
     ) -> None:
         self._topology = topology or _topology_of_group()
-        self._batch_size = batch_size or _BATCH_SIZE
+        batch_size = batch_size or _BATCH_SIZE
         models = models or _default_models(self._topology.compute_device)
-        self._simulator = Simulator(CostModels.load(models) if isinstance(models, str) else models)
+        simulator = Simulator(CostModels.load(models) if isinstance(models, str) else models)
+        self._finder = Finder(searcher_of(searcher, **settings), simulator)
         self._constraints = dict(constraints or {})
         self._reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
-        self._rules = rules or Constraints()
-        self._memory = memory
-        self._searcher = searcher_of(searcher, **settings)
+        known = known_tables(tables, batch_size * self._topology.world_size)
+        self._asked = Asked(batch_size, rules or Constraints(), memory, known)
+        self._given = given or ShardingPlan({})
+        self._keep = None if keep is None else Path(keep)
+        reports = [stats] if isinstance(stats, Stats) else list(stats or ())
+        self._reports = Reports(self._topology, self._reservation, simulator, reports, list(callbacks or ()), debug)
+        self.last_plan: Plan | None = None
+        self.last_cost: Cost | None = None
 
-    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]] | None = None) -> ShardingPlan:
+    def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:
         """The plan for `module`, which may be on the meta device; modules without a sharder are left out.
 
         Args:
@@ -102,100 +119,168 @@ class NeuroShardPlanner(ShardingPlanner):
             UserError: the tables can't be planned, or the constraints contradict each other.
             InfeasibleError: no plan fits in memory.
         """
-        sharders = sharders or get_default_sharders()
-        bags = _named(find_bags(module, sharders, self._constraints))
-        if not bags:
-            return ShardingPlan({})
-        return self._exported(self._search(module, sharders, bags), bags)
+        return self._planned(module, sharders, dist.GroupMember.WORLD)
 
-    def search(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]] | None = None) -> Plan:
-        """As `plan`, in our form: to be saved, costed, evaluated."""
-        sharders = sharders or get_default_sharders()
-        return self._search(module, sharders, _named(find_bags(module, sharders, self._constraints)))
+    def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
+        """As `plan`, in our form, of the tables that are planned here: to be saved, costed, evaluated.
 
-    def collective_plan(
+        Raises:
+            UserError: as `plan`; or none is planned here.
+        """
+        model = self._model(module, sharders)
+        _, left = model.others()
+        plan = self._finder.found(self._asked.task(model.bags, left))
+        self._remember(plan)
+        return plan
+
+    def replan(
         self,
         module: nn.Module,
-        sharders: list[ModuleSharder[nn.Module]] | None = None,
-        pg: dist.ProcessGroup | None = None,
+        sharders: Sharders | None = None,
+        *,
+        previous: Plan | str | Path,
+        max_moved_bytes: int | str | None = None,
+        **settings: Any,
+    ) -> Replanned:
+        """The previous plan, changed for tables that came or went, or for another number of devices.
+
+        Args:
+            module: as it is now.
+            sharders: None takes TorchRec's default ones.
+            previous: our plan, or a file of it: one that `keep` names, or that `Plan.save` wrote.
+            max_moved_bytes: of weights and optimizer state of tables that there were, over all devices, as a number or
+                as text such as "20GB"; None sets no limit.
+            settings: of `searcher=replan`.
+
+        Raises:
+            UserError: as `plan`; or more has to be moved in any case.
+            InfeasibleError: no plan fits in memory.
+        """
+        find = partial(self._replanned, module, sharders, previous, max_moved_bytes, settings)
+        return find(dist.GroupMember.WORLD)
+
+    def collective_plan(
+        self, module: nn.Module, sharders: Sharders | None = None, pg: dist.ProcessGroup | None = None
     ) -> ShardingPlan:
-        """The plan that rank 0 of the process group finds, on all of its ranks.
+        """The plan that rank 0 of the process group finds, on all of its ranks; so are `last_plan` and `last_cost`.
 
         Raises:
             UserError: rank 0 found none; on every rank.
         """
+        return self._collective(partial(self._planned, module, sharders), pg)
+
+    def collective_replan(
+        self,
+        module: nn.Module,
+        sharders: Sharders | None = None,
+        pg: dist.ProcessGroup | None = None,
+        *,
+        previous: Plan | str | Path,
+        max_moved_bytes: int | str | None = None,
+        **settings: Any,
+    ) -> Replanned:
+        """What `replan` gives on rank 0 of the process group, on all of its ranks.
+
+        Raises:
+            UserError: rank 0 found none; on every rank.
+        """
+        return self._collective(partial(self._replanned, module, sharders, previous, max_moved_bytes, settings), pg)
+
+    def _collective(self, find: Callable[[dist.ProcessGroup], _Found], pg: dist.ProcessGroup | None) -> _Found:
         group = pg or dist.GroupMember.WORLD
         if group is None:
             raise UserError("no process group; call torch.distributed.init_process_group() first, or use plan()")
-        found = invoke_on_rank_and_broadcast_result(group, 0, self._plan_or_error, module, sharders)
+        found = invoke_on_rank_and_broadcast_result(group, 0, self._answer, find, group)
         if isinstance(found, UserError):
             raise found
-        planned: ShardingPlan = found
-        return planned
+        answer: _Found
+        answer, self.last_plan, self.last_cost = found
+        return answer
 
-    def _plan_or_error(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]] | None
-    ) -> ShardingPlan | UserError:
-        """An error is an answer too: the other ranks wait for one."""
+    def _answer(
+        self, find: Callable[[dist.ProcessGroup], _Found], group: dist.ProcessGroup
+    ) -> tuple[_Found, Plan | None, Cost | None] | UserError:
+        """What is found, for all ranks; an error is an answer too: they wait for one."""
         try:
-            return self.plan(module, sharders)
+            found, plan = find(group), self.last_plan
+            return found, plan and replace(plan), self.last_cost  # without what was worked out of the plan
         except UserError as error:
             return error
 
-    def _search(self, module: nn.Module, sharders: Sequence[Any], bags: Mapping[str, BagTable]) -> Plan:
-        task = self._task(module, sharders, bags)
-        with blas_threads(1):
-            found = self._searcher.find(task, self._simulator)
-        plan = found.plan
-        cost = self._simulator.cost(task, plan)
-        for warning in filter(None, (found.warning, *self._simulator.warnings(plan))):
+    def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
+        """The whole plan: out of the file that it is kept in, or found, reported and kept by rank 0 of the group."""
+        started = perf_counter()
+        model = self._model(module, sharders)
+        asked_for = self._asked_for(model)
+        kept = kept_in(self._keep) if self._keep else None
+        if kept and not kept.differences(asked_for) and model.is_in(kept.sharding_plan):
+            _log.info("the plan is the one that %s holds", self._keep)
+            self._remember(kept.plan)
+            whole = model.restored(kept.sharding_plan)
+            as_it_is = replace(self._reports, callbacks=())  # they had it before it was kept
+            as_it_is.told(model, whole, kept.plan, perf_counter() - started)
+            return whole
+        others, left = model.others()
+        plan = None
+        if model.bags:
+            task = self._asked.task(model.bags, left)
+            plan = self._finder.found_after(kept, asked_for, task) if kept else self._finder.found(task)
+        return self._finished(model, others, plan, group, started)
+
+    def _replanned(
+        self,
+        module: nn.Module,
+        sharders: Sharders | None,
+        previous: Plan | str | Path,
+        max_moved_bytes: int | str | None,
+        settings: Mapping[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> Replanned:
+        started = perf_counter()
+        before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
+        model = self._model(module, sharders)
+        others, left = model.others()
+        plan = self._finder.changed(before, self._asked.task(model.bags, left), max_moved_bytes, **settings)
+        whole = self._finished(model, others, plan, group, started)
+        after = self.last_plan or plan
+        return Replanned(whole, after, table_changes(before, after))
+
+    def _finished(
+        self,
+        model: Model,
+        others: ShardingPlan,
+        plan: Plan | None,
+        group: dist.ProcessGroup | None,
+        started: float,
+    ) -> ShardingPlan:
+        """The whole plan, reported, remembered, and kept by rank 0 of the group."""
+        whole = others if plan is None else joined(others, model.exported(plan))
+        whole, plan = self._reports.told(model, whole, plan, perf_counter() - started)
+        self._remember(plan)
+        if self._keep and (group is None or dist.get_rank(group) == 0):
+            KeptPlan(self._asked_for(model), self.last_plan, whole).keep_in(self._keep)
+        return whole
+
+    def _asked_for(self, model: Model) -> dict[str, str]:
+        return made_for(model, self._asked, self._finder, self._reports.callbacks) if self._keep else {}
+
+    def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
+        sharders = sharders or get_default_sharders()
+        return Model.read(
+            module, sharders, self._topology, self._reservation, self._asked.batch_size, self._constraints, self._given
+        )
+
+    def _remember(self, plan: Plan | None) -> None:
+        """The plan, and what it costs, which is logged."""
+        self.last_plan, self.last_cost = None, None
+        if plan is None:
+            return
+        simulator, task = self._finder.simulator, plan.task
+        cost = simulator.cost(task, plan)
+        self.last_plan, self.last_cost = with_prediction(plan, cost, simulator.models.name), cost
+        for warning in simulator.warnings(plan):
             _log.warning(warning)
         _log.info("%d tables on %d devices:\n%s", len(task.tables), task.topology.num_devices, cost)
-        return plan
-
-    def _task(self, module: nn.Module, sharders: Sequence[Any], bags: Mapping[str, BagTable]) -> Task:
-        devices = self._topology.world_size
-        tables = tuple(bag.table(name, self._batch_size, devices) for name, bag in bags.items())
-        rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name)) is not None)
-        return Task(
-            tables,
-            Topology(
-                devices,
-                self._device_memory(module, sharders),
-                devices_per_host=self._topology.local_world_size,
-            ),
-            self._batch_size * devices,
-            self._memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
-            replace(self._rules, rules=self._rules.rules + rules + form_rules(bags)),
-        )
-
-    def _device_memory(self, module: nn.Module, sharders: Sequence[Any]) -> tuple[int, ...]:
-        """(D,) bytes that the reservation leaves."""
-        left = self._reservation.reserve(
-            topology=self._topology,
-            batch_size=self._batch_size,
-            module=module,
-            sharders=list(sharders),
-            constraints=self._constraints,
-        )
-        on_cpu = self._topology.compute_device == "cpu"
-        return tuple(device.storage.ddr if on_cpu else device.storage.hbm for device in left.devices)
-
-    def _exported(self, plan: Plan, bags: Mapping[str, BagTable]) -> ShardingPlan:
-        modules = {name: bag.path for name, bag in bags.items()}
-        exported = to_sharding_plan(plan, modules, self._topology.compute_device, self._topology.local_world_size)
-        for name, bag in bags.items():
-            if bag.constraints is not None:
-                parameter: Any = exported.plan[bag.path][parameter_name(name, bag.path)]
-                for field in _PASSED_ON:
-                    setattr(parameter, field, getattr(bag.constraints, field))
-        return exported
-
-
-def _named(bags: Sequence[BagTable]) -> dict[str, BagTable]:
-    """By the name of the table; by path and name where several collections have one of that name."""
-    count = Counter(bag.name for bag in bags)
-    return {bag.name if count[bag.name] == 1 else bag.qualified_name: bag for bag in bags}
 
 
 def _topology_of_group() -> TorchRecTopology:
@@ -212,16 +297,3 @@ def _default_models(compute_device: str) -> str:
     if name.startswith("roofline"):
         _log.warning("costs are computed from a datasheet (%s); give models=... that were measured on your GPUs", name)
     return name
-
-
-def _optimizer(bags: Any) -> str:
-    """The optimizer that takes the most memory among the tables'."""
-    found = {_optimizer_of(bag) for bag in bags}
-    return max(found, key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
-
-
-def _optimizer_of(bag: BagTable) -> str:
-    classes = getattr(bag.parameter, "_optimizer_classes", [])
-    given = classes[0].__name__ if classes else (bag.sharder.fused_params or {}).get("optimizer", "sgd")
-    name = str(getattr(given, "value", given)).lower()
-    return _OPTIMIZERS.get(name, _LARGEST_OPTIMIZER)

@@ -1,11 +1,8 @@
 """Statistics of a TorchRec model's tables, from the batches that it is trained on."""
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -16,18 +13,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.schema import BatchSize, Devices
-from neuroshard.tables import Table
 from neuroshard.tables.from_batches import MAX_BYTES, count_batches, watched
 from neuroshard.tables.lookups import Lookups
 from neuroshard.tables.measured import MeasuredTables
 from neuroshard.tables.table import MAX_ROW_BLOCKS
 from neuroshard.tables.tally import Features, TableShape
 from neuroshard.tables.trace import RowBlocks
-from neuroshard.tables.user_file import user_file
-from neuroshard.torchrec.bags import BagTable, find_bags
+from neuroshard.torchrec.bags import BagTable, find_bags, named
+from neuroshard.torchrec.statistics import with_statistics
 from neuroshard.units import Size
-
-_log = logging.getLogger(__name__)
 
 
 @checked
@@ -62,7 +56,7 @@ def profile(
         UserError: the model has no tables, batches hold something else or lack a feature, or nobody knows how many
             devices there are; and as `ns.tables_from_batches`.
     """
-    bags = named_bags(find_bags(model, sharders))
+    bags = named(find_bags(model, sharders))
     if not bags:
         raise UserError("the model has no tables that a sharder would shard: there is nothing to count")
     tables = tuple(bag.table(name, 1, 1) for name, bag in bags.items())
@@ -74,60 +68,7 @@ def profile(
         size = global_batch_size or _samples(first) * devices
         read = (_read(bags, shapes, tensors, place) for place, tensors in enumerate(chain(first, taken)))
         found = count_batches(shapes, read, size, row_blocks, max_bytes)
-    return replace(found, tables=_with_statistics(tables, found.tables))
-
-
-def measured_tables(
-    guessed: Sequence[Table], known: MeasuredTables | Sequence[Table] | str | Path, batch_size: int
-) -> tuple[Table, ...]:
-    """Tables of a model with measured statistics in place of guessed ones, by name.
-
-    Args:
-        guessed: (T,) the model's tables.
-        known: what `profile` found, tables, or a file of tables. Of tables that the model doesn't have, and of those
-            that nobody knows, a warning is logged; the latter stay as guessed.
-        batch_size: global: for which histograms are estimated that a file doesn't have.
-
-    Raises:
-        UserError: the file can't be read, or a table has another shape than the model's.
-    """
-    if isinstance(known, MeasuredTables):
-        tables: Sequence[Table] = known.tables
-    else:
-        tables = user_file(str(known), batch_size) if isinstance(known, (str, Path)) else known
-    names, others = {table.name for table in guessed}, {table.name for table in tables}
-    if unknown := sorted(others - names):
-        _log.warning("statistics of %d tables that the model doesn't have, such as %r", len(unknown), unknown[0])
-    if missing := sorted(names - others):
-        _log.warning("no statistics of %d of %d tables, such as %r: guessed", len(missing), len(names), missing[0])
-    return _with_statistics(guessed, tables)
-
-
-def named_bags(bags: Sequence[BagTable]) -> dict[str, BagTable]:
-    """By the name of the table; by path and name where several collections have one of that name."""
-    count = Counter(bag.name for bag in bags)
-    return {bag.name if count[bag.name] == 1 else bag.qualified_name: bag for bag in bags}
-
-
-def _with_statistics(guessed: Sequence[Table], known: Sequence[Table]) -> tuple[Table, ...]:
-    """The tables, with what is known of lookups of their name."""
-    by_name = {table.name: table for table in known}
-    return tuple(_with_lookups_of(table, by_name.get(table.name, table)) for table in guessed)
-
-
-def _with_lookups_of(table: Table, known: Table) -> Table:
-    if (known.rows, known.dim) != (table.rows, table.dim):
-        raise UserError(
-            f"table {table.name!r} has {table.rows} rows and {table.dim} columns, its statistics are of one with "
-            f"{known.rows} and {known.dim}; measure them anew"
-        )
-    return replace(
-        table,
-        pooling_factor=known.pooling_factor,
-        reuse=known.reuse,
-        reuse_batch_size=known.reuse_batch_size,
-        row_lookups=known.row_lookups,
-    )
+    return replace(found, tables=with_statistics(tables, {table.name: table for table in found.tables}))
 
 
 def _devices() -> int:

@@ -172,8 +172,9 @@ def test_the_process_group_gives_the_topology(group):
     planner = NeuroShardPlanner()
     plan = planner.collective_plan(_collection((100, 16)))
     assert plan.plan[""]["t0"].ranks == [0]
-    refused = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
-    with pytest.raises(UserError, match="allow neither"):
+    assert planner.last_plan.task.topology.num_devices == 1
+    refused = {"t0": ParameterConstraints(pooling_factors=[1.0, 2.0])}
+    with pytest.raises(UserError, match="need one number for each"):
         NeuroShardPlanner(constraints=refused).collective_plan(_collection((10, 4)))
 
 

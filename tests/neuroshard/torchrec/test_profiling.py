@@ -13,7 +13,8 @@ from torchrec.types import DataType
 import neuroshard as ns
 from neuroshard.errors import UserError
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.torchrec import find_bags, measured_tables, profile
+from neuroshard.torchrec import find_bags, profile
+from neuroshard.torchrec.statistics import known_tables, with_statistics
 
 META = torch.device("meta")
 ROWS = {"user": 40, "item": 300}
@@ -212,20 +213,24 @@ def _guessed():
     return tuple(bag.table(bag.name, 16, 2) for bag in find_bags(MODEL))
 
 
+def _known(guessed, known):
+    return with_statistics(guessed, known_tables(known, 32))
+
+
 def test_measured_statistics_replace_guessed_ones(tmp_path, caplog):
     found = profile(MODEL, BATCHES, world_size=2)
-    assert measured_tables(_guessed(), found, 32) == found.tables
-    assert measured_tables(_guessed(), found.tables, 32) == found.tables
+    assert _known(_guessed(), found) == found.tables
+    assert _known(_guessed(), found.tables) == found.tables
     found.save(tmp_path / "tables.parquet")
-    assert measured_tables(_guessed(), tmp_path / "tables.parquet", 32) == found.tables
-    assert measured_tables(_guessed(), str(tmp_path / "tables.parquet"), 32) == found.tables
+    assert _known(_guessed(), tmp_path / "tables.parquet") == found.tables
+    assert _known(_guessed(), None) == _guessed()
     assert caplog.text == ""
     assert _guessed() != found.tables
 
 
 def test_what_else_the_model_knows_of_a_table_stays():
     guessed = tuple(replace(table, bytes_per_element=2) for table in _guessed())
-    found = measured_tables(guessed, profile(MODEL, BATCHES, world_size=2), 32)
+    found = _known(guessed, profile(MODEL, BATCHES, world_size=2))
     assert {table.bytes_per_element for table in found} == {2}
     assert {table.reuse_batch_size for table in found} == {32}
 
@@ -233,14 +238,6 @@ def test_what_else_the_model_knows_of_a_table_stays():
 def test_tables_that_one_side_lacks_are_warned_about(caplog):
     other = ns.Table("elsewhere", 5, 4, 1.0, zipf_reuse(5, 9))
     found = profile(MODEL, BATCHES, world_size=2).tables
-    assert measured_tables(_guessed(), [other, found[0]], 32) == (found[0], _guessed()[1])
-    assert "statistics of 1 tables that the model doesn't have, such as 'elsewhere'" in caplog.text
+    assert _known(_guessed(), [other, found[0]]) == (found[0], _guessed()[1])
+    assert "statistics are given for a table 'elsewhere' that is not planned here" in caplog.text
     assert "no statistics of 1 of 2 tables, such as 'item': guessed" in caplog.text
-
-
-def test_statistics_of_a_table_of_another_shape_are_refused():
-    found = profile(MODEL, BATCHES, world_size=2).tables
-    with pytest.raises(
-        UserError, match=r"table 'user' has 40 rows and 8 columns, .* of one with 41 and 8; measure them"
-    ):
-        measured_tables(_guessed(), [replace(found[0], rows=41)], 32)

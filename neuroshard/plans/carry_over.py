@@ -1,0 +1,130 @@
+"""A plan carried over to another task: what stays where it is when tables come and go, or devices do."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from glob import escape
+
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Placement
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What of a plan can stay in another task.
+
+    Attributes:
+        task: the other one.
+        columns: (table, dim, device) of column shards, tables by their indices in the task.
+        others: placements of tables in rows or copies, whole tables only.
+    """
+
+    task: Task
+    columns: tuple[tuple[int, int, int], ...]
+    others: tuple[Placement, ...]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in which everything stays; None if something has no place, or limits are broken."""
+        dims = Counter[int]()
+        for index, dim, _ in self.columns:
+            dims[index] += dim
+        elsewhere = {placed.shard.table for placed in self.others}
+        if any(dims[i] != table.dim for i, table in enumerate(self.task.tables) if i not in elsewhere):
+            return None
+        plan = Plan(self.task, (*in_columns(self.task, self.columns), *self.others))
+        return None if plan.violations else plan
+
+    @property
+    def pinned(self) -> Task:
+        """The task, with everything that can stay held where it is; tables that its constraints place are left out."""
+        given, tables = self.task.constraints, self.task.tables
+        pins = tuple(PinnedShard(tables[index].name, dim, (device,)) for index, dim, device in self.columns)
+        taken = {shard.table for shard in given.pinned} | {name for group in given.together for name in group}
+        rules = tuple(_rule(tables[index], its) for index, its in self._by_table().items())
+        pinned = Constraints(
+            given.rules + rules,
+            given.pinned + tuple(pin for pin in pins if pin.table not in taken),
+            given.together,
+            given.apart,
+        )
+        return replace(self.task, constraints=pinned)
+
+    def largest(self, share: float) -> "Carried":
+        """With the largest column shards only, which hold so much of the bytes of all: small ones fill gaps."""
+        ranked = sorted(self.columns, key=lambda column: (-self._size_bytes(column), column))
+        most, kept, total = share * sum(map(self._size_bytes, ranked)), list[tuple[int, int, int]](), 0
+        for column in ranked:
+            total += self._size_bytes(column)
+            if total <= most:
+                kept.append(column)
+        return replace(self, columns=tuple(kept))
+
+    def _size_bytes(self, column: tuple[int, int, int]) -> int:
+        """Of a column shard's weights."""
+        table, dim, _ = column
+        return self.task.tables[table].with_dim(dim).size_bytes
+
+    def _by_table(self) -> dict[int, list[Placement]]:
+        grouped: dict[int, list[Placement]] = {}
+        for placed in self.others:
+            grouped.setdefault(placed.shard.table, []).append(placed)
+        return grouped
+
+
+def carried_over(before: Plan, task: Task) -> Carried:
+    """What of the plan stays: shards of tables that both have, on devices that both have.
+
+    Devices are known by their numbers. Tables in columns keep the shards whose devices stay; those in rows or copies
+    stay only where devices and hosts are as many as before, for their blocks follow from these. What the rules of the
+    task forbid doesn't stay.
+    """
+    index = {table.name: number for number, table in enumerate(task.tables)}
+    same_devices = _devices(before.task) == _devices(task)
+    columns: list[tuple[int, int, int]] = []
+    others: list[Placement] = []
+    for number, placements in enumerate(_placements(before)):
+        table, form = before.task.tables[number], before.forms[number]
+        new = index.get(table.name)
+        if new is None or _shape(task.tables[new]) != _shape(table) or not _allowed(task, new, form, placements):
+            continue
+        if form is Form.COLUMNS:
+            columns += [(new, p.shard.dim, p.device) for p in placements if p.device < task.topology.num_devices]
+        elif same_devices:
+            others += [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
+    return Carried(task, tuple(columns), tuple(others))
+
+
+def _allowed(task: Task, index: int, form: Form, placements: Sequence[Placement]) -> bool:
+    """Whether rules let a table have this form, on those of its devices that stay."""
+    limits = task.constraints.limits(task.tables[index], task.topology.num_devices)
+    staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
+    return form in limits.forms and staying.issubset(limits.devices)
+
+
+def _placements(plan: Plan) -> list[list[Placement]]:
+    """(T,) those of each table."""
+    grouped: list[list[Placement]] = [[] for _ in plan.task.tables]
+    for placed in plan.placements:
+        grouped[placed.shard.table].append(placed)
+    return grouped
+
+
+def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
+    """Holds a table that lies in rows or copies to its devices."""
+    copied = all(placed.shard.rows == table.rows for placed in placements)
+    devices = tuple(sorted(placed.device for placed in placements))
+    return TableRule(escape(table.name), devices=devices, forms=(Form.COPIES if copied else Form.ROWS,))
+
+
+def _shape(table: Table) -> tuple[int, int, int]:
+    return table.rows, table.dim, table.bytes_per_element
+
+
+def _devices(task: Task) -> tuple[int, int]:
+    return task.topology.num_devices, task.topology.host_size

@@ -1,0 +1,133 @@
+"""Plans that outlive a job: a file with a plan and what it was made for."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchrec.distributed.types import ShardingPlan
+
+from neuroshard.errors import UserError
+from neuroshard.files import read_json, write_json
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import of_format, parse
+from neuroshard.torchrec.planfile import ReadModules, modules_json, sharding_plan_of
+
+_FORMAT = "neuroshard-kept-plan-1"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KeptPlan:
+    """A plan for a whole model.
+
+    Attributes:
+        made_for: digests of what it was made for, by what they are of.
+        plan: of the tables that are planned here; None where there are none.
+        sharding_plan: of the whole model.
+    """
+
+    made_for: Mapping[str, str]
+    plan: Plan | None
+    sharding_plan: ShardingPlan
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        content = {
+            "format": _FORMAT,
+            "made_for": dict(self.made_for),
+            "plan": None if self.plan is None else self.plan.to_json(),
+            "modules": modules_json(self.sharding_plan),
+        }
+        write_json(path, content)
+
+    def keep_in(self, path: Path) -> None:
+        """Write it where that can be done; a job that runs needs no file, so a warning says where it can't."""
+        try:
+            self.save(path)
+        except OSError as error:
+            _log.warning("the plan can't be kept in %s: %s", path, error)
+
+    @classmethod
+    def load(cls, path: Path) -> "KeptPlan":
+        """What `save` wrote.
+
+        Raises:
+            UserError: the file is missing or malformed.
+        """
+        where = f"kept plan {path}"
+        read = parse(of_format(read_json(path, "kept plan"), _FORMAT, where), _File, where)
+        plan = None if read.plan is None else Plan.from_json(read.plan, where)
+        return cls(read.made_for, plan, sharding_plan_of(read.modules, where))
+
+    def differences(self, made_for: Mapping[str, str]) -> tuple[str, ...]:
+        """What it was made for otherwise."""
+        names = dict.fromkeys([*self.made_for, *made_for])
+        return tuple(name for name in names if self.made_for.get(name) != made_for.get(name))
+
+
+@dataclass(frozen=True)
+class _File:
+    made_for: dict[str, str]
+    plan: dict[str, Any] | None
+    modules: ReadModules
+
+
+def load_any_plan(path: Path) -> Plan:
+    """Our plan in a kept plan's file, or in one that `Plan.save` wrote.
+
+    Raises:
+        UserError: the file is neither, or holds no table that was planned here.
+    """
+    content = read_json(path, "plan")
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        return Plan.from_json(content, str(path))
+    plan = KeptPlan.load(path).plan
+    if plan is None:
+        raise UserError(f"{path} holds no table that was planned here")
+    return plan
+
+
+def kept_in(path: Path) -> KeptPlan | None:
+    """The plan in the file; None where there is no file, or, with a warning, where it can't be read."""
+    if not path.exists():
+        return None
+    try:
+        return KeptPlan.load(path)
+    except UserError as error:
+        _log.warning("%s; searching anew", error)
+        return None
+
+
+def digests(made_for: Mapping[str, object]) -> dict[str, str]:
+    """A digest of each value."""
+    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def _described(value: Any) -> Any:
+    """Plain values, equal for equal settings in other processes too; of other objects, what they are called."""
+    found = value.value if isinstance(value, Enum) else value
+    if found is None or isinstance(found, (bool, int, float, str)):
+        return found
+    if isinstance(found, Mapping):
+        return {str(key): _described(each) for key, each in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_described(each) for each in found]
+    return {"kind": f"{type(found).__module__}.{type(found).__qualname__}"} | _inside(found)
+
+
+def _inside(found: Any) -> dict[str, Any]:
+    """What is known to make two objects of a kind differ."""
+    if isinstance(found, np.ndarray):
+        return {"shape": list(found.shape), "digest": hashlib.sha256(found.tobytes()).hexdigest()}
+    if isinstance(found, Path):
+        return {"path": str(found)}
+    if is_dataclass(found):
+        return {field.name: _described(getattr(found, field.name)) for field in fields(found)}
+    return {}

@@ -1,0 +1,143 @@
+"""A model that is to be sharded: its parameters, who plans them, and the plan of those that aren't planned here."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, ShardingOption, StorageReservation
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
+
+from neuroshard.errors import InfeasibleError
+from neuroshard.plans.plan import Plan
+from neuroshard.torchrec.bags import BagTable, bags_of, named
+from neuroshard.torchrec.delegated import delegate, joined, without
+from neuroshard.torchrec.export import from_sharding_plan, parameter_name, to_sharding_plan
+from neuroshard.torchrec.modules import Division, Parameter, divide, is_given
+from neuroshard.torchrec.options import PASSED_ON, sharding_options
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be sharded.
+
+    Attributes:
+        module: it is.
+        sharders: that shard it.
+        division: who plans what.
+        bags: the tables that are planned here, by the names that they have in tasks.
+        left: the devices with the memory that the reservation leaves.
+        batch_size: of one device.
+        constraints: TorchRec's, by name of the table.
+        given: a plan whose parameters are kept as they are.
+    """
+
+    module: nn.Module
+    sharders: Sequence[ModuleSharder[nn.Module]]
+    division: Division
+    bags: Mapping[str, BagTable]
+    left: TorchRecTopology
+    batch_size: int
+    constraints: Mapping[str, ParameterConstraints]
+    given: ShardingPlan
+
+    @classmethod
+    def read(
+        cls,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[nn.Module]],
+        topology: TorchRecTopology,
+        reservation: StorageReservation,
+        batch_size: int,
+        constraints: Mapping[str, ParameterConstraints],
+        given: ShardingPlan,
+    ) -> "Model":
+        """What the sharders would shard of `module`, on any device; a warning says what isn't planned here.
+
+        Raises:
+            InfeasibleError: the reservation leaves no memory.
+        """
+        division = divide(module, sharders, constraints, given)
+        try:
+            left = reservation.reserve(
+                topology=topology,
+                batch_size=batch_size,
+                module=module,
+                sharders=list(sharders),
+                constraints=dict(constraints),
+            )
+        except PlannerError as error:
+            raise InfeasibleError(f"storage_reservation: {error}") from error
+        division.warn()
+        for path in sorted(set(given.plan) - {parameter.path for parameter in division.given}):
+            _log.warning("the given plan holds module %r, none that is sharded here: its memory isn't counted", path)
+        bags = named(bags_of(division, constraints))
+        return cls(module, sharders, division, bags, left, batch_size, constraints, given)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All of them, those that are planned here first."""
+        return self.division.planned + self.division.delegated + self.division.given
+
+    def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
+        """The plan of what isn't planned here, and the devices with the memory that it leaves.
+
+        Raises:
+            InfeasibleError: TorchRec finds no plan for what is delegated to it.
+            UserError: TorchRec can't plan that.
+        """
+        left = self._without(self.left, self.given, self.division.given)
+        found = delegate(self.division.delegated, self.module, left, self.batch_size, self.constraints)
+        left = self._without(left, found, self.division.delegated)
+        return joined(self.given, found), left
+
+    def _without(
+        self, left: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter]
+    ) -> TorchRecTopology:
+        return without(left, sharding_plan, parameters, self.batch_size, self.constraints)
+
+    def exported(self, plan: Plan) -> ShardingPlan:
+        """Our plan as TorchRec's, with what the constraints pass on to kernels."""
+        modules = {name: bag.path for name, bag in self.bags.items()}
+        exported = to_sharding_plan(plan, modules, self.left.compute_device, self.left.local_world_size)
+        for name, bag in self.bags.items():
+            module_plan: Any = exported.plan[bag.path]
+            _pass_on(bag.constraints, module_plan[parameter_name(name, bag.path)])
+        return exported
+
+    def is_in(self, sharding_plan: ShardingPlan) -> bool:
+        """Whether a plan holds every parameter that isn't given."""
+        return all(is_given(sharding_plan, found) for found in self.division.planned + self.division.delegated)
+
+    def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
+        """A plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
+        for parameter in self.division.planned + self.division.delegated:
+            module_plan: Any = sharding_plan.plan[parameter.path]
+            _pass_on(self.constraints.get(parameter.name), module_plan[parameter.name])
+        return joined(sharding_plan, self.given)
+
+    def plan_in(self, sharding_plan: ShardingPlan, plan: Plan) -> Plan:
+        """What a plan of the whole model, ours changed by somebody, says of the tables of `plan`.
+
+        Raises:
+            UserError: its shards lie such that TorchRec would fail with them or train other rows than it should.
+        """
+        ours: dict[str, Any] = {}
+        for bag in self.bags.values():
+            module_plan: Any = sharding_plan.plan[bag.path]
+            ours.setdefault(bag.path, EmbeddingModuleShardingPlan())[bag.name] = module_plan[bag.name]
+        return from_sharding_plan(plan.task, ShardingPlan(ours))
+
+    def options(self, sharding_plan: ShardingPlan) -> list[ShardingOption]:
+        """A sharding option for each of the parameters, in their order, with nothing estimated."""
+        return sharding_options(sharding_plan, self.parameters, self.batch_size, self.left, self.constraints)
+
+
+def _pass_on(constraints: ParameterConstraints | None, sharding: Any) -> None:
+    if constraints is not None:
+        for field in PASSED_ON:
+            setattr(sharding, field, getattr(constraints, field))

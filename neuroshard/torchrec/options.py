@@ -1,0 +1,115 @@
+"""A plan as TorchRec's sharding options, which say what shards take: what its reports and callbacks are given."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR, POOLING_FACTOR
+from torchrec.distributed.planner.enumerators import get_partition_by_type
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan, ShardingType
+
+from neuroshard.torchrec.modules import Parameter
+
+PASSED_ON = (
+    "cache_params",
+    "enforce_hbm",
+    "stochastic_rounding",
+    "bounds_check_mode",
+    "output_dtype",
+    "key_value_params",
+)  # from constraints to a plan's parameters
+
+
+def sharding_options(
+    sharding_plan: ShardingPlan,
+    parameters: Sequence[Parameter],
+    batch_size: int,
+    topology: TorchRecTopology,
+    constraints: Mapping[str, ParameterConstraints],
+) -> list[ShardingOption]:
+    """An option for each of the parameters, which the plan holds; their shards have ranks, and nothing is estimated.
+
+    Args:
+        sharding_plan: of any sharding type.
+        parameters: of the model.
+        batch_size: of one device.
+        topology: data-parallel parameters without ranks lie on all its devices.
+        constraints: by name of the table.
+    """
+    pooled: dict[int, bool] = {}
+    options = []
+    for parameter in parameters:
+        module_plan: Any = sharding_plan.plan[parameter.path]
+        known_as = id(parameter.module)
+        if known_as not in pooled:
+            pooled[known_as] = ShardingOption.module_pooled(parameter.module, parameter.path)
+        sharding: ParameterSharding = module_plan[parameter.name]
+        given = constraints.get(parameter.name)
+        options.append(
+            ShardingOption(
+                name=parameter.name,
+                tensor=parameter.weights,
+                module=(parameter.path, parameter.module),
+                input_lengths=list(given.pooling_factors) if given else [POOLING_FACTOR],
+                batch_size=batch_size,
+                sharding_type=sharding.sharding_type,
+                partition_by=get_partition_by_type(sharding.sharding_type),
+                compute_kernel=sharding.compute_kernel,
+                shards=_shards(parameter, sharding, topology.world_size),
+                is_pooled=pooled[known_as],
+                feature_names=given.feature_names if given else None,
+                **{name: getattr(sharding, name) for name in PASSED_ON},
+            )
+        )
+    return options
+
+
+def _shards(parameter: Parameter, sharding: ParameterSharding, num_devices: int) -> list[Shard]:
+    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        ranks = sharding.ranks or range(num_devices)
+        return [Shard(list(parameter.weights.shape), [0, 0], rank=rank) for rank in ranks]
+    spec: Any = sharding.sharding_spec
+    pairs = zip(spec.shards, sharding.ranks or [], strict=True)
+    return [Shard(list(shard.shard_sizes), list(shard.shard_offsets), rank=rank) for shard, rank in pairs]
+
+
+def estimate_storage(
+    options: Sequence[ShardingOption],
+    sharders: Sequence[ModuleSharder[Any]],
+    topology: TorchRecTopology,
+    constraints: Mapping[str, ParameterConstraints],
+) -> None:
+    """Fill in the `storage` of all shards by TorchRec's own estimate."""
+    estimator = EmbeddingStorageEstimator(topology=topology, constraints=dict(constraints))
+    estimator.estimate(list(options), _sharder_data(sharders))
+
+
+def estimate_perf(
+    options: Sequence[ShardingOption],
+    sharders: Sequence[ModuleSharder[Any]],
+    topology: TorchRecTopology,
+    constraints: Mapping[str, ParameterConstraints],
+) -> None:
+    """Fill in the `perf` of all shards by TorchRec's own estimate."""
+    estimator: Any = EmbeddingPerfEstimatorFactory.create(
+        DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=dict(constraints)
+    )
+    estimator.estimate(list(options), _sharder_data(sharders))
+
+
+def device_bytes(options: Sequence[ShardingOption], topology: TorchRecTopology) -> tuple[int, ...]:
+    """(D,) bytes of the memory that holds tables which estimated options take."""
+    total = [0] * topology.world_size
+    for option in options:
+        for shard in option.shards:
+            storage: Any = shard.storage
+            total[int(shard.rank or 0)] += storage.ddr if topology.compute_device == "cpu" else storage.hbm
+    return tuple(total)
+
+
+def _sharder_data(sharders: Sequence[ModuleSharder[Any]]) -> dict[str, Any]:
+    return dict(build_sharder_data_map({sharder_name(sharder.module_type): sharder for sharder in sharders}))

@@ -1,0 +1,127 @@
+"""TorchRec's plans as JSON: types, kernels, ranks and shards of every parameter."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.files import read_json, write_json
+from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
+
+_FORMAT = "torchrec-sharding-plan-1"
+_TYPES = tuple(kind.value for kind in ShardingType)
+_KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
+
+
+def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
+    """Write TorchRec's plan as JSON: types, kernels, ranks and shards of every parameter."""
+    write_json(Path(path), {"format": _FORMAT, "modules": modules_json(sharding_plan)})
+
+
+def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
+    """The parameters of every module, JSON-ready; what isn't of tables is left out."""
+    return {
+        module: {name: _parameter_json(parameter) for name, parameter in module_plan.items()}
+        for module, module_plan in sharding_plan.plan.items()
+        if isinstance(module_plan, dict)
+    }
+
+
+def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
+    spec: Any = parameter.sharding_spec
+    return {
+        "sharding_type": parameter.sharding_type,
+        "compute_kernel": parameter.compute_kernel,
+        "ranks": parameter.ranks,
+        "shards": None
+        if spec is None
+        else [
+            {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
+            for s in spec.shards
+        ],
+    }
+
+
+def load_sharding_plan(path: str | Path) -> ShardingPlan:
+    """The plan in a file that `save_sharding_plan` wrote.
+
+    Raises:
+        UserError: the file is missing or malformed.
+    """
+    where = f"sharding plan {path}"
+    read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
+    return sharding_plan_of(read.modules, where)
+
+
+_Extent = tuple[Annotated[int, Meta(ge=0, le=MAX_ROWS)], Annotated[int, Meta(ge=0, le=MAX_DIM)]]  # rows, columns
+
+
+@dataclass(frozen=True)
+class _Shard:
+    offsets: _Extent
+    sizes: _Extent
+    placement: Name
+
+
+@dataclass(frozen=True)
+class ReadParameter:
+    """A parameter as it stands in a file.
+
+    Raises:
+        UserError: TorchRec has no such sharding type or kernel.
+    """
+
+    sharding_type: str
+    compute_kernel: str
+    ranks: tuple[Device, ...] | None
+    shards: tuple[_Shard, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.sharding_type not in _TYPES:
+            raise unknown_name("sharding type", self.sharding_type, _TYPES)
+        if self.compute_kernel not in _KERNELS:
+            raise unknown_name("compute kernel", self.compute_kernel, _KERNELS)
+
+
+ReadModules = dict[str, dict[str, ReadParameter]]
+
+
+@dataclass(frozen=True)
+class _File:
+    modules: ReadModules
+
+
+def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
+    """The plan of what stands in a file; `where` begins an error.
+
+    Raises:
+        UserError: TorchRec has no such shards.
+    """
+    try:
+        return ShardingPlan(
+            {
+                module: EmbeddingModuleShardingPlan({name: _parameter_of(read) for name, read in parameters.items()})
+                for module, parameters in modules.items()
+            }
+        )
+    except (ValueError, RuntimeError) as error:  # what TorchRec says of shards
+        raise UserError(f"{where}: {error}") from None
+
+
+def _parameter_of(read: ReadParameter) -> ParameterSharding:
+    ranks = None if read.ranks is None else list(read.ranks)
+    if read.shards is None:
+        return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, None)
+    shards = [ShardMetadata(list(s.offsets), list(s.sizes), s.placement) for s in read.shards]
+    return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, EnumerableShardingSpec(shards))

@@ -1,0 +1,53 @@
+"""What is moved between plans whose tables or devices are others."""
+
+from dataclasses import replace
+
+from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.tables import Table
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
+
+ONCE = (1.0, *(0.0,) * 16)
+
+
+def _task(names, devices=2, **fields):
+    tables = tuple(Table(name, 10, 8, 1.0, ONCE) for name in names)
+    return Task(tables, Topology(devices, 1 << 20), 64, **fields)
+
+
+def test_tables_are_known_by_their_names():
+    before = assemble(_task("abc"), [(0, 8, 0), (1, 8, 1), (2, 8, 0)])
+    after = assemble(_task("cab"), [(0, 8, 0), (1, 8, 1), (2, 8, 1)])
+    assert moved_between(before, after).tolist() == [0, 10 * 8 * 4, 0]
+    (only,) = table_changes(before, after)
+    assert (only.table, only.before, only.after, only.size_bytes) == ("a", ((0, 8),), ((1, 8),), 320)
+    assert str(only) == "table a: 320 bytes moved, device 0 (8 columns) -> device 1 (8 columns)"
+
+
+def test_what_comes_and_goes_is_named_and_not_moved():
+    before = assemble(_task("ab"), [(0, 8, 0), (1, 8, 1)])
+    after = assemble(_task("bc", 3), [(0, 4, 1), (0, 4, 2), (1, 8, 2)])
+    changes = {change.table: change for change in table_changes(before, after)}
+    assert [change.is_new for change in changes.values()] == [True, False, False]
+    assert {name: change.size_bytes for name, change in changes.items()} == {"c": 320, "b": 160, "a": 0}
+    assert moved_bytes(before, after) == 160
+    assert str(changes["a"]) == "table a: gone"
+    assert str(changes["c"]) == "table c: new, 320 bytes on device 2 (8 columns)"
+
+
+def test_what_is_kept_is_no_change():
+    plan = assemble(_task("ab"), [(0, 8, 0), (1, 4, 0), (1, 4, 1)])
+    assert table_changes(plan, plan) == ()
+    assert moved_bytes(plan, plan) == 0
+
+
+def test_other_forms_and_optimizers_count():
+    task = _task("a", memory=MemoryUse("adam"))
+    whole = assemble(task, [(0, 8, 0)])
+    rows, copies = Plan(task, tuple(in_rows(task, 0, [0, 1]))), Plan(task, tuple(in_copies(task, 0)))
+    assert moved_bytes(whole, rows) == 5 * 8 * 12
+    assert moved_bytes(whole, copies) == 10 * 8 * 12
+    assert moved_bytes(copies, rows) == 0
+    assert moved_bytes(replace(whole, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12

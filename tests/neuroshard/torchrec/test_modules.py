@@ -1,0 +1,232 @@
+"""Every kind of module that holds tables: planned here, delegated to TorchRec's planner, or given."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+from torchrec.types import DataType
+
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.testing import linear_models
+from neuroshard.torchrec import NeuroShardPlanner
+from neuroshard.torchrec.modules import divide
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+NONE = FixedPercentageStorageReservation(0.0)
+ROWS, DIM = 64, 16
+
+
+def _bag_configs(*names, dim=DIM, data_type=DataType.FP32):
+    return [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=ROWS, embedding_dim=dim, feature_names=[f"f_{name}"], data_type=data_type
+        )
+        for name in names
+    ]
+
+
+def _bags(*names, device=META, is_weighted=False, **fields):
+    return EmbeddingBagCollection(_bag_configs(*names, **fields), device=device, is_weighted=is_weighted)
+
+
+def _sequences(*names, device=META):
+    return EmbeddingCollection(
+        [EmbeddingConfig(name=n, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{n}"]) for n in names],
+        device=device,
+    )
+
+
+def _weighted(*names):
+    processors = {f"f_{name}": PositionWeightedModule(10, device=META) for name in names}
+    return FeatureProcessedEmbeddingBagCollection(_bags(*names, is_weighted=True), processors)
+
+
+def _remapped(configs):
+    policy = DistanceLFU_EvictionPolicy()
+    modules = {
+        config.name: MCHManagedCollisionModule(ROWS, CPU, policy, eviction_interval=2, input_hash_size=1000, buckets=2)
+        for config in configs
+    }
+    return ManagedCollisionCollection(modules, configs)
+
+
+def _collision_bags(*names):
+    bags = _bags(*names, device=CPU)
+    return ManagedCollisionEmbeddingBagCollection(bags, _remapped(bags.embedding_bag_configs()))
+
+
+def _collision_sequences(*names):
+    sequences = _sequences(*names, device=CPU)
+    return ManagedCollisionEmbeddingCollection(sequences, _remapped(sequences.embedding_configs()))
+
+
+def _quantised(*names):
+    return QuantEmbeddingBagCollection(_bag_configs(*names, data_type=DataType.INT8), is_weighted=False, device=CPU)
+
+
+def _fused(*names):
+    return FusedEmbeddingBagCollection(_bag_configs(*names), torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
+
+
+class _Model(nn.Module):
+    """A plain collection beside another module."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.plain, self.other, self.over = _bags("a", "b"), other, nn.Linear(4, 1)
+
+
+def _planner(devices=2, device="cpu", cap=1 << 20, **settings):
+    topology = Topology(devices, device, ddr_cap=cap, hbm_cap=cap, local_world_size=devices, created_by_factory=True)
+    models = replace(linear_models(devices), batch_size=None)
+    settings = {"models": models, "batch_size": 4, "storage_reservation": NONE} | settings
+    return NeuroShardPlanner(topology=topology, **settings)
+
+
+def _divided(module, **constraints):
+    division = divide(module, get_default_sharders(), constraints)
+    return [p.name for p in division.planned], {
+        p.name: why for p, why in zip(division.delegated, division.reasons, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("make", "planned"), [(_bags, True), (_weighted, True), (_fused, True), (_sequences, False),
+    (_collision_bags, False), (_collision_sequences, False), (_quantised, False)])  # fmt: skip
+def test_every_kind_of_module_is_in_the_plan(make, planned, caplog):
+    """Managed collision collections are sharded with what remaps their ids, by rows alone."""
+    model = _Model(make("c"))
+    planner = _planner(device="cuda")
+    plan = planner.plan(model)
+    assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
+    ours = {table.name for table in planner.last_plan.task.tables}
+    assert ours == ({"a", "b", "c"} if planned else {"a", "b"})
+    assert (f"other.c ({type(model.other).__name__})" in caplog.text) is not planned
+    if not planned:
+        assert "delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text
+        whole = ROWS * DIM * (1 if make is _quantised else 4)
+        before, after = sum(_capacity(2)), sum(planner.last_plan.task.topology.device_memory)
+        assert whole <= before - after < 2 * whole + 50_000  # with buffers of a batch; a copy on both at most
+
+
+def _capacity(devices):
+    return (1 << 20,) * devices
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "why"),
+    [
+        (_bags("c", data_type=DataType.FP16), {}, None),
+        (_bags("c", data_type=DataType.BF16), {}, None),
+        (_bags("c", data_type=DataType.INT8), {}, "weights of type INT8"),
+        (_bags("c", dim=10), {}, "10 columns are no multiple of 4"),
+        (_bags("c"), {"sharding_types": ["row_wise"]}, "sharding_types=['row_wise']"),
+        (_bags("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
+        (_bags("c"), {"compute_kernels": ["dense"]}, "compute_kernels=['dense']"),
+        (_bags("c"), {"compute_kernels": ["fused"]}, None),
+    ],
+)
+def test_tables_that_cannot_be_costed_or_said_are_delegated_alone(module, given, why):
+    planned, delegated = _divided(nn.ModuleList([module, _bags("d")]), c=ParameterConstraints(**given))
+    assert planned == (["d"] if why else ["c", "d"])
+    assert delegated == ({"c": why} if why else {})
+
+
+class _CopiesOnly(EmbeddingBagCollectionSharder):
+    def sharding_types(self, compute_device_type):
+        return [ShardingType.DATA_PARALLEL.value]
+
+
+def test_sharders_that_cannot_split_are_delegated():
+    planned = _planner().plan(_bags("c"), [_CopiesOnly()]).plan[""]["c"]
+    assert (planned.sharding_type, planned.ranks) == ("data_parallel", [0, 1])
+
+
+def test_one_collection_may_be_planned_by_two():
+    constraints = {"b": ParameterConstraints(sharding_types=["row_wise"])}
+    plan = _planner(4, "cuda", constraints=constraints).plan(_bags("a", "b", "c")).plan[""]
+    assert {name: p.sharding_type == "row_wise" for name, p in plan.items()} == {"a": False, "b": True, "c": False}
+    assert plan["b"].ranks == [0, 1, 2, 3]
+
+
+def test_a_module_in_two_places_is_planned_once():
+    shared = _bags("a")
+    model = nn.ModuleDict({"one": shared, "two": nn.Sequential(shared)})
+    assert _divided(model) == (["a"], {})
+    assert list(_planner().plan(model).plan) == ["one"]
+
+
+def test_delegated_tables_fill_devices_before_ours():
+    """A device that TorchRec fills has no room for ours."""
+    constraints = {"s": ParameterConstraints(sharding_types=["table_wise"])}
+    size = ROWS * DIM * 4
+    planner = _planner(cap=2 * size + 4096, constraints=constraints)
+    plan = planner.plan(nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b", "c")}))
+    (full,) = plan.plan["s"]["s"].ranks
+    free = planner.last_plan.task.topology.device_memory
+    assert free[1 - full] == 2 * size + 4096
+    assert free[full] <= size + 4096
+    with pytest.raises(InfeasibleError):
+        _planner(cap=2 * size, constraints=constraints).plan(
+            nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b", "c", "d")})
+        )
+
+
+def test_only_other_modules_need_no_search():
+    planner = _planner()
+    assert list(planner.plan(_sequences("s")).plan[""]) == ["s"]
+    assert planner.last_plan is None
+    with pytest.raises(UserError, match="no table of the model is planned here"):
+        planner.search(_sequences("s"))
+
+
+def test_what_torchrec_cannot_plan_is_one_line():
+    wanted = {"s": ParameterConstraints(sharding_types=["table_row_wise"])}
+    with pytest.raises(UserError, match=r"TorchRec's planner, asked for 1 parameter\(s\) such as 's'"):
+        _planner(constraints=wanted).plan(_sequences("s"))
+    with pytest.raises(InfeasibleError, match="Unable to find a plan"):
+        _planner(cap=1000).plan(_sequences("s"))
+
+
+def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):
+    model = nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b")})
+    first = _planner().plan(model)
+    rank = 1 - first.plan["bags"]["a"].ranks[0]
+    kept = (
+        _planner(constraints={"a": ParameterConstraints(sharding_types=["table_wise"])}).plan(_bags("a")).plan[""]["a"]
+    )
+    kept.ranks = [rank]
+    given = ShardingPlan({"bags": type(first.plan["bags"])({"a": kept}), "s": first.plan["s"], "pool": object()})
+    planner = _planner(given=given)
+    plan = planner.plan(model)
+    assert plan.plan["bags"]["a"] is kept
+    assert plan.plan["s"]["s"] is first.plan["s"]["s"]
+    assert plan.plan["pool"] is given.plan["pool"]
+    assert [table.name for table in planner.last_plan.task.tables] == ["b"]
+    assert planner.last_plan.task.topology.device_memory[rank] <= (1 << 20) - ROWS * DIM * 4
+    assert "kept as the given plan has them: s.s, bags.a" in caplog.text
+    assert "holds module 'pool'" in caplog.text
+
+
+def test_the_optimizer_of_a_fused_collection_counts():
+    assert _planner().search(_fused("c")).task.memory.optimizer == "adam"  # the largest stands for those without a name
+    assert _planner().search(_bags("c")).task.memory.optimizer == "sgd"
