@@ -1,0 +1,58 @@
+"""The page from data loader to faster step: its code, as it stands but for the machine, trains a model."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuroshard.testing import PATIENCE_S
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "my_model.md"
+HERE = {  # what of the page is another machine's
+    'Topology(world_size, "cuda", hbm_cap=80 << 30, local_world_size=8)': 'Topology(world_size, "cpu", ddr_cap=1 << 30)',
+    'models="my-gpus"': 'models="cpu"',
+}
+BEFORE = """
+import os
+import torch
+from torch import distributed as dist
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_WORLD_SIZE": "1"}
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+world_size, BATCH_SIZE, device = 1, 256, torch.device("cpu")
+config = EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f"])
+model = EmbeddingBagCollection([config], device=torch.device("meta"))
+sharders = [EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.1})]
+lengths = torch.full((BATCH_SIZE,), 3)
+batches = loader = [KeyedJaggedTensor(["f"], torch.randint(50, (3 * BATCH_SIZE,)), lengths) for _ in range(2)]
+steps = []
+
+
+def train_step(model, batch):
+    loss = model(batch).values().sum()
+    loss.backward()
+    steps.append(loss.item())
+
+"""
+AFTER = """
+table = planner.last_plan.task.tables[0]
+print("steps", len(steps), "lookups", table.pooling_factor, "made for", table.reuse_batch_size)
+"""
+
+
+@pytest.mark.xdist_group("measures")
+def test_the_page_works(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for there, here in HERE.items():
+        assert there in code
+        code = code.replace(there, here)
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE + code + AFTER], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("steps 2 lookups 3.0 made for 256\n")
+    assert (tmp_path / "plan.json").exists()
