@@ -28,7 +28,7 @@ config = EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, featur
 model = EmbeddingBagCollection([config], device=torch.device("meta"))
 sharders = [EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.1})]
 lengths = torch.full((BATCH_SIZE,), 3)
-batches = loader = [KeyedJaggedTensor(["f"], torch.randint(50, (3 * BATCH_SIZE,)), lengths) for _ in range(2)]
+batches = loader = [KeyedJaggedTensor(["f"], torch.randint(50, (3 * BATCH_SIZE,)), lengths=lengths) for _ in range(2)]
 steps = []
 
 
