@@ -15,6 +15,7 @@ from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms
 from neuroshard.tasks.task import Task
@@ -30,14 +31,14 @@ class FormSearch(Searcher):
 
     Attributes:
         columns: searches what lies in columns: everything, and what the best choice of forms leaves.
-        quick: the same, in little time: ranks choices of forms.
+        quick: places columns in little time: ranks choices of forms.
         forms: that tables may lie in, columns among them; of these, those that the models know.
-        tries: quick searches, at most.
+        tries: choices that are placed quickly, at most.
         choice: whether a gain over columns alone is believed; None believes every prediction.
     """
 
     columns: Searcher
-    quick: Searcher
+    quick: Start
     forms: tuple[str, ...] = FORMS
     tries: Count = 6
     choice: Choice | None = None

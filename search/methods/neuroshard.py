@@ -15,7 +15,7 @@ from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.forms import FormSearch, searched_forms
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import CheapestStart, EvenLayouts
+from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tasks.task import Task
 
@@ -52,8 +52,7 @@ class NeuroShard(Searcher):
     @property
     def form_search(self) -> FormSearch:
         """All of it: the parts for what lies in columns, and placements without steps to rank choices of forms."""
-        quick = CheapestStart((EvenLayouts(self.grid),))
-        return FormSearch(self.parts, quick, self.forms, self.form_tries, self.choice)
+        return FormSearch(self.parts, EvenLayouts(self.grid), self.forms, self.form_tries, self.choice)
 
     @property
     def parts(self) -> ImprovedSearch:
