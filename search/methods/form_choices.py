@@ -8,7 +8,6 @@ import numpy as np
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.starts import Start
@@ -23,6 +22,7 @@ from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTa
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
+from neuroshard.traffic import Traffic
 
 _FLATTERED = 1.1  # times the estimate of columns: what they may really cost
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
@@ -101,8 +101,9 @@ class FormChoices:
             held = None
         if held is None:
             return float("inf")
-        compute_ms = self.simulator.models.compute.predict(DeviceLoads(catalog.items).sets(held.T))
-        return self.estimates.placed_ms(forms, compute_ms, DIM_MULTIPLE * held.sum(axis=0))
+        loads = DeviceLoads(catalog.items).sets(held.T)
+        traffic = Traffic.of(loads, self.task.batch_size, self.task.topology.host_size)
+        return self.estimates.placed_ms(forms, self.simulator.models.compute.predict(loads), traffic.columns[0])
 
     def beats_columns(self, plan: Plan) -> bool:
         """Whether a plan is proven to be predicted cheaper than any of columns alone: these needn't be searched then.

@@ -1,6 +1,6 @@
 """The catalog of some of a task's tables, without making it anew: only memory differs from try to try."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import part_of
 from neuroshard.stages.search.space.items import Item, Items
 from neuroshard.stages.search.space.limits import Limits
+
+_OF_ITEMS = ("items", "first", "full_width")  # all other arrays are of entries
 
 
 def part_of_catalog(catalog: Catalog, tables: IntArray, free_bytes: IntArray) -> Catalog:
@@ -19,22 +21,18 @@ def part_of_catalog(catalog: Catalog, tables: IntArray, free_bytes: IntArray) ->
     number = np.full(len(catalog.items.task.tables), -1)
     number[tables] = np.arange(len(tables))
     kept: BoolArray = number[[item.parts[0][0] for item in catalog.items.items]] >= 0  # (I,)
-    entries = kept[catalog.item]  # (N,)
-    full_width = catalog.full_width[kept]
+    full_width, entries = catalog.full_width[kept], kept[catalog.item]
+    arrays = [field.name for field in fields(Catalog) if field.name not in _OF_ITEMS]
     its = (item for item, stays in zip(catalog.items.items, kept.tolist(), strict=True) if stays)
     return Catalog(
-        Items(
+        items=Items(
             part_of(catalog.items.task, tables.tolist(), free_bytes),
             tuple(_renumbered(item, number) for item in its),
             _limits(catalog.items.limits, kept),
         ),
-        np.concatenate([[0], (full_width + 1).cumsum()[:-1]]),
-        full_width,
-        catalog.size_bytes[entries],
-        catalog.state_bytes[entries],
-        catalog.vectors[entries],
-        catalog.cost_ms[entries],
-        catalog.least_score[entries],
+        first=np.concatenate([[0], (full_width + 1).cumsum()[:-1]]),
+        full_width=full_width,
+        **{name: getattr(catalog, name)[entries] for name in arrays},
     )
 
 
