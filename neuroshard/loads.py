@@ -122,6 +122,17 @@ class Loads:
         """Of shards of the same rows that are `dim` (n,) wide."""
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
 
+    def first_blocks(self, count: int) -> "Loads":
+        """Of whole tables whose lookups are spread evenly: of each the first of `count` blocks of rows."""
+        rows, form = np.ceil(self.rows / count), np.full(len(self), FORMS.index(Form.ROWS))
+        sharers = np.full(len(self), count, dtype=np.int64)
+        return replace(self, rows=rows, lookups=self.lookups * (rows / self.rows), form=form, sharers=sharers)
+
+    def copies(self, num_devices: int) -> "Loads":
+        """Of whole tables: of each a copy, for the samples of one device of `num_devices`."""
+        formed = replace(self, form=np.full(len(self), FORMS.index(Form.COPIES)))
+        return formed._copied(num_devices, np.arange(len(self)))
+
 
 @dataclass(frozen=True, eq=False)
 class LoadSets:

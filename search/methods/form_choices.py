@@ -10,17 +10,22 @@ from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
-from neuroshard.stages.search.space.form_descent import descent, ranked_changes
+from neuroshard.stages.search.space.form_catalog import part_of_catalog
+from neuroshard.stages.search.space.form_descent import changed, descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, part_of
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
+from neuroshard.traffic import Traffic
 
 _FLATTERED = 1.1  # times the estimate of columns: what they may really cost
+_BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
@@ -32,22 +37,24 @@ class FormChoices:
         task: the task.
         simulator: costs plans.
         allowed: (T, F) forms that each table may lie in.
-        quick: searches columns in little time.
+        quick: places columns in little time.
         estimates: of what choices cost.
         spread: places what lies in rows and copies.
-        catalog: of the tables that the constraints let lie in columns; None if there is none.
+        may: (t,) tables that the constraints let lie in columns.
+        catalog: of these; None if there is none.
     """
 
     task: Task
     simulator: Simulator
     allowed: BoolArray
-    quick: Searcher
+    quick: Start
     estimates: FormEstimates
     spread: Spread
+    may: IntArray
     catalog: Catalog | None
 
     @classmethod
-    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Searcher) -> "FormChoices":
+    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start) -> "FormChoices":
         """With forms `allowed` (T, F), but for columns of tables that are too large for them."""
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
@@ -56,7 +63,7 @@ class FormChoices:
             fitting[may[_too_large(sizes)], COLUMNS] = False
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)
-        return cls(task, simulator, fitting, quick, estimates, Spread(task), catalog)
+        return cls(task, simulator, fitting, quick, estimates, Spread(task), may, catalog)
 
     @property
     def first(self) -> IntArray:
@@ -70,13 +77,33 @@ class FormChoices:
         Raises:
             InfeasibleError: nothing.
         """
-        formed = FormedTask(self.task, forms, self.spread)
+        formed = FormedTask.of(self.task, forms, self.spread)
         if not len(formed.in_columns):
             return Found(formed.whole_plan(None))
-        if len(formed.in_columns) == len(forms):
-            return searcher.find(self.task, self.simulator)
         found = searcher.find(formed.columns_task(), self.simulator)
         return replace(found, plan=formed.whole_plan(found.plan))
+
+    def quick_ms(self, forms: IntArray) -> float:
+        """What a choice of forms (T,) costs whose columns are placed quickly; infinite where they find no place.
+
+        Without making a plan: what lies on all devices counts as alike on them.
+        """
+        free = device_memory(self.task) - np.ceil(self.estimates.everywhere(forms[None]).size_bytes).astype(np.int64)
+        if free.min() < 0:
+            return float("inf")
+        columns = np.flatnonzero((forms == COLUMNS)[self.may])
+        if self.catalog is None or not len(columns):
+            return self.estimates.placed_ms(forms, *np.zeros((2, len(free))))
+        catalog = part_of_catalog(self.catalog, columns, np.maximum(free, 1))
+        try:
+            held = self.quick.first_held(catalog, self.simulator)
+        except InfeasibleError:
+            held = None
+        if held is None:
+            return float("inf")
+        loads = DeviceLoads(catalog.items).sets(held.T)
+        traffic = Traffic.of(loads, self.task.batch_size, self.task.topology.host_size)
+        return self.estimates.placed_ms(forms, self.simulator.models.compute.predict(loads), traffic.columns[0])
 
     def beats_columns(self, plan: Plan) -> bool:
         """Whether a plan is proven to be predicted cheaper than any of columns alone: these needn't be searched then.
@@ -85,8 +112,11 @@ class FormChoices:
         """
         if self.catalog is None or (self.first != COLUMNS).any() or self.simulator.models.margins is not None:
             return False
-        bound_ms = lower_bound_ms(self.catalog, self.simulator)
-        return bound_ms is not None and self.simulator.cost(self.task, plan).total_ms < bound_ms
+        cost_ms = self.simulator.cost(self.task, plan).total_ms
+        if cost_ms >= self.estimates.costs(self.first[None])[1][0]:
+            return False  # of tables that lie evenly: hardly ever does a bound lie above it
+        bound_ms = lower_bound_ms(self.catalog, self.simulator, _BOUND_STEPS)
+        return bound_ms is not None and cost_ms < bound_ms
 
     def best(self, tries: int) -> IntArray:
         """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
@@ -101,8 +131,8 @@ class FormChoices:
         tried = _Tried(self)
         best = min(candidates, key=tried.cost_ms)
         while len(tried) < tries:
-            near, _ = ranked_changes(best, self.allowed, self.estimates.costs)
-            others = [forms for forms in near[:_NEIGHBOURS] if forms not in tried]
+            near = ranked_changes(best, self.allowed, self.estimates.costs)
+            others = [forms for forms in changed(best, near.changes[:_NEIGHBOURS]) if forms not in tried]
             better = min(others[: tries - len(tried)], key=tried.cost_ms, default=best)
             if not tried.cost_ms(better) < tried.cost_ms(best):
                 break
@@ -141,7 +171,7 @@ def _too_large(sizes: Sizes) -> list[int]:
 
 
 class _Tried:
-    """Costs of the quick plans of choices, each searched once."""
+    """Costs of choices, each placed once."""
 
     def __init__(self, choices: FormChoices) -> None:
         self._choices = choices
@@ -156,13 +186,5 @@ class _Tried:
     def cost_ms(self, forms: IntArray) -> float:
         """Of forms (T,), ms; infinite where nothing is found that fits."""
         if forms not in self:
-            self._cost_ms[forms.tobytes()] = self._search(forms)
+            self._cost_ms[forms.tobytes()] = self._choices.quick_ms(forms)
         return self._cost_ms[forms.tobytes()]
-
-    def _search(self, forms: IntArray) -> float:
-        choices = self._choices
-        try:
-            plan = choices.searched(forms, choices.quick).plan
-        except InfeasibleError:
-            return float("inf")
-        return choices.simulator.cost(choices.task, plan).total_ms

@@ -1,7 +1,7 @@
 """Which tables lie in rows or in copies: chosen by estimates, tried by quick searches, then searched like any task."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.methods.host_rows import RowsOver, on_hosts
+from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms
 from neuroshard.tasks.task import Task
@@ -30,17 +32,19 @@ class FormSearch(Searcher):
 
     Attributes:
         columns: searches what lies in columns: everything, and what the best choice of forms leaves.
-        quick: the same, in little time: ranks choices of forms.
+        quick: places columns in little time: ranks choices of forms.
         forms: that tables may lie in, columns among them; of these, those that the models know.
-        tries: quick searches, at most.
+        tries: choices that are placed quickly, at most.
         choice: whether a gain over columns alone is believed; None believes every prediction.
+        rows_over: "all" devices; or "hosts", where each table's may move to one host at last.
     """
 
     columns: Searcher
-    quick: Searcher
+    quick: Start
     forms: tuple[str, ...] = FORMS
     tries: Count = 6
     choice: Choice | None = None
+    rows_over: RowsOver = "all"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
@@ -55,6 +59,14 @@ class FormSearch(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With what the search of the columns has to say."""
+        found = self._found(task, simulator)
+        if self.rows_over == "all":
+            return found
+        moved = on_hosts(found.plan, simulator)
+        return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
+
+    def _found(self, task: Task, simulator: Simulator) -> Found:
+        """With rows over all devices."""
         forms = simulator.models.forms.intersection(self.forms)
         if forms <= {Form.COLUMNS}:
             return self.columns.find(task, simulator)

@@ -13,9 +13,10 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.forms import FormSearch, searched_forms
+from neuroshard.stages.search.methods.host_rows import RowsOver
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import CheapestStart, EvenLayouts
+from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tasks.task import Task
 
@@ -34,6 +35,7 @@ class NeuroShard(Searcher):
         improvement, caution: the local search's.
         choice: when its plan is taken instead of the published search's.
         forms, form_tries: that tables may lie in, and how many choices of them are tried.
+        rows_over: devices that tables in rows lie over: "all", or "hosts", those of one host where that pays.
     """
 
     num_candidates: PositiveCount = 10
@@ -45,6 +47,7 @@ class NeuroShard(Searcher):
     choice: Choice | None = field(default_factory=Choice)
     forms: tuple[str, ...] = FORMS
     form_tries: Count = 6
+    rows_over: RowsOver = "all"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
@@ -52,8 +55,7 @@ class NeuroShard(Searcher):
     @property
     def form_search(self) -> FormSearch:
         """All of it: the parts for what lies in columns, and placements without steps to rank choices of forms."""
-        quick = CheapestStart((EvenLayouts(self.grid),))
-        return FormSearch(self.parts, quick, self.forms, self.form_tries, self.choice)
+        return FormSearch(self.parts, EvenLayouts(self.grid), self.forms, self.form_tries, self.choice, self.rows_over)
 
     @property
     def parts(self) -> ImprovedSearch:

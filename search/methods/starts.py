@@ -7,12 +7,10 @@ from typing import Protocol
 from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import even_layout
-from neuroshard.tasks.task import Task
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
 
@@ -59,26 +57,6 @@ class ExistingPlan:
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
         """The plan itself."""
         return catalog.items.held(self.plan)
-
-
-@dataclass(frozen=True)
-class CheapestStart(Searcher):
-    """The cheapest of some first plans, as it is.
-
-    Attributes:
-        starts: give them.
-    """
-
-    starts: tuple[Start, ...]
-
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The earliest one among equals.
-
-        Raises:
-            InfeasibleError: no start has a plan.
-        """
-        catalog = Catalog.checked(task, simulator)
-        return catalog.items.plan(cheapest(first_plans(self.starts, catalog, simulator), catalog, simulator))
 
 
 def first_plans(starts: Sequence[Start], catalog: Catalog, simulator: Simulator) -> list[IntArray]:

@@ -18,6 +18,8 @@ from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.form_beside import beside
+from neuroshard.stages.search.space.forms import FormedTask
 
 
 @dataclass(frozen=True)
@@ -157,15 +159,17 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
 def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
     if plan.violations:
         return "not looked for: the plan breaks its task"
-    if set(plan.forms) != {Form.COLUMNS}:
-        return "not looked for: steps move columns, and the plan has tables in rows or copies"
-    catalog = Catalog.checked(plan.task, simulator)
-    held = catalog.items.held(plan)
-    local = local_steps(catalog, simulator, held, None)
+    formed = FormedTask.of_plan(plan)
+    if not len(formed.in_columns):
+        return "not looked for: steps move columns, and no table lies in columns"
+    columns = formed.columns_plan(plan)
+    catalog = Catalog.checked(columns.task, simulator)
+    held = catalog.items.held(columns)
+    local = local_steps(catalog, beside(simulator, formed), held, None)
     better = local.best_step(local.costed(held))
     if better is None:
         return "no single move, split or swap of shards makes the plan cheaper"
-    after = catalog.items.plan(better.held)
+    after = formed.whole_plan(catalog.items.plan(better.held))
     return NextMove(table_moves(plan, after), simulator.cost(plan.task, after).total_ms)
 
 

@@ -1,6 +1,7 @@
 """Choices of a form for every table, changed step by step as long as that is estimated to help."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,10 +9,23 @@ from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plans.form import FORMS
 
 _MOST_STEPS = 100
+_LIKELY = 64  # changes that promised most when all were looked at: as long as some of them help, others are not
 _ROUNDING = 1e-6  # of costs, relative: less isn't a gain
 
 # Of B choices (B, T): (B,) ms, and (B,) ms to rank by where many cost the same.
 Costs = Callable[[IntArray], tuple[FloatArray, FloatArray]]
+
+
+class Ranked(NamedTuple):
+    """n changes of a choice, each of one table, most promising first.
+
+    Attributes:
+        changes: (n, 2) a table and its new form.
+        cost_ms: (n,) of the choice after each alone.
+    """
+
+    changes: IntArray
+    cost_ms: FloatArray
 
 
 def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
@@ -21,39 +35,62 @@ def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]
     a device up, none of them alone helps.
     """
     path, lowest = [first], float(costs(first[None])[0][0])
+    likely = np.empty((0, 2), dtype=np.int64)
     for _ in range(_MOST_STEPS):
-        singles, _ = ranked_changes(path[-1], allowed, costs)
-        if not len(singles):
+        step = _best_step(path[-1], _ranked(path[-1], likely, costs), costs, lowest)
+        if step is None:
+            everything = ranked_changes(path[-1], allowed, costs)
+            step = _best_step(path[-1], everything, costs, lowest)
+            likely = everything.changes
+        if step is None:
             break
-        steps = np.concatenate([singles, *_together(path[-1], singles)])
-        cost = costs(steps)[0]
-        best = int(cost.argmin())
-        if not cost[best] < lowest * (1 - _ROUNDING):
-            break
-        lowest = float(cost[best])
-        path.append(steps[best])
+        lowest, forms = step
+        likely = likely[forms[likely[:, 0]] == path[-1][likely[:, 0]]][:_LIKELY]  # of tables that are as they were
+        path.append(forms)
     return path
 
 
-def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> tuple[IntArray, FloatArray]:
-    """(n, T) every choice that differs from `forms` (T,) in one table, most promising first; (n,) ms of each."""
-    tables, others = np.nonzero(allowed & (np.arange(len(FORMS)) != forms[:, None]))
-    changed = np.repeat(forms[None], len(tables), axis=0)
-    changed[np.arange(len(tables)), tables] = others
-    if not len(tables):
-        return changed, np.zeros(0)
-    cost, evenly = costs(changed)
+def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
+    """Every change of `forms` (T,) in one table."""
+    return _ranked(forms, np.argwhere(allowed & (np.arange(len(FORMS)) != forms[:, None])), costs)
+
+
+def changed(forms: IntArray, changes: IntArray) -> IntArray:
+    """(n, T) a choice (T,) after each of n changes alone, (n, 2)."""
+    after = np.repeat(forms[None], len(changes), axis=0)
+    after[np.arange(len(changes)), changes[:, 0]] = changes[:, 1]
+    return after
+
+
+def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
+    if not len(changes):
+        return Ranked(changes, np.zeros(0))
+    cost, evenly = costs(changed(forms, changes))
     order = np.lexsort((cost, evenly))
-    return changed[order], cost[order]
+    return Ranked(changes[order], cost[order])
 
 
-def _together(forms: IntArray, singles: IntArray) -> Iterator[IntArray]:
-    """(m, T) the first 2, 4, 8, ... of some single changes (n, T) at once: of all, and of those to each form."""
-    table = (singles != forms).argmax(axis=1)
-    to = singles[np.arange(len(singles)), table]
-    for which in (np.ones(len(singles), dtype=np.bool_), *(to == form for form in range(len(FORMS)))):
-        _, earliest = np.unique(table[which], return_index=True)  # of two changes of a table, the better one
-        its, new = table[which][np.sort(earliest)], to[which][np.sort(earliest)]
+def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
+    """(ms, (T,) forms) after the best step among such changes; None if none costs less than `lowest_ms`."""
+    if not len(ranked.changes):
+        return None
+    together = np.concatenate(list(_together(forms, ranked.changes)))
+    joint_ms = costs(together)[0] if len(together) else np.zeros(0)
+    cost_ms = np.concatenate([ranked.cost_ms, joint_ms])
+    best = int(cost_ms.argmin())
+    if not cost_ms[best] < lowest_ms * (1 - _ROUNDING):
+        return None
+    alone = best < len(ranked.changes)
+    after = changed(forms, ranked.changes[best : best + 1])[0] if alone else together[best - len(ranked.changes)]
+    return float(cost_ms[best]), after
+
+
+def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
+    """(m, T) a choice (T,) after the first 2, 4, 8, ... of some changes at once: of all, and of those to each form."""
+    for form in (None, *range(len(FORMS))):
+        table, new = (changes if form is None else changes[changes[:, 1] == form]).T
+        _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one
+        its, new = table[np.sort(earliest)], new[np.sort(earliest)]
         counts = [min(1 << power, len(its)) for power in range(1, len(its).bit_length() + 1)] if len(its) > 1 else []
         joint = np.repeat(forms[None], len(counts), axis=0)
         for row, count in zip(joint, counts, strict=True):

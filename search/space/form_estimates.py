@@ -6,6 +6,7 @@ cuts are looked at, and the cheapest counts.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from neuroshard.plans.form import FORMS, Form
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, first_blocks, first_copies
+from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, copies, dearest_blocks
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS
 from neuroshard.tasks.task import Task
 from neuroshard.traffic import ELEMENT_BYTES, Collective, Traffic
@@ -52,15 +53,15 @@ class FormEstimates:
         None stands for the catalog of no table.
         """
         head, rows_head, copies_head = heads = tuple(_head(simulator.models, form) for form in FORMS)
-        columns, rows, copies = (np.flatnonzero(may) for may in allowed.T)
-        blocks, copied = first_blocks(task, rows), first_copies(task, copies)
+        columns, rows, anywhere = (np.flatnonzero(may) for may in allowed.T)
+        blocks, copied = dearest_blocks(task, rows), copies(task, anywhere)
         return cls(
             task,
             simulator,
             heads,
             Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog, columns, len(allowed)),
             Everywhere.of(task, rows, blocks, _vectors(simulator.models, Form.ROWS, blocks, rows_head)),
-            Everywhere.of(task, copies, copied, _vectors(simulator.models, Form.COPIES, copied, copies_head)),
+            Everywhere.of(task, anywhere, copied, _vectors(simulator.models, Form.COPIES, copied, copies_head)),
         )
 
     def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -71,24 +72,33 @@ class FormEstimates:
         parts = [self._costs(forms[first : first + _TOGETHER]) for first in range(0, len(forms), _TOGETHER)]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
+    def placed_ms(self, forms: IntArray, compute_ms: FloatArray, columns: FloatArray | IntArray) -> float:
+        """Of one choice (T,) whose columns are placed: their compute and their number on each device, (D,)."""
+        shared = self.everywhere(forms[None])
+        return float(self._total(compute_ms[None] + shared.compute_ms[:, None], shared.given, columns[None])[0])
+
+    def everywhere(self, forms: IntArray) -> "Shared":
+        """What of B choices (B, T) lies in rows and copies."""
+        rows, copied = ((forms == form).astype(np.float64) for form in (ROWS, COPIES))
+        compute_ms = self._kernel(rows @ self.rows.vectors, rows, ROWS)
+        compute_ms += self._kernel(copied @ self.copies.vectors, copied, COPIES)
+        given, size_bytes = (
+            rows @ getattr(self.rows, name) + copied @ getattr(self.copies, name) for name in ("given", "size_bytes")
+        )
+        return Shared(compute_ms, given, size_bytes)
+
     def _costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
-        devices, cuts = self.task.topology.num_devices, self.cuts
-        columns, rows, copies = ((forms == form).astype(np.float64) for form in (COLUMNS, ROWS, COPIES))
-        base_ms = self._kernel(rows @ self.rows.vectors, rows, ROWS)
-        base_ms += self._kernel(copies @ self.copies.vectors, copies, COPIES)
-        given, base_bytes = (
-            rows @ getattr(self.rows, name) + copies @ getattr(self.copies, name) for name in ("given", "size_bytes")
-        )
-        spread_ms = self._kernel(np.tensordot(columns, cuts.vectors, 1) / devices, columns, COLUMNS)  # (B, Q)
-        mean_columns = (columns @ cuts.dim / devices)[:, None]
-        dearest, widest, largest = (
-            _largest(forms == COLUMNS, of) for of in (cuts.cost_ms, cuts.columns, cuts.size_bytes)
-        )
-        fits = self._fits(base_bytes, columns @ cuts.total_bytes, largest)
-        held_up = self._total(base_ms, np.maximum(spread_ms, dearest), given, np.maximum(mean_columns, widest))
-        evenly = self._total(base_ms, spread_ms.min(axis=1, keepdims=True), given, mean_columns)
-        lowest = np.where(fits, held_up, np.inf).min(axis=1)
-        return lowest, np.where(np.isfinite(lowest), evenly[:, 0], np.inf)
+        devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(forms)
+        chosen = forms == COLUMNS
+        in_columns = chosen.astype(np.float64)
+        spread_ms = self._kernel(np.tensordot(in_columns, cuts.vectors, 1) / devices, in_columns, COLUMNS)  # (B, Q)
+        mean = (in_columns @ cuts.dim / devices)[:, None]
+        fits = self._fits(shared.size_bytes, in_columns @ cuts.total_bytes, cuts.size_bytes.among(chosen))
+        held_up = np.where(fits, np.maximum(spread_ms, cuts.cost_ms.among(chosen)), np.inf)
+        columns = np.maximum(mean, cuts.columns.among(chosen))
+        lowest = self._alike(shared, held_up, columns).min(axis=1)
+        evenly = self._alike(shared, spread_ms.min(axis=1, keepdims=True), mean)[:, 0]
+        return lowest, np.where(np.isfinite(lowest), evenly, np.inf)
 
     def _kernel(self, sums: FloatArray, called: FloatArray, form: int) -> FloatArray:
         """(B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
@@ -104,31 +114,52 @@ class FormEstimates:
         )
         return fits
 
-    def _total(self, base_ms: FloatArray, cost_ms: FloatArray, given: FloatArray, columns: FloatArray) -> FloatArray:
-        """(B, Q) ms of a device where all are alike: base_ms (B,), cost_ms (B, Q), given (B, C), columns (B, Q)."""
-        (count, cuts), devices = cost_ms.shape, self.task.topology.num_devices
-        sent = np.repeat(given[:, None], cuts, axis=1)
-        sent[..., Collective.ALL_TO_ALL] = columns * (ELEMENT_BYTES * self.task.batch_size)
-        shape = (count * cuts, devices)
-        traffic = Traffic(
-            np.broadcast_to(sent.reshape(count * cuts, 1, -1), (*shape, sent.shape[-1])),
-            np.full(count * cuts, self.task.batch_size),
-            self.task.topology.host_size,
+    def _alike(self, shared: "Shared", cost_ms: FloatArray, columns: FloatArray) -> FloatArray:
+        """(B, Q) ms of a device where all are alike, with compute (B, Q) and columns (B, Q) of its column shards.
+
+        Infinite where another cut of the same choice has neither more of the one nor of the other.
+        """
+        choice, cut = _unbeaten(cost_ms, columns).nonzero()
+        compute_ms = cost_ms[choice, cut] + shared.compute_ms[choice]
+        compute, given_out = np.broadcast_to(  # on every device
+            np.stack([compute_ms, columns[choice, cut]])[..., None], (2, len(choice), self.task.topology.num_devices)
         )
-        compute = np.broadcast_to((base_ms[:, None] + cost_ms).reshape(-1, 1), shape)
-        forward, backward = self.simulator.communication(traffic, compute)
-        total: FloatArray = (compute + forward + backward).max(axis=1).reshape(count, cuts)
+        total = np.full(cost_ms.shape, np.inf)
+        total[choice, cut] = self._total(compute, shared.given[choice], given_out)
+        return total
+
+    def _total(self, compute_ms: FloatArray, given: FloatArray, columns: FloatArray | IntArray) -> FloatArray:
+        """(N,) ms of devices with compute (N, D) and columns (N, D); each gives (N, C) for what isn't in columns."""
+        sent = np.repeat(given[:, None], columns.shape[1], axis=1)
+        sent[..., Collective.ALL_TO_ALL] = columns * float(ELEMENT_BYTES * self.task.batch_size)
+        batch_size = np.full(len(sent), self.task.batch_size)
+        traffic = Traffic(sent, batch_size, self.task.topology.host_size)
+        forward, backward = self.simulator.communication(traffic, compute_ms)
+        total: FloatArray = (compute_ms + forward + backward).max(axis=1)
         return total
 
 
-def _largest(chosen: BoolArray, of: FloatArray) -> FloatArray:
-    """(B, Q) the largest of (T, Q) among those that are chosen, (B, T); 0 where none is."""
-    largest = np.zeros((len(chosen), of.shape[1]))
-    for cut, values in enumerate(of.T):
-        order = np.argsort(-values, kind="stable")
-        ranked = chosen[:, order]
-        largest[:, cut] = np.where(ranked.any(axis=1), values[order][ranked.argmax(axis=1)], 0.0)
-    return largest
+class Shared(NamedTuple):
+    """What every device has of B choices' tables in rows and copies.
+
+    Attributes:
+        compute_ms: (B,) of their kernel calls.
+        given: (B, C) bytes that they put into every collective.
+        size_bytes: (B,) that they take.
+    """
+
+    compute_ms: FloatArray
+    given: FloatArray
+    size_bytes: FloatArray
+
+
+def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
+    """(B, Q) whether a cut has a finite cost and no other has as low a cost and width; of equals, the first."""
+    no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
+    earlier = np.triu(np.ones(no_worse.shape[1:], dtype=np.bool_), 1)
+    beaten = (no_worse & (earlier | ~no_worse.transpose(0, 2, 1))).any(axis=1)
+    unbeaten: BoolArray = np.isfinite(cost_ms) & ~beaten
+    return unbeaten
 
 
 def _head(models: ModelSet, form: Form) -> ReluHead:

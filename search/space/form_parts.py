@@ -1,12 +1,12 @@
 """What each table costs in each form, before anything is placed: the parts that estimates add up."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.loads import Loads
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.plans.lay_out import in_rows
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import even_layout
@@ -14,6 +14,40 @@ from neuroshard.tasks.task import Task
 from neuroshard.traffic import Collective, given_bytes
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
+_FEW = 16  # of the largest numbers: among them is one of a table that is chosen, nearly always
+
+
+@dataclass(frozen=True, eq=False)
+class Largest:
+    """Numbers of T tables in Q ways, made to be asked for the largest of some tables.
+
+    Attributes:
+        order: (Q, T) tables, by their numbers, descending.
+        values: (Q, T) their numbers, in that order.
+    """
+
+    order: IntArray
+    values: FloatArray
+
+    @classmethod
+    def of(cls, numbers: FloatArray) -> "Largest":
+        """Of numbers (T, Q)."""
+        order = np.argsort(-numbers.T, axis=1, kind="stable")
+        return cls(order, np.take_along_axis(numbers.T, order, axis=1))
+
+    def among(self, chosen: BoolArray) -> FloatArray:
+        """(B, Q) the largest number of the tables that are chosen, (B, T); 0 where none is."""
+        found = self._among(chosen, _FEW)
+        missed = np.flatnonzero(np.isnan(found).any(axis=1))
+        if len(missed):
+            found[missed] = self._among(chosen[missed], self.order.shape[1])
+        return np.where(np.isnan(found), 0.0, found)
+
+    def _among(self, chosen: BoolArray, count: int) -> FloatArray:
+        """(B, Q) of the `count` largest numbers alone; not a number where none of their tables is chosen."""
+        ranked = chosen[:, self.order[:, :count]]  # (B, Q, count)
+        values = self.values[np.arange(len(self.order)), ranked.argmax(axis=2)]
+        return np.where(ranked.any(axis=2), values, np.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,17 +56,17 @@ class Cuts:
 
     Attributes:
         vectors: (T, Q, H) of the compute model, summed over a table's shards.
-        cost_ms: (T, Q) compute cost of the dearest shard of a table.
-        columns: (T, Q) of the widest one.
-        size_bytes: (T, Q) of the largest one.
+        cost_ms: compute cost of the dearest shard of a table.
+        columns: of the widest one.
+        size_bytes: of the largest one.
         dim: (T,) columns of all.
         total_bytes: (T,) of all, uncut.
     """
 
     vectors: FloatArray
-    cost_ms: FloatArray
-    columns: FloatArray
-    size_bytes: FloatArray
+    cost_ms: Largest
+    columns: Largest
+    size_bytes: Largest
     dim: FloatArray
     total_bytes: FloatArray
 
@@ -40,7 +74,8 @@ class Cuts:
     def none(cls, num_tables: int, numbers: int) -> "Cuts":
         """Of no table, with vectors of so many numbers."""
         shape = (num_tables, len(_SHARES))
-        return cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
+        nothing = Largest.of(np.zeros(shape))
+        return cls(np.zeros((*shape, numbers)), nothing, nothing, nothing, *np.zeros((2, num_tables)))
 
     @classmethod
     def of(cls, catalog: Catalog, tables: IntArray, num_tables: int) -> "Cuts":
@@ -48,24 +83,26 @@ class Cuts:
 
         What is kept together counts as the first table of it.
         """
-        vectors = catalog.vectors if catalog.vectors.shape[1] else catalog.cost_ms[:, None]
+        entry_vectors = catalog.vectors if catalog.vectors.shape[1] else catalog.cost_ms[:, None]
         table = tables[[item.parts[0][0] for item in catalog.items.items]]  # (I,)
-        found = cls.none(num_tables, vectors.shape[1])
+        shape = (num_tables, len(_SHARES))
+        vectors, (cost_ms, columns, size_bytes) = np.zeros((*shape, entry_vectors.shape[1])), np.zeros((3, *shape))
+        dim, total_bytes = np.zeros((2, num_tables))
         for cut, share in enumerate(_SHARES):
             shards = even_layout(catalog, share)
             its, width = table[catalog.item[shards]], shards - catalog.first[catalog.item[shards]]
-            np.add.at(found.vectors[:, cut], its, vectors[shards])
-            np.maximum.at(found.cost_ms[:, cut], its, catalog.cost_ms[shards])
-            np.maximum.at(found.columns[:, cut], its, width * DIM_MULTIPLE)
-            np.maximum.at(found.size_bytes[:, cut], its, catalog.size_bytes[shards])
-        np.add.at(found.dim, table, catalog.full_width * DIM_MULTIPLE)
-        np.add.at(found.total_bytes, table, catalog.size_bytes[catalog.whole])
-        return found
+            np.add.at(vectors[:, cut], its, entry_vectors[shards])
+            np.maximum.at(cost_ms[:, cut], its, catalog.cost_ms[shards])
+            np.maximum.at(columns[:, cut], its, width * DIM_MULTIPLE)
+            np.maximum.at(size_bytes[:, cut], its, catalog.size_bytes[shards])
+        np.add.at(dim, table, catalog.full_width * DIM_MULTIPLE)
+        np.add.at(total_bytes, table, catalog.size_bytes[catalog.whole])
+        return cls(vectors, Largest.of(cost_ms), Largest.of(columns), Largest.of(size_bytes), dim, total_bytes)
 
 
 @dataclass(frozen=True, eq=False)
 class Everywhere:
-    """What each table costs every device in a form that lies on all: the first device stands for the others.
+    """What each table costs every device in a form that lies on all: one device stands for the others.
 
     Attributes:
         vectors: (T, H) of the compute model.
@@ -88,19 +125,23 @@ class Everywhere:
         return found
 
 
-def first_blocks(task: Task, tables: IntArray) -> Loads:
-    """(t,) of some `tables` (t,) the first block of rows, of as many as there are devices."""
-    devices = task.topology.num_devices
-    kept = [(index, task.tables[index]) for index in tables.tolist()]
-    placed = [Placement(Shard(index, 0, table.dim, 0, -(-table.rows // devices)), 0) for index, table in kept]
-    loads = Loads.placed(task.tables, placed, task.batch_size, devices)
-    return replace(loads, sharers=np.full(len(loads), devices))
+def dearest_blocks(task: Task, tables: IntArray) -> Loads:
+    """(t,) of some `tables` (t,) the block of rows that is looked up most, of as many as there are devices.
+
+    Where lookups are spread evenly that is the first one, which is no smaller than the others.
+    """
+    devices, kept = task.topology.num_devices, [task.tables[table] for table in tables]
+    first = Loads.of(kept, task.batch_size).first_blocks(devices)
+    uneven = np.flatnonzero([bool(table.row_lookups) for table in kept])
+    placed = [block for table in tables[uneven].tolist() for block in in_rows(task, table, range(devices))]
+    blocks = Loads.placed(task.tables, placed, task.batch_size, devices)
+    dearest = blocks.lookups.reshape(-1, devices).argmax(axis=1) + devices * np.arange(len(uneven))
+    source = np.arange(len(kept))
+    source[uneven] = len(kept) + dearest
+    return LoadSets.joined([LoadSets.alone(first), LoadSets.alone(blocks)]).loads.take(source)
 
 
-def first_copies(task: Task, tables: IntArray) -> Loads:
+def copies(task: Task, tables: IntArray) -> Loads:
     """(t,) of some `tables` (t,) a copy."""
-    kept = [(index, task.tables[index]) for index in tables.tolist()]
-    shards = [Shard(index, 0, table.dim, 0, table.rows) for index, table in kept]
-    two = [Placement(shard, device) for device in range(2) for shard in shards]
-    loads = Loads.placed(task.tables, two, task.batch_size, task.topology.num_devices)
-    return loads.take(np.arange(len(shards)))
+    loads = Loads.of([task.tables[table] for table in tables], task.batch_size)
+    return loads.copies(task.topology.num_devices)

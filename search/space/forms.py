@@ -1,8 +1,9 @@
 """Which tables lie in which form, and the task that is left of those in columns once the others have their places."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from glob import escape
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from neuroshard.plans.row_blocks import has_row_blocks
 from neuroshard.plans.shard import Placement
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.tables import Table
+from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.units import readable_bytes
 
@@ -70,43 +72,60 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class FormedTask:
-    """A task whose tables each have a form; what lies in rows or copies is the same whatever becomes of the rest.
+    """A task with some tables in columns; what lies otherwise is the same whatever becomes of these.
 
     Attributes:
         task: with all tables.
-        forms: (T,) of each table, by its place in `FORMS`; rows are over all devices.
-        spread: places what lies in rows and copies.
+        in_columns: (t,) tables that lie in columns, ascending.
+        others: placements of all other tables.
     """
 
     task: Task
-    forms: IntArray
-    spread: Spread
+    in_columns: IntArray
+    others: tuple[Placement, ...]
+
+    @classmethod
+    def of(cls, task: Task, forms: IntArray, spread: Spread) -> "FormedTask":
+        """With forms (T,) of the tables, by their places in `FORMS`; rows are over all devices."""
+        tables = np.flatnonzero(forms != COLUMNS)
+        pairs = zip(tables.tolist(), forms[tables].tolist(), strict=True)
+        others = tuple(placed for table, form in pairs for placed in spread.placements(table, form))
+        return cls(task, np.flatnonzero(forms == COLUMNS), others)
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> "FormedTask":
+        """As a plan has it."""
+        in_columns = np.array([form is Form.COLUMNS for form in plan.forms])
+        others = tuple(placed for placed in plan.placements if not in_columns[placed.shard.table])
+        return cls(plan.task, np.flatnonzero(in_columns), others)
 
     @property
-    def in_columns(self) -> IntArray:
-        """(t,) tables that lie in columns."""
-        return np.flatnonzero(self.forms == COLUMNS)
-
-    @cached_property
-    def everywhere(self) -> tuple[Placement, ...]:
-        """The placements of the tables in rows and in copies."""
-        tables = np.flatnonzero(self.forms != COLUMNS)
-        pairs = zip(tables.tolist(), self.forms[tables].tolist(), strict=True)
-        return tuple(placed for table, form in pairs for placed in self.spread.placements(table, form))
+    def whole(self) -> bool:
+        """Whether all tables lie in columns."""
+        return len(self.in_columns) == len(self.task.tables)
 
     def columns_task(self) -> Task:
         """The tables in columns, one at least, with the memory that the others leave.
 
         Raises:
-            InfeasibleError: they leave none.
+            InfeasibleError: the others need more than there is.
         """
-        free = self._free_bytes()
-        if free.min() < 1:
-            raise InfeasibleError(
-                f"tables in rows and copies leave device {int(free.argmin())} no memory; give each device "
-                f"{readable_bytes(1 - int(free.min()))} more"
-            )
-        return part_of(self.task, self.in_columns.tolist(), free)
+        if self.whole:
+            return self.task
+        free = np.maximum(self._free_bytes(), 1)  # into a byte nothing goes, and no device has less
+        return part_of(self._with_apart(), self.in_columns.tolist(), free)
+
+    def columns_plan(self, plan: Plan) -> Plan:
+        """What a plan of the whole task has in columns, as a plan of `columns_task`.
+
+        Raises:
+            InfeasibleError: the other tables need more memory than there is.
+        """
+        if self.whole:
+            return plan
+        number = {table: place for place, table in enumerate(self.in_columns.tolist())}
+        kept = [placed for placed in plan.placements if placed.shard.table in number]
+        return Plan(self.columns_task(), tuple(_renumbered(placed, number[placed.shard.table]) for placed in kept))
 
     def whole_plan(self, columns: Plan | None) -> Plan:
         """The plan of all tables, with one of `columns_task`; None where no table lies in columns.
@@ -114,19 +133,45 @@ class FormedTask:
         Raises:
             InfeasibleError: the tables in rows and copies alone need more memory than there is.
         """
-        if columns is None and (free := self._free_bytes()).min() < 0:
+        if columns is None:
+            self._free_bytes()
+        elif self.whole:
+            return columns
+        tables, placed = self.in_columns.tolist(), () if columns is None else columns.placements
+        return Plan(self.task, (*(_renumbered(p, tables[p.shard.table]) for p in placed), *self.others))
+
+    def _free_bytes(self) -> IntArray:
+        """(D,) bytes of each device's memory that rows and copies leave.
+
+        Raises:
+            InfeasibleError: they need more than there is.
+        """
+        devices, task = np.array([placed.device for placed in self.others], dtype=np.int64), self.task
+        loads = Loads.placed(task.tables, self.others, task.batch_size, task.topology.num_devices)
+        free = device_memory(task)
+        np.subtract.at(free, devices, task.memory.device_bytes(loads))
+        if free.min() < 0:
             raise InfeasibleError(
                 f"tables in rows and copies need {readable_bytes(-int(free.min()))} more than device "
                 f"{int(free.argmin())} has; give each device more memory"
             )
-        tables, placed = self.in_columns.tolist(), () if columns is None else columns.placements
-        moved = (replace(p, shard=replace(p.shard, table=tables[p.shard.table])) for p in placed)
-        return Plan(self.task, (*moved, *self.everywhere))
+        return free
 
-    def _free_bytes(self) -> IntArray:
-        """(D,) bytes of each device's memory that rows and copies leave; below 0 where they need more."""
-        devices, task = np.array([placed.device for placed in self.everywhere], dtype=np.int64), self.task
-        loads = Loads.placed(task.tables, self.everywhere, task.batch_size, task.topology.num_devices)
-        used = np.zeros(task.topology.num_devices, dtype=np.int64)
-        np.add.at(used, devices, task.memory.device_bytes(loads))
-        return device_memory(task) - used
+    def _with_apart(self) -> Task:
+        """The task, with rules that keep tables in columns off the devices of others that they are kept apart from."""
+        held: dict[str, set[int]] = defaultdict(set)
+        for placed in self.others:
+            held[self.task.tables[placed.shard.table].name].add(placed.device)
+        rules, constraints = [], self.task.constraints
+        for group in constraints.apart:
+            taken = set[int]().union(*(held[name] for name in group if name in held))
+            free = tuple(device for device in range(self.task.topology.num_devices) if device not in taken)
+            rules += [TableRule(escape(name), devices=free) for name in group if taken and name not in held]
+        if not rules:
+            return self.task
+        return replace(self.task, constraints=replace(constraints, rules=(*constraints.rules, *rules)))
+
+
+def _renumbered(placed: Placement, table: int) -> Placement:
+    """The same shard, of another table."""
+    return replace(placed, shard=replace(placed.shard, table=table))

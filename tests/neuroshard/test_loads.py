@@ -1,6 +1,6 @@
 """What placements ask of a device's kernels, form by form."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from neuroshard.tasks.task import Task, Topology
 BATCH = 64
 REUSE = zipf_reuse(10, 128)
 TABLE = Table("t", 10, 16, 2.0, REUSE)
+EVEN = (TABLE, replace(TABLE, name="u", rows=8, dim=8))
 TASK = Task((TABLE, replace(TABLE, name="u", rows=6, dim=8)), Topology(4, 1 << 20, devices_per_host=2), BATCH)
 
 
@@ -110,3 +111,18 @@ def test_loads_taken_out_keep_what_they_are(share):
     assert taken.form.tolist() == [FORMS.index(Form.ROWS), FORMS.index(Form.COLUMNS)]
     assert taken.sharers.tolist() == [4, 1]
     assert taken.samples.tolist() == [BATCH * share] * 2
+
+
+def _assert_same(one, other):
+    for field in fields(Loads):
+        np.testing.assert_allclose(getattr(one, field.name), getattr(other, field.name), rtol=1e-12, err_msg=field.name)
+
+
+def test_parts_of_whole_tables_are_as_they_are_placed():
+    """The first of their blocks, and a copy of each."""
+    whole = Loads.of(TASK.tables, BATCH)
+    even = replace(TASK, tables=EVEN)
+    blocks = _placed(*in_rows(even, 0, range(4)), *in_rows(even, 1, range(4)), task=even)
+    _assert_same(Loads.of(EVEN, BATCH).first_blocks(4), blocks.take(np.array([0, 4])))
+    copies = _placed(*in_copies(TASK, 0), *in_copies(TASK, 1))
+    _assert_same(whole.copies(4), copies.take(np.array([0, 4])))

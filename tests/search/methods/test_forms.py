@@ -15,8 +15,12 @@ from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.forms import FormSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.criteo import criteo
 from neuroshard.tables.reuse import zipf_reuse
@@ -31,7 +35,7 @@ SIMULATOR = Simulator(ROOFLINE)
 BATCH = 65536
 QUICKLY = Improvement(shakes=20)
 ALL = NeuroShard(improvement=QUICKLY)
-COLUMNS = NeuroShard(improvement=QUICKLY, forms=("columns",))
+ALONE = NeuroShard(improvement=QUICKLY, forms=("columns",))
 
 
 def _table(name, rows, dim, lookups, **fields):
@@ -74,7 +78,7 @@ def test_plans_of_tiny_tasks_are_near_the_best_of_all_forms():
         task = _tiny(seed)
         plan = ALL.search(task, SIMULATOR)
         best = min(cost.total_ms for cost in SIMULATOR.costs(task, _every_plan(task)))
-        alone = _cost(COLUMNS.search(task, SIMULATOR))
+        alone = _cost(ALONE.search(task, SIMULATOR))
         assert _cost(plan) <= alone * (1 + 1e-9)
         gaps.append(_cost(plan) / best - 1)
         gains.append(1 - best / alone)
@@ -104,7 +108,7 @@ def test_plans_keep_to_little_memory(share):
 @pytest.mark.parametrize("num_devices", [8, 64])
 def test_small_tables_of_the_mlperf_workload_are_copied(num_devices):
     task = _criteo(num_devices)
-    plan, alone = (searcher.search(task, SIMULATOR) for searcher in (ALL, COLUMNS))
+    plan, alone = (searcher.search(task, SIMULATOR) for searcher in (ALL, ALONE))
     assert plan.violations == ()
     assert _cost(plan) < 0.92 * _cost(alone)
     copied = [table.rows for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.COPIES]
@@ -118,14 +122,14 @@ def test_a_table_that_holds_a_device_up_is_cut_into_rows():
     task = Task((_table("hot", 10_000_000, 8, 200), *criteo()[:8]), Topology(16, "80GiB", devices_per_host=8), BATCH)
     plan = ALL.search(task, SIMULATOR)
     assert plan.forms[0] is Form.ROWS
-    assert _cost(plan) < 0.7 * _cost(COLUMNS.search(task, SIMULATOR))
+    assert _cost(plan) < 0.7 * _cost(ALONE.search(task, SIMULATOR))
 
 
 def test_rows_are_not_chosen_where_one_block_has_all_lookups():
     spread = _table("hot", 10_000_000, 8, 200)
-    hot = replace(spread, row_lookups=(1.0, *(0.0,) * 15))
-    tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, hot)]
-    assert [ALL.search(task, SIMULATOR).forms[0] for task in tasks] == [Form.ROWS, Form.COLUMNS]
+    hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
+    tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
+    assert [ALL.search(task, SIMULATOR).forms[0] for task in tasks] == [Form.ROWS, Form.COLUMNS, Form.COLUMNS]
 
 
 def test_a_table_that_no_cut_of_columns_fits_gets_a_plan():
@@ -134,7 +138,7 @@ def test_a_table_that_no_cut_of_columns_fits_gets_a_plan():
     topology, use = Topology(16, "80GiB", devices_per_host=8), MemoryUse("rowwise_adagrad", batches_in_flight=1)
     task = Task(tables, topology, BATCH, use)
     with pytest.raises(InfeasibleError, match=r"'huge' takes 93\.\d GiB even at 4 columns"):
-        COLUMNS.search(task, SIMULATOR)
+        ALONE.search(task, SIMULATOR)
     plan = ALL.search(task, SIMULATOR)
     assert plan.forms[0] is Form.ROWS
     assert plan.violations == ()
@@ -148,7 +152,7 @@ def test_tables_that_pack_in_no_columns_lie_in_rows():
     tables = tuple(_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
     with pytest.raises(InfeasibleError):
-        COLUMNS.search(task, SIMULATOR)
+        ALONE.search(task, SIMULATOR)
     plan = ALL.search(task, SIMULATOR)
     assert plan.violations == ()
     assert Form.ROWS in plan.forms
@@ -217,6 +221,17 @@ def test_a_form_that_a_table_cannot_have_is_refused():
         ALL.search(task, SIMULATOR)
 
 
+class _Asked:
+    """Notes how many tables it is asked to place."""
+
+    def __init__(self, start):
+        self.start, self.asked = start, []
+
+    def first_held(self, catalog, simulator):
+        self.asked.append(len(catalog.items.task.tables))
+        return self.start.first_held(catalog, simulator)
+
+
 class _Recorded(Searcher):
     """Notes the tasks that it is asked."""
 
@@ -230,7 +245,7 @@ class _Recorded(Searcher):
 
 def test_models_that_know_columns_only_are_asked_once_and_as_before():
     task, simulator = toy_task(12), Simulator(linear_models())
-    columns, quick = _Recorded(ALL.parts), _Recorded(ALL.parts)
+    columns, quick = _Recorded(ALL.parts), _Asked(EvenLayouts())
     plan = FormSearch(columns, quick).search(task, simulator)
     assert plan == ALL.parts.search(task, simulator)
     assert len(columns.asked) == 1
@@ -242,6 +257,37 @@ def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more
     columns = _Recorded(ALL.parts)
     replace(ALL.form_search, columns=columns).search(_criteo(), SIMULATOR)
     assert [len(asked.tables) < 26 for asked in columns.asked] == [True]
+
+
+def test_no_more_choices_are_placed_than_asked_for():
+    task = _criteo()
+    for tries in (0, 1, 3, 6):
+        quick = _Asked(EvenLayouts())
+        replace(ALL.form_search, quick=quick, tries=tries).search(task, SIMULATOR)
+        assert len(quick.asked) <= tries
+        assert all(0 < count <= 26 for count in quick.asked)
+    assert len(quick.asked) > 2
+
+
+def test_choices_are_ranked_by_what_their_plans_cost():
+    """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
+    task, start = _criteo(16), EvenLayouts()
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, set(Form)), start)
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.3, 0.7, 1.0):
+        forms = np.where(rng.uniform(size=26) < share, rng.integers(1, 3, size=26), COLUMNS)
+        forms = np.where(choices.allowed[np.arange(26), forms], forms, COLUMNS)
+        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
+        assert choices.quick_ms(forms) == pytest.approx(SIMULATOR.cost(task, plan).total_ms, rel=2e-4)
+
+
+def test_choices_that_leave_no_room_cost_infinitely_much():
+    tables = tuple(_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
+    task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, set(Form)), EvenLayouts())
+    finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
+    assert finite == [False, False]
+    assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
 
 
 def test_gains_within_the_margins_are_not_taken():
@@ -257,7 +303,7 @@ def test_gains_within_the_margins_are_not_taken():
 
 def test_without_tries_tables_lie_in_columns_where_they_fit():
     task = _criteo()
-    assert replace(ALL, form_tries=0).search(task, SIMULATOR) == COLUMNS.search(task, SIMULATOR)
+    assert replace(ALL, form_tries=0).search(task, SIMULATOR) == ALONE.search(task, SIMULATOR)
 
 
 def test_forms_are_chosen_by_a_setting():

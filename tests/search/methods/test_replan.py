@@ -2,20 +2,26 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import neuroshard as ns
 from neuroshard.errors import UserError
 from neuroshard.models import CostModels
+from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.moves import table_moves
 from neuroshard.stages.search.space.moved import moved_between
+from neuroshard.tables import Table
+from neuroshard.tables.criteo import criteo
+from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
@@ -57,12 +63,16 @@ def test_the_more_may_move_the_lower_the_cost(compute):
     assert after[2] >= after[3] * 0.99
 
 
-def test_plans_with_rows_or_copies_are_refused_before_anything_is_searched():
+def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
     task = toy_task(3)
     rest = in_columns(task, [(i, task.tables[i].dim, 0) for i in (1, 2)])
     for placed, form in ((in_rows(task, 0, range(4)), "rows"), (in_copies(task, 0), "copies")):
-        with pytest.raises(UserError, match=f"table 'toy0' lies in {form}, and searches set out from columns only"):
+        with pytest.raises(
+            UserError, match=f"table 'toy0' lies in {form}, and these cost models know costs of columns"
+        ):
             Replan(Plan(task, (*placed, *rest))).search(task, Simulator(linear_models()))
+    with pytest.raises(UserError, match="did you mean 'copies'"):
+        Replan(Plan(task, (*in_copies(task, 0), *rest)), forms=("copy",))
 
 
 def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
@@ -126,3 +136,127 @@ def test_a_plan_that_costs_nothing_has_a_remark():
     task, simulator = toy_task(4), Simulator(free)
     replan = Replan(Random().search(task, simulator))
     assert "0.00 -> 0.00 ms" in replan.remark(task, simulator, replan.search(task, simulator))
+
+
+H100 = Simulator(CostModels.load("roofline:h100"))
+BATCH = 65536
+KEEP = {"forms": (), "improvement": FEW}
+
+
+def _criteo(count=16, **fields):
+    return Task(criteo()[:count], Topology(4, "80GiB", devices_per_host=2), BATCH, **fields)
+
+
+def _mixed(task):
+    """Two tables in rows on all devices, one on the first host's, four copied; all columns on the last device."""
+    copied = (4, 5, 7, 8)
+    columns = [(i, task.tables[i].dim, 3) for i in range(len(task.tables)) if i not in {0, 9, 2, *copied}]
+    rows = (*in_rows(task, 0, range(4)), *in_rows(task, 9, range(4)), *in_rows(task, 2, [0, 1]))
+    return Plan(task, (*rows, *(placed for i in copied for placed in in_copies(task, i)), *in_columns(task, columns)))
+
+
+def _ms(plan):
+    return H100.cost(plan.task, plan).total_ms
+
+
+def _others(plan):
+    return sorted(p for p in plan.placements if plan.forms[p.shard.table] is not Form.COLUMNS)
+
+
+class _FromForms(Searcher):
+    """Re-plans a plan in all forms that the models know, with little to be moved."""
+
+    def search(self, task, simulator):
+        start = NeuroShard(improvement=Improvement(shakes=0), choice=None).search(task, simulator)
+        return Replan(start, task.size_bytes // 10, FEW).search(task, simulator)
+
+
+class TestReplanOfForms(SearcherConformance):
+    def make(self):
+        return _FromForms()
+
+
+@pytest.mark.parametrize("use", [ns.MemoryUse(), ns.MemoryUse("rowwise_adagrad", batches_in_flight=1)])
+def test_columns_move_beside_rows_and_copies_that_stay(use):
+    task = _criteo(memory=use)
+    start = _mixed(task)
+    found = {most: Replan(start, most, **KEEP).search(task, H100) for most in (0, 10**8, 10**10, None)}
+    for most, plan in found.items():
+        assert plan.forms == start.forms
+        assert _others(plan) == _others(start)
+        assert plan.violations == ()
+        moved = moved_between(start, plan).tolist()
+        assert most is None or sum(moved) <= most
+        assert {plan.forms[table] for table in np.flatnonzero(moved)} <= {Form.COLUMNS}
+        assert sum(move.size_bytes for move in table_moves(start, plan)) == sum(moved)
+    costs = [_ms(plan) for plan in found.values()]
+    assert costs[0] == pytest.approx(_ms(start))
+    assert max(costs[1:]) < 0.9 * costs[0]
+    assert max(costs[2:]) < 1.01 * costs[1]
+
+
+def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
+    """The hot table's rows keep the first host busy: columns that lie on one device are spread over the second."""
+    hot = Table("hot", 10_000_000, 64, 300.0, zipf_reuse(10_000_000, BATCH * 300, 1.05))
+    narrow = Table("narrow", 1_000_000, 16, 40.0, zipf_reuse(1_000_000, BATCH * 40, 1.05))
+    tables = (hot, *(replace(narrow, name=f"narrow{i}") for i in range(12)))
+    task = Task(tables, Topology(4, "80GiB", devices_per_host=2), BATCH)
+    start, evenly = (
+        Plan(task, (*in_rows(task, 0, [0, 1]), *in_columns(task, [(i, 16, device(i)) for i in range(1, 13)])))
+        for device in (lambda i: 2, lambda i: i % 4)
+    )
+    plan = Replan(start, **KEEP).search(task, H100)
+    assert plan.forms == start.forms
+    assert _ms(plan) < _ms(evenly)
+    assert sum(plan.device_dims[2:]) > 3 * sum(plan.device_dims[:2])
+
+
+def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_limit():
+    task = _criteo()
+    start = NeuroShard(forms=("columns",), improvement=FEW).search(task, H100)
+    best = _ms(NeuroShard(improvement=FEW).search(task, H100))
+    costs = []
+    for most in (0, 10**8, None):
+        searcher = Replan(start, most, FEW)
+        plan = searcher.search(task, H100)
+        assert plan.violations == ()
+        assert most is None or moved_between(start, plan).sum() <= most
+        changed = sum(one is not other for one, other in zip(start.forms, plan.forms, strict=True))
+        said = f"{changed} of 16 tables change their form"
+        assert (said in searcher.remark(task, H100, plan)) == (changed > 0)
+        costs.append((_ms(plan), changed))
+    assert costs[0] == (pytest.approx(_ms(start)), 0)
+    assert costs[1][1] > 0
+    assert costs[1][0] < 0.98 * costs[0][0]
+    assert costs[2][0] < 1.02 * best
+
+
+def test_copies_that_do_not_pay_become_columns_and_move_nothing():
+    task = _criteo(12)
+    start = Plan(task, tuple(placed for i in range(12) for placed in in_copies(task, i)))
+    plan = Replan(start, 0, FEW).search(task, H100)
+    assert moved_between(start, plan).sum() == 0
+    assert Form.COLUMNS in plan.forms
+    assert _ms(plan) < 0.8 * _ms(start)
+    assert Replan(start, forms=(), improvement=FEW).search(task, H100) == start
+
+
+def test_rows_may_go_back_to_columns():
+    task = _criteo(10)
+    columns = [(i, table.dim, i % 4) for i, table in enumerate(task.tables) if i]
+    start = Plan(task, (*in_rows(task, 0, range(4)), *in_columns(task, columns)))
+    within = task.tables[0].size_bytes // 2
+    plans = [Replan(start, most, FEW, forms=("columns",)).search(task, H100) for most in (within, None)]
+    assert [plan.forms[0] for plan in plans] == [Form.ROWS, Form.COLUMNS]
+    assert moved_between(start, plans[0]).sum() <= within
+
+
+def test_columns_stay_apart_from_rows_of_a_host():
+    task = _criteo(10, constraints=Constraints(apart=(("criteo_1", "criteo_2"),)))
+    columns = [(0, task.tables[0].dim, 3), *((i, task.tables[i].dim, 3) for i in range(2, 10))]
+    start = Plan(task, (*in_rows(task, 1, [0, 1]), *in_columns(task, columns)))
+    assert start.violations == ()
+    plan = Replan(start, improvement=FEW).search(task, H100)
+    assert plan.violations == ()
+    assert _ms(plan) < _ms(start)
+    assert plan.forms[1] is Form.ROWS

@@ -164,3 +164,11 @@ def test_no_wait_shortens_a_transfer_by_more(num_devices):
         least = least_left_ms(Outline(parts_ms, share, lead), wait_ms.mean(axis=1), longest_waits(num_devices))
         left = np.maximum(parts_ms - device_waits(wait_ms) @ lead.T, 0) @ share
         assert (left >= least[:, None] - 1e-9).all()
+
+
+def test_fewer_steps_make_a_bound_that_is_a_little_lower():
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    (task,) = drawn(dlrm_like(batch_size=65536, seed=1), Topology(8, 4 << 30), 65536, TaskDraw(count=1))
+    catalog = Catalog.checked(task, simulator)
+    fine, coarse = (lower_bound_ms(catalog, simulator, steps) for steps in (1000, 100))
+    assert 0.97 * fine < coarse <= fine

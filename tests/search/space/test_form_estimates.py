@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard.loads import Loads
 from neuroshard.plans.form import FORMS
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.form_estimates import FormEstimates
+from neuroshard.stages.search.space.form_parts import Largest, copies, dearest_blocks
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
@@ -38,7 +44,7 @@ def _estimates(task):
 
 
 def _cost(task, forms):
-    formed = FormedTask(task, forms, Spread(task))
+    formed = FormedTask.of(task, forms, Spread(task))
     searcher = NeuroShard(forms=("columns",))
     columns = searcher.search(formed.columns_task(), SIMULATOR) if len(formed.in_columns) else None
     return SIMULATOR.cost(task, formed.whole_plan(columns)).total_ms
@@ -58,7 +64,7 @@ def test_models_with_a_part_for_each_form_are_asked_for_their_own():
     for form in (ROWS, COPIES):
         forms = np.full(12, form)
         estimates = FormEstimates.of(task, simulator, allowed_forms(task, FORMS), Catalog.checked(task, simulator))
-        plan = FormedTask(task, forms, Spread(task)).whole_plan(None)
+        plan = FormedTask.of(task, forms, Spread(task)).whole_plan(None)
         assert estimates.costs(forms[None])[0][0] == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
 
 
@@ -106,3 +112,68 @@ def test_tables_with_constraints_are_estimated():
         free, _ = _estimates(replace(task, constraints=Constraints())).costs(forms)
         assert np.isfinite(held_up[0])
         assert held_up[0] >= free[0] * (1 - 1e-6)
+
+
+def test_cuts_that_are_beaten_change_nothing(monkeypatch):
+    """Of cuts that are no dearer and no wider, one is costed."""
+    task = _task(30, 16)
+    choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
+    few = _estimates(task).costs(choices)
+    monkeypatch.setattr(form_estimates, "_unbeaten", lambda cost_ms, columns: np.isfinite(cost_ms))
+    np.testing.assert_allclose(_estimates(task).costs(choices), few, rtol=1e-12)
+
+
+def test_of_equal_cuts_one_is_costed():
+    cost = np.array([[2.0, 2.0, 1.0, 3.0, np.inf], [np.inf] * 5])
+    columns = np.array([[4.0, 4.0, 8.0, 8.0, 0.0], [1.0] * 5])
+    assert form_estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
+
+
+@pytest.mark.parametrize("tables", [5, 60])
+def test_the_largest_of_some_are_found(tables):
+    """Also where none of those at the top are asked for, or none at all."""
+    rng = np.random.default_rng(4)
+    numbers = rng.uniform(size=(tables, 3))
+    chosen = rng.uniform(size=(40, tables)) < rng.uniform(size=(40, 1)) ** 3
+    chosen[0] = False
+    expected = np.where(chosen[:, :, None], numbers, 0).max(axis=1)
+    np.testing.assert_array_equal(Largest.of(numbers).among(chosen), expected)
+
+
+def test_placed_columns_cost_what_their_plan_does():
+    task, rng = _task(), np.random.default_rng(5)
+    for _ in range(4):
+        forms = rng.choice(len(FORMS), 12)
+        columns = np.flatnonzero(forms == COLUMNS)
+        places = [(int(table), task.tables[table].dim, int(rng.integers(4))) for table in columns]
+        everywhere = [
+            Spread(task).placements(table, forms[table]) for table in np.flatnonzero(forms != COLUMNS).tolist()
+        ]
+        plan = Plan(task, (*in_columns(task, places), *(placed for part in everywhere for placed in part)))
+        units = np.zeros((4, 12), dtype=np.int64)
+        for table, dim, device in places:
+            units[device, table] = dim // 4
+        compute = SIMULATOR.models.compute.predict(DeviceLoads(Catalog.checked(task, SIMULATOR).items).sets(units))
+        found = _estimates(task).placed_ms(forms, compute, np.array(plan.device_dims))
+        assert found == pytest.approx(SIMULATOR.cost(task, plan).total_ms, rel=1e-4)
+
+
+def _same_loads(one, other):
+    for name in ("rows", "dim", "lookups", "samples", "outputs", "reuse", "form", "sharers"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12, err_msg=name)
+
+
+def test_parts_are_the_loads_that_plans_have():
+    """Of rows, the block that is looked up most; without `row_lookups` the first."""
+    base = _task()
+    hot = replace(base.tables[2], row_lookups=(0.1, 0.1, 0.7, 0.1))
+    task = replace(base, tables=(*base.tables[:2], hot, *base.tables[3:]))
+    tables = np.array([0, 2, 5])
+    placed = [in_rows(task, table, range(4))[block] for table, block in zip(tables.tolist(), (0, 2, 0), strict=True)]
+    blocks = [placed for table in tables.tolist() for placed in in_rows(task, table, range(4))]
+    loads = Loads.placed(task.tables, blocks, task.batch_size, 4)
+    _same_loads(dearest_blocks(task, tables), loads.take(np.array([blocks.index(one) for one in placed])))
+    everywhere = [placed for table in tables.tolist() for placed in in_copies(task, table)]
+    _same_loads(
+        copies(task, tables), Loads.placed(task.tables, everywhere, task.batch_size, 4).take(np.arange(0, 12, 4))
+    )

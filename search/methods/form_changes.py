@@ -1,0 +1,112 @@
+"""Plans near another one, in which some tables have another form."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.lay_out import in_columns
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.form_descent import descent
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
+from neuroshard.stages.search.space.moved import moved_between
+
+
+@dataclass(frozen=True, eq=False)
+class FormChanges:
+    """What a plan's tables may change to.
+
+    Attributes:
+        start: the plan.
+        choices: of forms; a table in rows on one host has none, and stays.
+        now: (T,) of the plan; those that stay count as columns.
+        arriving: (T, F) bytes of weights and optimizer state that each form lets arrive on devices, at most.
+    """
+
+    start: Plan
+    choices: FormChoices
+    now: IntArray
+    arriving: IntArray
+
+    @classmethod
+    def of(cls, start: Plan, simulator: Simulator, forms: Collection[Form]) -> "FormChanges | None":
+        """Changes to some forms, of a plan that keeps its task's limits; None if there can be none."""
+        task, stays = start.task, _on_hosts(start)
+        now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
+        allowed = allowed_forms(task, forms)
+        allowed[np.arange(len(now)), now] = True
+        allowed[stays] = False
+        if (allowed.sum(axis=1) < 2).all() or device_memory(task).min() < 1:
+            return None
+        choices = FormChoices.of(task, simulator, allowed, EvenLayouts())
+        return cls(start, choices, now, _arriving(start, now, allowed, choices.spread))
+
+    def within(self, most_bytes: int | None) -> Plan:
+        """The plan after the changes that are estimated to help most and let no more bytes arrive; None for any number.
+
+        Tables that come to lie in columns are whole. If nothing helps, or no such plan keeps the task's limits, the
+        plan as it is.
+        """
+
+        def costs(forms: IntArray) -> tuple[FloatArray, FloatArray]:
+            cost, evenly = self.choices.estimates.costs(forms)
+            arriving = self.arriving[np.arange(len(self.now)), forms].sum(axis=1)
+            beyond = np.zeros(len(forms), dtype=np.bool_) if most_bytes is None else arriving > most_bytes
+            return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
+
+        path = descent(self.now, self.choices.allowed, costs)
+        plans = (self._plan(forms) for forms in path[:0:-1])
+        return next((plan for plan in plans if not plan.violations), self.start)
+
+    def _plan(self, forms: IntArray) -> Plan:
+        """The plan with forms (T,)."""
+        changed, task = forms != self.now, self.start.task
+        kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
+        everywhere = np.flatnonzero(changed & (forms != COLUMNS)).tolist()
+        spread = (placed for table in everywhere for placed in self.choices.spread.placements(table, int(forms[table])))
+        columns = in_columns(task, self._homes(np.flatnonzero(changed & (forms == COLUMNS))))
+        return Plan(task, (*kept, *spread, *columns))
+
+    def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
+        """(table, columns, device) of some tables, whole: the dearest first, where least is computed so far."""
+        task, simulator = self.start.task, self.choices.simulator
+        compute_ms = simulator.cost(task, self.start).compute.copy()
+        loads = Loads.of([task.tables[table] for table in tables], task.batch_size)
+        alone_ms = simulator.models.compute.predict(LoadSets.alone(loads))
+        for place in np.argsort(-alone_ms, kind="stable"):
+            table = int(tables[place])
+            devices = np.array(task.constraints.limits(task.tables[table], len(compute_ms)).devices)
+            device = int(devices[compute_ms[devices].argmin()])
+            compute_ms[device] += alone_ms[place]
+            yield table, task.tables[table].dim, device
+
+
+def _on_hosts(plan: Plan) -> BoolArray:
+    """(T,) which tables lie in rows, but not with all columns on all devices."""
+    shards = np.bincount([placed.shard.table for placed in plan.placements], minlength=len(plan.forms))
+    whole = np.ones(len(plan.forms), dtype=np.bool_)
+    for placed in plan.placements:
+        whole[placed.shard.table] &= placed.shard.dim == plan.task.tables[placed.shard.table].dim
+    in_rows = np.array([form is Form.ROWS for form in plan.forms])
+    on_hosts: BoolArray = in_rows & ~(whole & (shards == plan.task.topology.num_devices))
+    return on_hosts
+
+
+def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
+    """(T, F) bytes that arrive somewhere where a table changes to a form, at most; 0 where it has it, or may not."""
+    task, found = start.task, np.zeros(allowed.shape, dtype=np.int64)
+    whole = task.memory.state_bytes(Loads.of(task.tables, task.batch_size))
+    found[:, COLUMNS] = np.where(now == ROWS, whole, 0)  # a copy is there already
+    for form in (ROWS, COPIES):
+        to = allowed[:, form] & (now != form)
+        kept = (placed for placed in start.placements if not to[placed.shard.table])
+        changed = (placed for table in np.flatnonzero(to).tolist() for placed in spread.placements(table, form))
+        found[:, form] = moved_between(start, Plan(task, (*kept, *changed)))
+    return found
