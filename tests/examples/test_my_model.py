@@ -11,7 +11,7 @@ from neuroshard.testing import PATIENCE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "my_model.md"
 HERE = {  # what of the page is another machine's
-    'Topology(world_size, "cuda", hbm_cap=80 << 30, local_world_size=8)': 'Topology(world_size, "cpu", ddr_cap=1 << 30)',
+    '"cuda", hbm_cap=80 << 30, local_world_size=8)': '"cpu", ddr_cap=1 << 30)',
     'models="my-gpus"': 'models="cpu"',
 }
 BEFORE = """
@@ -50,9 +50,8 @@ def test_the_page_works(tmp_path):
     for there, here in HERE.items():
         assert there in code
         code = code.replace(there, here)
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + code + AFTER], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    command = [sys.executable, "-c", BEFORE + code + AFTER]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("steps 2 lookups 3.0 made for 256\n")
     assert (tmp_path / "plan.json").exists()
