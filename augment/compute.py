@@ -14,12 +14,13 @@ from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
-from neuroshard.schema import DIM_MULTIPLE, Devices, Dim, Share, TableCount
+from neuroshard.schema import DIM_MULTIPLE, Devices, Dim, Features, Share, TableCount
 from neuroshard.stages.augment.draw import one_of
 from neuroshard.tables import Table, halvings
 from neuroshard.units import ByteSize
 
 _BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
+_ONE_FEATURE = (1,)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ComputeAugmentation:
         sharers: devices over which tables lie in rows or copies; each such combination has one of these counts.
         hot_first_share: share of the combinations in rows whose hot rows lie, some or all of them, in the first blocks.
         max_copy_bytes: of a combination's weights, where they are copies.
+        features: that read a table; every table of a combination has one of these counts, whatever it had.
     """
 
     max_dim: Dim = 128
@@ -48,6 +50,7 @@ class ComputeAugmentation:
     sharers: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 3, 4, 6, 8, 16)
     hot_first_share: Share = 0.5
     max_copy_bytes: ByteSize = 64 << 20
+    features: Annotated[tuple[Features, ...], Meta(min_length=1)] = _ONE_FEATURE
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
@@ -59,9 +62,12 @@ class ComputeAugmentation:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which samples are drawn: of columns alone, what decided it before there were other forms."""
+        """What decides which samples are drawn: of columns that one feature reads, what decided it when there was no
+        more.
+        """
         settings = asdict(self)
         beyond = _BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ()
+        beyond += ("features",) if self.features == _ONE_FEATURE else ()
         return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, split: TableSplit) -> None:
@@ -123,7 +129,7 @@ class ComputeAugmentation:
         for table in self._augmented(group, count, rng):
             fitted = self._fitted(table, room, sharers)
             if fitted is not None:
-                chosen.append(fitted)
+                chosen.append(replace(fitted, features=one_of(self.features, rng)))
                 room -= _part_bytes(fitted, sharers)
         return tuple(chosen)
 

@@ -24,7 +24,7 @@ class Loads:
         dim: (n,) columns that lie there.
         lookups: (n,) of a batch, over all samples.
         samples: (n,) whose lookups they are: the global batch size, or a device's part of it.
-        outputs: (n,) pooled embeddings that come of a batch.
+        outputs: (n,) pooled embeddings that come of a batch: one for each sample and feature.
         bytes_per_element: (n,) of the weights.
         reuse: (n, 17) histogram, as in `Table`.
         tier: (n,) memory that holds the weights, by its place in `TIERS`.
@@ -46,13 +46,15 @@ class Loads:
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
         """Of whole tables in device memory, in order, at a global batch size: one for all, or (n,)."""
-        plain = np.array([(t.rows, t.dim, t.pooling_factor, t.bytes_per_element) for t in tables], dtype=np.float64)
+        rows_of = [(t.rows, t.dim, t.pooling_factor, t.bytes_per_element, t.features) for t in tables]
+        plain = np.array(rows_of, dtype=np.float64).reshape(len(tables), 5)
         reuse = np.array([t.reuse for t in tables], dtype=np.float64).reshape(len(tables), NUM_REUSE_BINS)
-        rows, dim, pooling_factor, bytes_per_element = plain.reshape(len(tables), 4).T
+        rows, dim, pooling_factor, bytes_per_element, features = plain.T
         samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
         tier = np.full(len(tables), TIERS.index(Tier.DEVICE))
         form, sharers = np.full(len(tables), FORMS.index(Form.COLUMNS)), np.ones(len(tables), dtype=np.int64)
-        return cls(rows, dim, samples * pooling_factor, samples, samples, bytes_per_element, reuse, tier, form, sharers)
+        amounts = samples * pooling_factor, samples, samples * features
+        return cls(rows, dim, *amounts, bytes_per_element, reuse, tier, form, sharers)
 
     @classmethod
     def placed(
@@ -98,8 +100,8 @@ class Loads:
         part, reuse = np.ones(len(self)), self.reuse.copy()
         part[which] = 1 / num_devices
         reuse[which] = reuse_at(self.reuse[which], 1 / num_devices)
-        samples = self.samples * part
-        return replace(self, lookups=self.lookups * part, samples=samples, outputs=samples, reuse=reuse)
+        amounts = {name: getattr(self, name) * part for name in ("lookups", "samples", "outputs")}
+        return replace(self, **amounts, reuse=reuse)
 
     def __len__(self) -> int:
         return len(self.rows)

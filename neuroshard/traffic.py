@@ -11,7 +11,7 @@ from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans.form import FORMS, Form
 
 ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
-INDEX_BYTES = 8  # so do indices, and the number of them in each sample, as 64 bits
+INDEX_BYTES = 8  # so do indices, and the number of them for each sample and feature, as 64 bits
 
 
 class Collective(IntEnum):
@@ -61,7 +61,7 @@ class Traffic:
 
     @classmethod
     def of_columns(cls, dims: FloatArray | IntArray, batch_size: int | IntArray) -> "Traffic":
-        """Of column shards: (B, D) columns on each device, at a global batch size, one for all or (B,).
+        """Of column shards: (B, D) columns that a sample gets of each device, at a global batch size, for all or (B,).
 
         Of all-to-alls alone, without the input: what costs of columns hang on, and quick to make.
         """
@@ -138,7 +138,7 @@ class Traffic:
 
     @property
     def columns(self) -> FloatArray:
-        """(B, D) columns whose pooled embeddings each device gives out."""
+        """(B, D) columns that a sample gets of each device."""
         pooled = self.given(Collective.ALL_TO_ALL)
         columns: FloatArray = pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
         return columns
@@ -156,5 +156,5 @@ def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
     given[:, Collective.HOST_REDUCE_SCATTER] = pooled * by_host
     given[:, Collective.HOST_ALL_TO_ALL] = pooled / loads.sharers * by_host
     given[:, Collective.ALL_REDUCE] = loads.rows * loads.dim * ELEMENT_BYTES * copies
-    given[:, Collective.INPUT] = INDEX_BYTES * (np.ceil(loads.lookups) + loads.samples) * ~copies
+    given[:, Collective.INPUT] = INDEX_BYTES * (np.ceil(loads.lookups) + loads.outputs) * ~copies
     return given

@@ -13,7 +13,15 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from neuroshard.hardware.arena import Arena
-from neuroshard.hardware.inputs import LEARNING_RATE, PRECISIONS, Inputs, Prepared, common_precision, draw_inputs
+from neuroshard.hardware.inputs import (
+    LEARNING_RATE,
+    PRECISIONS,
+    Inputs,
+    Prepared,
+    common_precision,
+    draw_inputs,
+    table_of_feature,
+)
 from neuroshard.hardware.settings import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample
 
@@ -70,6 +78,7 @@ def build_operator(
     )
     return SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
+        feature_table_map=table_of_feature(sample),
         optimizer=_OPTIMIZERS[settings.optimizer],
         learning_rate=LEARNING_RATE,
         weights_precision=PRECISIONS[bytes_per_element][0],

@@ -87,6 +87,7 @@ class Ranges:
     tables_on_a_device: Range
     devices: Range
     columns_on_a_device: Range
+    features: Range = Range("features of a table", 1, 1)  # bundles of releases that knew no more don't say
     others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -102,6 +103,7 @@ class Ranges:
             Range.of("tables on a device", [len(sample.tables) for sample in compute]),
             Range.of("devices", [len(sample.dims) for sample in comm]),
             Range.of("columns on a device", [dim for sample in comm for dim in sample.dims]),
+            Range.of("features of a table", [table.features for table in tables]),
         )
 
     def joined(self, other: "Ranges") -> "Ranges":
@@ -129,6 +131,7 @@ class Ranges:
             self.bytes_per_element.warning([table.bytes_per_element for table in task.tables]),
             self.batch_size.warning([task.batch_size]),
             self.devices.warning([task.topology.num_devices]),
+            self.features.warning([table.features for table in task.tables]),
         )
         return tuple(warning for warning in found if warning is not None)
 

@@ -42,10 +42,19 @@ def _contents(task: Task, shards: Sequence[Shard], forms: Sequence[Form], size_b
 
 
 def _name(shard: Shard, table: Table, form: Form) -> str:
-    """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array."""
-    if form is Form.COPIES:
-        return f"{table.name} (copy)"
+    """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
+
+    What several features read says how many: "name[0:8] (3 features)".
+    """
+    read = [f"{table.features} features"] if table.features > 1 else []
+    notes = ", ".join(["copy", *read] if form is Form.COPIES else read)
+    name = table.name + _inside(shard, table, form)
+    return f"{name} ({notes})" if notes else name
+
+
+def _inside(shard: Shard, table: Table, form: Form) -> str:
+    """What of the table is in the shard, in brackets; nothing where all of it is."""
     rows = f"{shard.row}:{shard.row_end}" if form is Form.ROWS else ""
     columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
     inside = f"{rows}, {columns or ':'}" if rows else columns
-    return f"{table.name}[{inside}]" if inside else table.name
+    return f"[{inside}]" if inside else ""

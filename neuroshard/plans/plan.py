@@ -102,11 +102,13 @@ class Plan:
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
-        """(D,) columns of column shards on each device: what the all-to-all moves for every sample."""
+        """(D,) columns that the all-to-all brings every sample of each device: those of its column shards, for each
+        feature that reads the table.
+        """
         dims = [0] * self.task.topology.num_devices
         for placement in self.placements:
             if self.forms[placement.shard.table] is Form.COLUMNS:
-                dims[placement.device] += placement.shard.dim
+                dims[placement.device] += placement.shard.dim * self.task.tables[placement.shard.table].features
         return tuple(dims)
 
     @property

@@ -65,7 +65,7 @@ class MemoryUse:
         """
         copied = loads.form == FORMS.index(Form.COPIES)
         outputs = np.where(copied, 0, 2 * _FLOAT_BYTES * _whole(loads.outputs) * _whole(loads.dim))
-        buffers = _index_bytes(loads.lookups) + _index_bytes(loads.samples) + outputs  # (n,) of a batch, below 2^54
+        buffers = _index_bytes(loads.lookups) + _index_bytes(loads.outputs) + outputs  # (n,) of a batch, below 2^60
         gradient = np.where(copied, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         size = self.state_bytes(loads) + _times(buffers, self.batches_in_flight)
         size = size + gradient * min(self.batches_in_flight, 1)
@@ -79,10 +79,13 @@ class MemoryUse:
         in_tiers[np.arange(len(loads)), loads.tier] = size
         return in_tiers
 
-    def received_bytes(self, total_dim: int, batch_size: int, num_devices: int) -> int:
-        """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples."""
+    def received_bytes(self, output_columns: int, batch_size: int, num_devices: int) -> int:
+        """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples.
+
+        A sample gets `output_columns` of all tables together.
+        """
         own_samples = -(-batch_size // num_devices)
-        return self.batches_in_flight * 2 * _FLOAT_BYTES * own_samples * total_dim
+        return self.batches_in_flight * 2 * _FLOAT_BYTES * own_samples * output_columns
 
 
 def _whole(values: FloatArray) -> IntArray:

@@ -22,6 +22,7 @@ from neuroshard.testing.toys import (
     random_models,
     random_regression,
     random_set_comm,
+    shared_task,
     toy_tables,
     toy_task,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "random_models",
     "random_regression",
     "random_set_comm",
+    "shared_task",
     "toy_tables",
     "toy_task",
 ]

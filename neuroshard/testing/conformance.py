@@ -26,6 +26,7 @@ from neuroshard.testing.toys import (
     constrained_task,
     linear_models,
     random_models,
+    shared_task,
     toy_tables,
     toy_task,
 )
@@ -51,8 +52,17 @@ class SearcherConformance:
                 task = toy_task(3 + 5 * seed, num_devices, seed=seed)
                 plan = self.make().search(task, Simulator(random_models(num_devices, seed)))
                 assert plan.task == task
-                assert sum(plan.device_dims) == sum(table.dim for table in task.tables)
+                assert sum(plan.device_dims) == task.output_columns
                 assert plan.fits
+
+    def test_serves_tables_of_several_features(self) -> None:
+        """Each has outputs of its own: plans are valid and fit with them, and calls repeat."""
+        for seed in range(3):
+            task, simulator = shared_task(5 + 4 * seed, 2 + seed, seed), Simulator(linear_models(2 + seed))
+            plan = self.make().search(task, simulator)
+            assert sum(plan.device_dims) == task.output_columns
+            assert plan.violations == ()
+            assert plan == self.make().search(task, simulator)
 
     def test_repeats_exactly(self) -> None:
         """The same call gives the same plan."""
@@ -273,6 +283,10 @@ class PhysicalComputeConformance(SumModelConformance):
             widths = [[table.with_dim(width) for table in tables] for width in (32, 64, 96, 128)]
             cost = model.predict(LoadSets.of(widths, batch_size))
             assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
+
+    def test_more_features_cost_no_less(self) -> None:
+        """Of as many lookups."""
+        self._check_ordered(lambda table: replace(table, features=3))
 
     def test_a_table_more_costs_no_less(self) -> None:
         """On any device."""

@@ -1,6 +1,6 @@
 """Tables, tasks and cost models that need no data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -40,6 +40,13 @@ def _toy_table(name: str, max_rows: int, rng: np.random.Generator) -> Table:
     rows, pooling = int(rng.integers(2, max_rows)), float(rng.uniform(0.5, 8))
     reuse = zipf_reuse(rows, _BATCH_SIZE * pooling, 1.0)
     return Table(name, rows, int(rng.choice([4, 8, 16, 32, 64])), pooling, reuse)
+
+
+def shared_task(count: int = 12, num_devices: int = 4, seed: int = 0) -> Task:
+    """A task of toy tables, each read by 1 to 5 features."""
+    task, rng = toy_task(count, num_devices, seed=seed), np.random.default_rng(seed)
+    tables = tuple(replace(table, features=int(rng.integers(1, 6))) for table in task.tables)
+    return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
 
 
 def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30, seed: int = 0) -> Task:

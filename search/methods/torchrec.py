@@ -174,7 +174,7 @@ def _constraints(task: Task, table: Table, factor: int) -> Any:
         sharding_types=[*whole, *(["column_wise"] if splits else [])],
         compute_kernels=["fused"],
         min_partition=width if splits else None,
-        pooling_factors=[table.pooling_factor],
+        pooling_factors=[table.pooling_factor / table.features] * table.features,
     )
 
 
@@ -191,7 +191,7 @@ def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
             name=table.name,
             num_embeddings=table.rows,
             embedding_dim=table.dim,
-            feature_names=[f"{table.name}_values"],
+            feature_names=[f"{table.name}_values_{number}" for number in range(table.features)],
             data_type=types[table.bytes_per_element],
         )
         for table in tables

@@ -27,6 +27,7 @@ class ShardShare:
     Attributes:
         table, device, dim: what and where; `table_dim` columns has the whole table.
         form, rows: of the table, and how many of its rows there are.
+        features: that read the table.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
         saved_ms: what the device would compute less without it.
@@ -38,6 +39,7 @@ class ShardShare:
     table_dim: int
     form: Form
     rows: int
+    features: int
     size_bytes: int
     alone_ms: float
     saved_ms: float
@@ -149,7 +151,7 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
     for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
         shard, table = placed.shard, plan.task.tables[placed.shard.table]
         form = plan.forms[shard.table]
-        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows)
+        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows, table.features)
         found.append(ShardShare(*where, int(size), float(alone_ms), float(saved_ms)))
     return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table)))
 

@@ -29,7 +29,7 @@ class TaskBatch:
         items: (B,) the items of each task.
         features: (B, I, P, F) of their tables; zeros where an item has fewer.
         present: (B, I, P) 1 where there is a table, else 0.
-        dims: (B, I) columns.
+        dims: (B, I) columns that a sample gets.
         size_bytes: (B, I) int64: bytes are exact.
         memory_bytes: (B, D) int64.
     """
@@ -115,7 +115,7 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     for index, tables in enumerate(every):
         features[index, : len(tables)] = FEATURES(Loads.of(tables, task.batch_size))
         present[index, : len(tables)] = 1
-    dims = np.array([sum(table.dim for table in tables) for tables in every], dtype=np.float32)
+    dims = np.array([sum(table.output_columns for table in tables) for tables in every], dtype=np.float32)
     size_bytes = sizes.size_bytes[sizes.whole]
     memory = device_memory(task)
     arrays = (features, present, dims, size_bytes, memory)

@@ -49,7 +49,7 @@ class Catalog(Sizes):
         """With costs, in one call of the model."""
         vectors, cost_ms = _vectors_and_costs(sizes, model)
         return cls(
-            sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes,
+            sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, sizes.given,
             vectors, cost_ms, _least_score(vectors, model),
         )  # fmt: skip
 

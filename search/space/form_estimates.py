@@ -80,7 +80,7 @@ class FormEstimates:
             rows @ getattr(self.rows, name) + copies @ getattr(self.copies, name) for name in ("given", "size_bytes")
         )
         spread_ms = self._kernel(np.tensordot(columns, cuts.vectors, 1) / devices, columns, COLUMNS)  # (B, Q)
-        mean_columns = (columns @ cuts.dim / devices)[:, None]
+        mean_columns = (columns @ cuts.given / devices)[:, None]
         dearest, widest, largest = (
             _largest(forms == COLUMNS, of) for of in (cuts.cost_ms, cuts.columns, cuts.size_bytes)
         )

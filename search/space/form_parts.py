@@ -23,9 +23,9 @@ class Cuts:
     Attributes:
         vectors: (T, Q, H) of the compute model, summed over a table's shards.
         cost_ms: (T, Q) compute cost of the dearest shard of a table.
-        columns: (T, Q) of the widest one.
+        columns: (T, Q) that a sample gets of the widest one.
         size_bytes: (T, Q) of the largest one.
-        dim: (T,) columns of all.
+        given: (T,) columns that it gets of all.
         total_bytes: (T,) of all, uncut.
     """
 
@@ -33,7 +33,7 @@ class Cuts:
     cost_ms: FloatArray
     columns: FloatArray
     size_bytes: FloatArray
-    dim: FloatArray
+    given: FloatArray
     total_bytes: FloatArray
 
     @classmethod
@@ -53,12 +53,12 @@ class Cuts:
         found = cls.none(num_tables, vectors.shape[1])
         for cut, share in enumerate(_SHARES):
             shards = even_layout(catalog, share)
-            its, width = table[catalog.item[shards]], shards - catalog.first[catalog.item[shards]]
+            its = table[catalog.item[shards]]
             np.add.at(found.vectors[:, cut], its, vectors[shards])
             np.maximum.at(found.cost_ms[:, cut], its, catalog.cost_ms[shards])
-            np.maximum.at(found.columns[:, cut], its, width * DIM_MULTIPLE)
+            np.maximum.at(found.columns[:, cut], its, catalog.given[shards] * DIM_MULTIPLE)
             np.maximum.at(found.size_bytes[:, cut], its, catalog.size_bytes[shards])
-        np.add.at(found.dim, table, catalog.full_width * DIM_MULTIPLE)
+        np.add.at(found.given, table, catalog.given[catalog.whole] * DIM_MULTIPLE)
         np.add.at(found.total_bytes, table, catalog.size_bytes[catalog.whole])
         return found
 

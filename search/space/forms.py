@@ -46,7 +46,9 @@ def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> l
 def part_of(task: Task, tables: Sequence[int], free_bytes: IntArray) -> Task:
     """A task of some of a task's tables, where shards have `free_bytes` (D,) of each device's memory, all above 0."""
     topology, kept = task.topology, tuple(task.tables[table] for table in tables)
-    received = task.memory.received_bytes(sum(table.dim for table in kept), task.batch_size, topology.num_devices)
+    received = task.memory.received_bytes(
+        sum(table.output_columns for table in kept), task.batch_size, topology.num_devices
+    )
     memory = tuple((free_bytes + received).tolist())
     devices = Topology(topology.num_devices, memory, devices_per_host=topology.devices_per_host)
     return replace(task, tables=kept, topology=devices, constraints=task.constraints.of(kept))

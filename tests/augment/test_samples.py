@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,18 @@ def test_a_share_of_the_tables_has_any_width():
     assert set(dims) == set(range(4, 36, 4))
     odd = sum((dim & (dim - 1)) != 0 for dim in dims) / len(dims)
     assert 0.1 < odd < 0.3
+
+
+def test_tables_are_read_by_as_many_features_as_are_listed():
+    split = split_tables(TABLES, 0)
+    plain, shared = ComputeAugmentation(), ComputeAugmentation(features=(1, 4))
+    found = [shared.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(60)]
+    assert Counter(table.features for sample in found for table in sample.tables).keys() == {1, 4}
+    several = tuple(replace(table, features=3) for table in TABLES)
+    (one, _), (other, _) = (plain.draw(split_tables(t, 0), 256, np.random.default_rng(1)) for t in (TABLES, several))
+    assert one == other
+    assert "features" not in plain.settings
+    assert shared.settings["features"] == (1, 4)
 
 
 def test_a_small_group_repeats_tables_at_other_widths_only():

@@ -12,6 +12,7 @@ from neuroshard.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.tables.dlrm import dlrm
 from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.user_file import user_file
 
 
 def test_criteo_has_the_published_tables():
@@ -20,6 +21,15 @@ def test_criteo_has_the_published_tables():
     assert sum(table.rows for table in tables) == 204_184_588
     assert tables[20].pooling_factor == 100
     assert {table.dim for table in tables} == {128}
+
+
+def test_user_files_say_how_many_features_read_a_table(tmp_path):
+    path = tmp_path / "tables.csv"
+    path.write_text("name,rows,dim,pooling_factor,features\na,9,4,1,3\nb,7,4,1,1.0\n")
+    assert [table.features for table in user_file(str(path))] == [3, 1]
+    path.write_text("name,rows,dim,pooling_factor,features\na,9,4,1,0\n")
+    with pytest.raises(UserError, match="features=0 must be a whole number of at least 1"):
+        user_file(str(path))
 
 
 def test_dlrm_like_matches_the_published_statistics():
