@@ -20,7 +20,7 @@ _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication mo
 @dataclass(frozen=True)
 @checked
 class GridSettings:
-    """Caps on the columns that a sample gets of a device: `points` of them, from 1.0 to `max_factor` times the mean over devices.
+    """Caps on the columns that a sample gets of a device: `points` of them, up to `max_factor` times the mean.
 
     Without any (0 points) shards are placed by compute cost alone.
     """

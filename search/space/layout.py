@@ -19,8 +19,8 @@ def fewest_shards(catalog: Catalog) -> IntArray:
 def even_layout(catalog: Catalog, most: float) -> IntArray:
     """(S,) every item in as few shards, as even as it goes, as leave none above `most` of a device's even share.
 
-    A shard's share is of all compute or of all that is given out, whichever is larger. Items that may not be split that far are
-    split as far as they may.
+    A shard's share is of all compute or of all that is given out, whichever is larger. Items that may not be split that
+    far are split as far as they may.
     """
     limits, num_devices = catalog.items.limits, catalog.items.task.topology.num_devices
     cost_ms = max(catalog.cost_ms[catalog.whole].sum() / num_devices, _LEAST_MS)

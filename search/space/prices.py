@@ -61,7 +61,7 @@ class Prices:
         return float(self._least_ms[~cut].sum() + self._cheapest(np.flatnonzero(cut), most_ms).sum())
 
     def of_columns_ms(self, columns: FloatArray) -> FloatArray:
-        """(J,) what the prices of one device's shards add up to at least, if a sample gets so many columns (J,) or more.
+        """(J,) what the prices of one device's shards add up to at least, if it gives a sample so many columns or more.
 
         As if any part of an item could be had at its lowest price per column, the cheapest items first.
         """

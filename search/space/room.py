@@ -41,8 +41,8 @@ class Room(NamedTuple):
 def may_join(room: Room, item: int, width: int, device: int, held: int) -> bool:
     """Whether a shard of an item, `width` units wide, may go to a device that holds so many units of the item.
 
-    What it gives out and its bytes must find room, its item be allowed there, and none of its item's rivals lie there. Two
-    shards of an item become one where they meet, so those of an item that needs several devices must not.
+    What it gives out and its bytes must find room, its item be allowed there, and none of its item's rivals lie there.
+    Two shards of an item become one where they meet, so those of an item that needs several devices must not.
     """
     if room.given[room.first[item] + width] > room.free_units[device]:
         return False
