@@ -66,8 +66,8 @@ class ComputeAugmentation:
         more.
         """
         settings = asdict(self)
-        beyond = _BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ()
-        beyond += ("features",) if self.features == _ONE_FEATURE else ()
+        beyond = set(_BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ())
+        beyond |= {"features"} if self.features == _ONE_FEATURE else set()
         return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, split: TableSplit) -> None:
