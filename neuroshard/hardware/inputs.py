@@ -30,7 +30,7 @@ class Inputs:
     Attributes:
         indices: (L,) rows looked up, table by table.
         offsets: (F x batch size + 1,) where the lookups of each of all tables' F features begin in each sample.
-        gradient: (batch size, columns of all features) of the pooled embeddings.
+        gradient: (batch size, columns of all features) of the pooled embeddings; of sequence tables, (L, columns).
         seen: what is looked up in each of the sample's blocks, if it has any.
     """
 
@@ -45,13 +45,20 @@ def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Gene
     generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
     drawn = draw_batch(sample, generator)
     lengths = torch.cat([lengths for _, lengths in drawn])
-    columns = sum(table.output_columns for table in sample.tables)
+    indices = torch.cat([indices for indices, _ in drawn])
     return Inputs(
-        torch.cat([indices for indices, _ in drawn]),
+        indices,
         torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-        torch.randn(sample.batch_size, columns, generator=generator, device=device),
+        torch.randn(_outputs(sample, len(indices)), generator=generator, device=device),
         tuple(seen_in(indices) for indices, _ in drawn) if sample.blocks else (),
     )
+
+
+def _outputs(sample: ComputeSample, lookups: int) -> tuple[int, int]:
+    """The shape of what so many lookups give."""
+    if sample.call.pooled:
+        return sample.batch_size, sum(table.dim * table.features for table in sample.tables)
+    return lookups, sample.tables[0].dim
 
 
 def table_of_feature(sample: ComputeSample) -> list[int]:

@@ -44,10 +44,12 @@ def _contents(task: Task, shards: Sequence[Shard], forms: Sequence[Form], size_b
 def _name(shard: Shard, table: Table, form: Form) -> str:
     """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
 
-    What several features read says how many: "name[0:8] (3 features)".
+    What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)".
     """
-    read = [f"{table.features} features"] if table.features > 1 else []
-    notes = ", ".join(["copy", *read] if form is Form.COPIES else read)
+    said = {
+        "copy": form is Form.COPIES, f"{table.features} features": table.features > 1, "sequence": not table.pooled,
+    }  # fmt: skip
+    notes = ", ".join(note for note, holds in said.items() if holds)
     name = table.name + _inside(shard, table, form)
     return f"{name} ({notes})" if notes else name
 

@@ -1,7 +1,7 @@
 """Measurements as Parquet rows, and back.
 
 Samples refer to tables by name; the tables themselves stand once in `tables.parquet`, at their own width and with
-their own number of features.
+their own number of features, pooled or not.
 """
 
 import math
@@ -65,6 +65,7 @@ COMPUTE_SCHEMA = pa.schema(
         ("dims", pa.list_(pa.int32())),
         ("form", pa.string()),
         ("features", pa.list_(pa.int32())),
+        ("pooled", pa.bool_()),
         ("hot_first", pa.float64()),
         ("first_rows", pa.list_(pa.int64())),
         ("rows", pa.list_(pa.int64())),
@@ -92,6 +93,7 @@ TABLES_SCHEMA = pa.schema(
         ("reuse_batch_size", pa.int64()),
         ("row_lookups", pa.list_(pa.float64())),
         ("features", pa.int32()),
+        ("pooled", pa.bool_()),
     ]
 )
 
@@ -107,6 +109,7 @@ def _compute_row(sample: ComputeSample) -> dict[str, Any]:
         "tables": [table.name for table in sample.tables],
         "dims": [table.dim for table in sample.tables],
         "features": [table.features for table in sample.tables],
+        "pooled": sample.call.pooled,
         "form": sample.form,
         "hot_first": sample.hot_first,
         "first_rows": [block.row for block in sample.blocks],
@@ -133,7 +136,7 @@ def _comm_row(sample: CommSample) -> dict[str, Any]:
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
     """Tables as a Parquet table."""
-    rows = [{"row_lookups": [], "features": 1, **table.to_json()} for table in tables]
+    rows = [{"row_lookups": [], "features": 1, "pooled": True, **table.to_json()} for table in tables]
     return pa.Table.from_pylist(rows, schema=TABLES_SCHEMA)
 
 
@@ -182,6 +185,7 @@ class _ComputeRow(_Row):
     dims: tuple[Dim, ...]
     # Directories of releases that measured less have none of these.
     features: tuple[Features, ...] = ()
+    pooled: bool = True
     form: str = Form.COLUMNS
     hot_first: Share = 0.0
     first_rows: tuple[FirstRow, ...] = ()
@@ -238,7 +242,7 @@ def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[Comput
         if name not in tables:
             raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
     shapes = zip(read.tables, read.dims, features, strict=True)
-    sized = tuple(replace(tables[name], dim=dim, features=count) for name, dim, count in shapes)
+    sized = tuple(replace(tables[name], dim=dim, features=count, pooled=read.pooled) for name, dim, count in shapes)
     return _measurement(_named(read, lambda: read.sample(sized)), read, ())
 
 

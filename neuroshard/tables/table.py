@@ -14,7 +14,7 @@ Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=
 MAX_ROW_BLOCKS = 1024
 RowLookups = Annotated[tuple[Share, ...], Meta(max_length=MAX_ROW_BLOCKS)]
 _SLACK = 1e-3  # of sums of shares
-_SILENT: dict[str, Any] = {"row_lookups": [], "features": 1}  # as if the field weren't there
+_SILENT: dict[str, Any] = {"row_lookups": [], "features": 1, "pooled": True}  # as if the field weren't there
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Table:
         row_lookups: (K,) share of the lookups that each of K equal blocks of rows has, in order of rows, K up to 1,024;
             sums to 1. Empty where nobody knows: lookups then count as spread evenly over the rows.
         features: that read the table, up to 1,024; each has a pooled output of its own for every sample.
+        pooled: False for sequence tables, whose lookups aren't summed up: each has an output of its own.
     """
 
     name: Name
@@ -46,6 +47,7 @@ class Table:
     reuse_batch_size: BatchSize | None = field(default=None, compare=False)
     row_lookups: RowLookups = ()
     features: Features = 1
+    pooled: bool = True
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():
@@ -61,9 +63,14 @@ class Table:
         return self.rows * self.dim * self.bytes_per_element
 
     @property
-    def output_columns(self) -> int:
-        """Columns of all that a sample gets of the table: `dim` for each feature."""
-        return self.dim * self.features
+    def outputs(self) -> float:
+        """Embeddings that a sample gets of the table: one for each feature, or for each lookup; whole where pooled."""
+        return self.features if self.pooled else self.pooling_factor
+
+    @property
+    def output_columns(self) -> float:
+        """Columns of all that a sample gets of the table."""
+        return self.dim * self.outputs
 
     def with_dim(self, dim: int) -> "Table":
         """The same table, `dim` columns wide."""

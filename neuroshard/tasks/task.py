@@ -117,7 +117,7 @@ class Task:
         return sum(table.size_bytes for table in self.tables)
 
     @property
-    def output_columns(self) -> int:
+    def output_columns(self) -> float:
         """Columns of all that a sample gets of the tables."""
         return sum(table.output_columns for table in self.tables)
 

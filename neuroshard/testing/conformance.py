@@ -16,7 +16,7 @@ from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CommModel, ComputeModel, CostModels, SumModel
 from neuroshard.models.interface import OneDevice, device_waits, waits
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import FORMS, IN_COLUMNS
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
@@ -26,6 +26,7 @@ from neuroshard.testing.toys import (
     constrained_task,
     linear_models,
     random_models,
+    sequence_task,
     shared_task,
     toy_tables,
     toy_task,
@@ -63,6 +64,17 @@ class SearcherConformance:
             assert sum(plan.device_dims) == task.output_columns
             assert plan.violations == ()
             assert plan == self.make().search(task, simulator)
+
+    def test_serves_sequence_tables_or_refuses(self) -> None:
+        """Beside pooled ones, or alone: they are whole, in equal halves or in rows; or a line says what can't be."""
+        simulator = Simulator(CostModels.load("roofline:h100"))
+        for task in (sequence_task(), sequence_task(7, 3, 1), sequence_task(5, 2, 2, pooled=False)):
+            found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
+            if isinstance(found, Plan):
+                assert found.violations == ()
+                assert found == again
+            else:
+                assert "\n" not in str(found)
 
     def test_repeats_exactly(self) -> None:
         """The same call gives the same plan."""
@@ -164,9 +176,10 @@ class ComputeModelConformance:
     def test_every_form_that_it_knows_has_a_cost(self) -> None:
         """Columns it always knows; costs of others are finite, not negative, and nothing where there are no loads."""
         model, loads = self.make(), Loads.of(self._tables(), 256)
-        assert Form.COLUMNS in model.forms
-        for form in model.forms:
-            formed = replace(loads, form=np.full(len(loads), FORMS.index(form)))
+        assert IN_COLUMNS in model.calls
+        for call in model.calls:
+            form, pooled = np.full(len(loads), FORMS.index(call.form)), np.full(len(loads), call.pooled)
+            formed = replace(loads, form=form, pooled=pooled)
             cost = model.predict(LoadSets(formed, np.array([len(loads), 0])))
             assert np.isfinite(cost).all()
             assert cost[0] >= 0 == cost[1]

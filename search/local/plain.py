@@ -34,7 +34,7 @@ class PlainSearch:
         self._loads = DeviceLoads(catalog.items)
         self._batch_size = catalog.items.task.batch_size
         self._sets = 0
-        one_by_one = OneByOne(simulator.models.compute)
+        one_by_one = OneByOne(catalog.model)
         alone = Catalog.costed(catalog, one_by_one)
         added = _scaled(alone, self._shares(alone, start))
         self._estimates = LocalSearch(added, simulator, one_by_one, limit)
@@ -115,7 +115,7 @@ class PlainSearch:
     def _compute_ms(self, contents: IntArray) -> FloatArray:
         """(n,) ms of devices that hold so many units (n, I)."""
         self._sets += len(contents)
-        return self._simulator.models.compute.predict(self._loads.sets(contents))
+        return self._catalog.model.predict(self._loads.sets(contents))
 
     def _communication(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from neuroshard.errors import InfeasibleError, unknown_name
+from neuroshard.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.searcher import Searcher
@@ -179,6 +179,9 @@ def _constraints(task: Task, table: Table, factor: int) -> Any:
 
 
 def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
+    for table in tables:
+        if not table.pooled:
+            raise UserError(f"searcher=torchrec places pooled tables only, and {table.name!r} is a sequence table")
     import torch
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.modules.embedding_configs import EmbeddingBagConfig

@@ -57,7 +57,7 @@ class GridSearch:
 
     def __init__(self, catalog: Catalog, simulator: Simulator, settings: GridSettings) -> None:
         self.catalog = catalog
-        self._placer = make_placer(simulator.models.compute, catalog)
+        self._placer = make_placer(catalog.model, catalog)
         self._simulator = simulator
         self._num_devices = catalog.items.task.topology.num_devices
         total_units = self.catalog.total_given

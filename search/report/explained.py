@@ -177,8 +177,9 @@ def _in_form(share: ShardShare) -> str:
 
 
 def _read(share: ShardShare) -> str:
-    """By how many features, where that are several."""
-    return f", {share.features} features" if share.features > 1 else ""
+    """By how many features, where that are several; and what isn't pooled."""
+    features = f", {share.features} features" if share.features > 1 else ""
+    return features if share.pooled else f"{features}, sequence"
 
 
 def _bottleneck(found: Explanation) -> Section:

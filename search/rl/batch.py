@@ -107,6 +107,9 @@ class TaskBatch:
 
 def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     task = items.task
+    for table in task.tables:
+        if not table.pooled:
+            raise UserError(f"learned policies know pooled tables only, and {table.name!r} is a sequence table")
     sizes = Sizes.of(items)
     check_total(sizes)
     every = [items.tables(index, item.width) for index, item in enumerate(items.items)]

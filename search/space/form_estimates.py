@@ -51,7 +51,10 @@ class FormEstimates:
 
         None stands for the catalog of no table.
         """
-        head, rows_head, copies_head = heads = tuple(_head(simulator.models, form) for form in FORMS)
+        head, rows_head, copies_head = (_head(simulator.models, form) for form in FORMS)
+        if catalog is not None and isinstance(catalog.model, SumModel):
+            head = catalog.model.head
+        heads = head, rows_head, copies_head
         columns, rows, copies = (np.flatnonzero(may) for may in allowed.T)
         blocks, copied = first_blocks(task, rows), first_copies(task, copies)
         return cls(

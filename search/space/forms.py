@@ -26,11 +26,13 @@ def allowed_forms(task: Task, forms: Collection[Form]) -> BoolArray:
     """(T, F) which of `forms` each table may lie in, by the task's constraints and by what each form asks for.
 
     Rows and copies lie on every device, so each must be allowed. Tables that are pinned, kept together or kept apart
-    stay in columns. One device has columns only.
+    stay in columns, and so do sequence tables. One device has columns only.
     """
     constraints = task.constraints
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart)
-    return np.array([_allowed(task, table, frozenset(forms), table.name in bound) for table in task.tables])
+    return np.array(
+        [_allowed(task, table, frozenset(forms), table.name in bound or not table.pooled) for table in task.tables]
+    )
 
 
 def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:

@@ -10,6 +10,8 @@ from neuroshard.loads import Loads
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.items import Items
 
+_PARTS = 1024  # of a unit
+
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
@@ -24,7 +26,8 @@ class Sizes:
         full_width: (I,) units of the whole items.
         size_bytes: (N,) bytes on a device.
         state_bytes: (N,) bytes that move with the shard: without buffers.
-        given: (N,) units of 4 columns that a sample gets of the shard: its width, for each feature that reads it.
+        given: (N,) units of 4 columns that a sample gets of the shard: its width, for each of the table's outputs; in
+            1/1024, so that sums are exact in any order.
     """
 
     items: Items
@@ -44,7 +47,7 @@ class Sizes:
         np.add.at(size_bytes, entry, items.task.memory.device_bytes(shards))
         np.add.at(state_bytes, entry, items.task.memory.state_bytes(shards))
         given = np.zeros(len(size_bytes))
-        np.add.at(given, entry, shards.outputs / shards.samples * shards.dim / DIM_MULTIPLE)
+        np.add.at(given, entry, _parts(shards.outputs / shards.samples * shards.dim / DIM_MULTIPLE))
         return cls(items, first, full_width, size_bytes, state_bytes, given)
 
     @property
@@ -72,6 +75,12 @@ class Sizes:
         """(...,) units of 4 columns that a sample gets of devices that hold so many of each item, (..., I)."""
         given: FloatArray = self.given[self.first + contents].sum(axis=-1)
         return given
+
+
+def _parts(units: FloatArray) -> FloatArray:
+    """(n,) the nearest parts of units, none of them nothing."""
+    parts: FloatArray = np.maximum(np.round(units * _PARTS), 1) / _PARTS
+    return parts
 
 
 def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:

@@ -90,18 +90,19 @@ def test_what_lies_on_all_devices_together_is_the_table():
     np.testing.assert_allclose(lookups, [2 * 2 * BATCH, 2 * BATCH, 2 * BATCH])
 
 
-def test_sets_by_form_are_what_kernels_are_called_with():
-    loads = Loads.of([replace(TABLE, dim=4 * (1 + i)) for i in range(5)], BATCH)
-    loads = replace(loads, form=np.array([2, 0, 0, 1, 0]))
-    calls = LoadSets(loads, np.array([3, 0, 2])).by_form()
-    assert calls.counts.tolist() == [2, 0, 1, 0, 0, 0, 1, 1, 0]
-    assert calls.loads.dim.tolist() == [8, 12, 4, 20, 16]
+def test_sets_by_call_are_what_kernels_are_called_with():
+    loads = Loads.of([replace(TABLE, dim=4 * (1 + i), pooled=i != 4) for i in range(6)], BATCH)
+    loads = replace(loads, form=np.array([2, 0, 0, 1, 0, 0]))
+    calls = LoadSets(loads, np.array([3, 0, 3])).by_call()
+    assert calls.counts.tolist() == [2, 0, 1, 0, 0, *[0] * 5, 1, 1, 0, 1, 0]
+    assert calls.loads.dim.tolist() == [8, 12, 4, 24, 16, 20]
+    assert calls.calls.tolist() == [0, -1, 2, -1, -1, *[-1] * 5, 0, 1, -1, 3, -1]
 
 
 def test_sets_of_columns_alone_are_called_in_their_own_order():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i)) for i in range(5)], BATCH)
-    calls = LoadSets(loads, np.array([3, 0, 2])).by_form()
-    assert calls.counts.tolist() == [3, 0, 0, 0, 0, 0, 2, 0, 0]
+    calls = LoadSets(loads, np.array([3, 0, 2])).by_call()
+    assert calls.counts.tolist() == [3, *[0] * 9, 2, *[0] * 4]
     assert calls.loads.dim.tolist() == loads.dim.tolist()
 
 

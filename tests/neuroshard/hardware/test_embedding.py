@@ -8,8 +8,11 @@ import torch
 
 from neuroshard.errors import UserError
 from neuroshard.hardware.embedding import Arenas, build_operator, fused_run
+from neuroshard.hardware.inputs import draw_inputs
 from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.records.samples import ComputeSample
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import ComputeSample, RowBlock
+from neuroshard.tables import Table
 from neuroshard.testing import toy_tables
 
 CPU = torch.device("cpu")
@@ -48,6 +51,37 @@ def test_forward_and_update_agree_with_plain_torch(features):
         column += tables[t].dim
     for after, weight in zip(operator.split_embedding_weights(), weights, strict=True):
         assert torch.allclose(after, weight - RATE * weight.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [(1, 1, 1), (2, 1, 3)])
+def test_sequence_tables_have_an_output_for_every_lookup(features):
+    shapes = zip(toy_tables(3), features, strict=True)
+    tables = tuple(replace(table, dim=16, features=f, pooled=False) for table, f in shapes)
+    sample = ComputeSample(tables, 16)
+    operator = build_operator(sample, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
+    weights = [weight.clone().requires_grad_() for weight in operator.split_embedding_weights()]
+    inputs = draw_inputs(sample, CPU, np.random.default_rng(1))
+    output = operator(inputs.indices, inputs.offsets)
+    assert output.shape == inputs.gradient.shape == (len(inputs.indices), 16)
+    output.backward(inputs.gradient)
+    ends = inputs.offsets[16 * np.cumsum([0, *features])]
+    for table, weight, first, last in zip(tables, weights, ends[:-1], ends[1:], strict=True):
+        rows = weight[inputs.indices[first:last]]
+        assert torch.allclose(output[first:last], rows)
+        assert int(last - first) == round(16 * table.pooling_factor)
+        rows.backward(inputs.gradient[first:last])
+    for after, weight in zip(operator.split_embedding_weights(), weights, strict=True):
+        assert torch.allclose(after, weight - RATE * weight.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_blocks_of_sequence_tables_train_with_and_without_lookups(optimizer):
+    table = Table("t", 1000, 8, 0.1, (1.0, *(0.0,) * 16), pooled=False)
+    for rows in (500, 1):
+        sample = ComputeSample((table,), 16, Form.ROWS, (RowBlock(0, rows),))
+        prepared = fused_run(sample, EmbeddingSettings(optimizer), CPU, Arenas(), np.random.default_rng(0))
+        prepared.run()
+        assert prepared.run.args[1].gradient.shape == (prepared.seen[0].count, 8)
 
 
 @pytest.mark.parametrize("features", [1, 4])

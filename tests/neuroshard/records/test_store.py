@@ -42,6 +42,7 @@ def _compute():
         Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS), 3, "valid", 5, None, "too much"),
         Measurement(ComputeSample((first,), 64, Form.COPIES), 4, "train", 5, repeats),
         Measurement(ComputeSample((first, replace(second, features=7)), 64), 5, "train", 5, repeats),
+        Measurement(ComputeSample((replace(first, pooled=False, features=2),), 64), 6, "train", 5, repeats),
     ]
 
 
@@ -78,7 +79,7 @@ def test_records_come_back_exactly(directory, kind, measurements):
         _same(saved, loaded)
 
 
-FORM_COLUMNS = ["form", "features", "hot_first", "first_rows", "rows", "lookups", "reuse"]
+FORM_COLUMNS = ["form", "features", "pooled", "hot_first", "first_rows", "rows", "lookups", "reuse"]
 
 
 def test_directories_that_know_no_forms_still_load(directory):
@@ -92,12 +93,12 @@ def test_directories_that_know_no_forms_still_load(directory):
 
 def test_tables_of_directories_that_know_no_features_are_read_by_one(directory):
     path = directory.path / "tables.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["features"]), path)
+    pq.write_table(pq.read_table(path).drop_columns(["features", "pooled"]), path)
     assert tuple(directory.tables().values()) == toy_tables(4)
 
 
 def test_tables_come_back_with_their_features(tmp_path):
-    tables = tuple(replace(table, features=1 + i) for i, table in enumerate(toy_tables(4)))
+    tables = tuple(replace(table, features=1 + i, pooled=i < 2) for i, table in enumerate(toy_tables(4)))
     directory = DataDirectory(tmp_path / "data")
     directory.begin(_manifest(), tables)
     assert tuple(directory.tables().values()) == tables

@@ -32,6 +32,21 @@ def test_user_files_say_how_many_features_read_a_table(tmp_path):
         user_file(str(path))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_user_files_say_which_tables_are_sequences(tmp_path, suffix):
+    path = tmp_path / f"tables.{suffix}"
+    rows = [ROWS[0] | {"pooled": False}, ROWS[1] | {"pooled": True}]
+    {
+        "csv": lambda: pd.DataFrame(rows).to_csv(path, index=False),
+        "parquet": lambda: pd.DataFrame(rows).to_parquet(path),
+        "json": lambda: path.write_text(json.dumps(rows)),
+    }[suffix]()
+    assert [table.pooled for table in user_file(str(path))] == [False, True]
+    path.with_suffix(".csv").write_text("name,rows,dim,pooling_factor,pooled\na,9,4,1,maybe\n")
+    with pytest.raises(UserError, match="pooled='maybe' must be true or false"):
+        user_file(str(path.with_suffix(".csv")))
+
+
 def test_dlrm_like_matches_the_published_statistics():
     tables = dlrm_like()
     pooling = np.array([table.pooling_factor for table in tables])

@@ -53,6 +53,10 @@ def test_features_are_kept_and_left_out_of_files_where_there_is_one():
     assert shared != GOOD
     assert "features" not in GOOD.to_json()
     assert shared.output_columns == 3 * GOOD.dim
+    sequence = replace(shared, pooled=False)
+    assert Table.from_json(json.loads(json.dumps(sequence.to_json()))) == sequence != shared
+    assert "pooled" not in shared.to_json()
+    assert sequence.output_columns == GOOD.pooling_factor * GOOD.dim
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "a"}, [], GOOD.to_json() | {"extra": 1}])

@@ -130,8 +130,10 @@ _STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 def _exact_bytes(table, use, batch_size):
     per_element, per_row = _STATE_FLOATS[use.optimizer]
     state = table.rows * (table.dim * (table.bytes_per_element + 4 * per_element) + 4 * per_row)
-    lookups = ceil(8 * Fraction(batch_size * table.pooling_factor))  # a batch's lookups are a mean, in 64 bits
-    return state + use.batches_in_flight * (lookups + 8 * batch_size * table.features * (1 + table.dim))
+    lookups = Fraction(batch_size * table.pooling_factor)  # a batch's lookups are a mean, in 64 bits
+    bags = batch_size * table.features
+    outputs = bags if table.pooled else ceil(lookups)
+    return state + use.batches_in_flight * (ceil(8 * lookups) + 8 * bags + 8 * outputs * table.dim)
 
 
 tables = st.builds(
@@ -143,6 +145,7 @@ tables = st.builds(
     st.just(ONCE),
     st.sampled_from([2, 4]),
     features=st.integers(1, MAX_FEATURES),
+    pooled=st.booleans(),
 )
 uses = st.builds(MemoryUse, st.sampled_from(list(_STATE_FLOATS)), st.integers(0, 1000))
 LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE, features=MAX_FEATURES)
@@ -151,6 +154,8 @@ LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE, features=MAX_F
 @given(tables, uses, st.integers(1, MAX_BATCH_SIZE))
 @example(LARGEST, MemoryUse("adam", 1000), MAX_BATCH_SIZE)
 @example(LARGEST, MemoryUse("adam"), MAX_BATCH_SIZE)
+@example(replace(LARGEST, pooled=False), MemoryUse("adam", 1), MAX_BATCH_SIZE)
+@example(replace(LARGEST, rows=1, pooled=False), MemoryUse("adam", 0), MAX_BATCH_SIZE)
 @example(Table("t", (1 << 40) - 1, 65532, 0.1, ONCE), MemoryUse("adam", 3), MAX_BATCH_SIZE - 1)
 @example(Table("t", 1, 4, 0.1, ONCE), MemoryUse("sgd", 1), 10)
 @settings(max_examples=500, deadline=None)
