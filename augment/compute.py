@@ -3,6 +3,7 @@
 Beyond that method, combinations may lie in blocks of rows, or be copies, as the samples of one of several devices.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
@@ -14,12 +15,19 @@ from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
-from neuroshard.schema import DIM_MULTIPLE, Devices, Dim, Share, TableCount
+from neuroshard.schema import DIM_MULTIPLE, Devices, Dim, Features, Share, TableCount
 from neuroshard.stages.augment.draw import one_of
 from neuroshard.tables import Table, halvings
 from neuroshard.units import ByteSize
 
 _BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
+_ONE_FEATURE = (1,)
+_POOLED = (True,)
+_OUTPUT_BYTES = 4  # of an element of what comes of a lookup
+
+
+# A combination of tables of a group, each of which one of so many equal parts lies on the device.
+_Combine = Callable[[tuple[Table, ...], int, np.random.Generator], tuple[Table, ...]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,11 @@ class ComputeAugmentation:
         sharers: devices over which tables lie in rows or copies; each such combination has one of these counts.
         hot_first_share: share of the combinations in rows whose hot rows lie, some or all of them, in the first blocks.
         max_copy_bytes: of a combination's weights, where they are copies.
+        features: that read a table; every table of a combination has one of these counts, whatever it had.
+        pooled: whether a combination's tables are pooled; every one in columns or rows is one of these. Sequence tables
+            of a combination have one width.
+        max_output_bytes: of what comes of a batch's lookups, where a combination isn't pooled; a table alone may have
+            more.
     """
 
     max_dim: Dim = 128
@@ -48,6 +61,9 @@ class ComputeAugmentation:
     sharers: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 3, 4, 6, 8, 16)
     hot_first_share: Share = 0.5
     max_copy_bytes: ByteSize = 64 << 20
+    features: Annotated[tuple[Features, ...], Meta(min_length=1)] = _ONE_FEATURE
+    pooled: Annotated[tuple[bool, ...], Meta(min_length=1)] = _POOLED
+    max_output_bytes: ByteSize = 32 << 20
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
@@ -59,9 +75,13 @@ class ComputeAugmentation:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which samples are drawn: of columns alone, what decided it before there were other forms."""
+        """What decides which samples are drawn: of pooled columns that one feature reads, what decided it when there
+        was no more.
+        """
         settings = asdict(self)
-        beyond = _BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ()
+        beyond = set(_BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ())
+        beyond |= {"features"} if self.features == _ONE_FEATURE else set()
+        beyond |= {"pooled", "max_output_bytes"} if self.pooled == _POOLED else set()
         return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, split: TableSplit) -> None:
@@ -88,16 +108,19 @@ class ComputeAugmentation:
         form = one_of(self.forms, rng)
         name = draw_split(rng)
         group = split.group(name)
-        if form == Form.ROWS:
-            return self._in_rows(group, batch_size, rng), name
         if form == Form.COPIES:
             return self._as_copies(group, batch_size, rng), name
-        return ComputeSample(self._combination(group, self.max_bytes, 1, rng), batch_size), name
+        tables = self._pooled_tables if one_of(self.pooled, rng) else self._sequence_tables(batch_size)
+        if form == Form.ROWS:
+            return self._in_rows(group, batch_size, tables, rng), name
+        return ComputeSample(tables(group, 1, rng), batch_size), name
 
-    def _in_rows(self, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator) -> ComputeSample:
+    def _in_rows(
+        self, group: tuple[Table, ...], batch_size: int, combine: _Combine, rng: np.random.Generator
+    ) -> ComputeSample:
         """A block of each table; which one is drawn for each."""
         sharers = one_of(self.sharers, rng)
-        tables = self._combination(_cut_by(sharers, group), self.max_bytes, sharers, rng)
+        tables = combine(_cut_by(sharers, group), sharers, rng)
         blocks = tuple(_block(table.rows, sharers, int(rng.integers(sharers))) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_first_share else 0.0
         return ComputeSample(tables, batch_size, Form.ROWS, blocks, hot_first)
@@ -105,6 +128,30 @@ class ComputeAugmentation:
     def _as_copies(self, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator) -> ComputeSample:
         own = max(1, batch_size // one_of(self.sharers, rng))
         return ComputeSample(self._combination(self._small(group), self.max_copy_bytes, 1, rng), own, Form.COPIES)
+
+    def _pooled_tables(self, group: tuple[Table, ...], sharers: int, rng: np.random.Generator) -> tuple[Table, ...]:
+        return self._combination(group, self.max_bytes, sharers, rng)
+
+    def _sequence_tables(self, batch_size: int) -> _Combine:
+        """Tables of one width that aren't pooled: in random order, as many as have room with their outputs."""
+
+        def combine(group: tuple[Table, ...], sharers: int, rng: np.random.Generator) -> tuple[Table, ...]:
+            count = int(rng.integers(self.min_tables, self.max_tables + 1))
+            width = self._width(int(rng.choice(halvings(self.max_dim))), rng)
+            order = [
+                replace(group[t], dim=width, pooled=False, features=one_of(self.features, rng))
+                for t in rng.permutation(len(group))
+            ]
+            chosen: list[Table] = []
+            room, outputs = self.max_bytes, float(self.max_output_bytes)
+            for table in order:
+                size, given = _part_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
+                if len(chosen) < count and size <= room and given <= outputs:
+                    chosen.append(table)
+                    room, outputs = room - size, outputs - given
+            return tuple(chosen) or (self._narrowest(min(order, key=lambda table: table.pooling_factor)),)
+
+        return combine
 
     def _narrowest(self, table: Table) -> Table:
         return table.with_dim(halvings(self.max_dim)[-1])
@@ -123,7 +170,7 @@ class ComputeAugmentation:
         for table in self._augmented(group, count, rng):
             fitted = self._fitted(table, room, sharers)
             if fitted is not None:
-                chosen.append(fitted)
+                chosen.append(replace(fitted, features=one_of(self.features, rng)))
                 room -= _part_bytes(fitted, sharers)
         return tuple(chosen)
 
@@ -147,6 +194,11 @@ class ComputeAugmentation:
         fitting = (w for w in (table.dim, *narrower) if _part_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
         return None if width is None else table.with_dim(width)
+
+
+def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
+    """Of what comes of the lookups in one of `sharers` blocks of a sequence table."""
+    return _OUTPUT_BYTES * table.output_columns * batch_size / sharers
 
 
 def _cut_by(sharers: int, group: tuple[Table, ...]) -> tuple[Table, ...]:

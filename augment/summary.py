@@ -95,7 +95,7 @@ class Summary:
 
 
 def _part_of(sample: ComputeSample | CommSample) -> str:
-    return sample.form if isinstance(sample, ComputeSample) else name_of(sample.collective)
+    return sample.call.name if isinstance(sample, ComputeSample) else name_of(sample.collective)
 
 
 def _cells(kind: KindSummary, name: str, wall_s: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import ComputeSample
 from neuroshard.stages.pretrain.additive import Additive
@@ -31,7 +31,7 @@ _FEW = 4  # tables in small samples, of which enough have no width but halvings 
 
 
 def main() -> None:
-    measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).compute[Form.COLUMNS]
+    measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).compute[IN_COLUMNS]
     print("| training samples | number | MAPE | as many of all kinds: MAPE |")
     print("| --- | --- | --- | --- |")
     _row("one table each", measured, lambda sample: len(sample.tables) == 1, _any)

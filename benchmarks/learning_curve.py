@@ -11,7 +11,7 @@ from pathlib import Path
 
 from neuroshard.models import CostModels, SumModel
 from neuroshard.models.card import Accuracy
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.registry import compose_config, instantiate_config
@@ -27,7 +27,7 @@ _PAPER = ["compute_model=paper", "compute_model.features=paper_batch", "compute_
 
 
 def main() -> None:
-    measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).compute[Form.COLUMNS]
+    measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).compute[IN_COLUMNS]
     noise = pass_repeatability(measured.everything)
     unseen = f"{len(measured.test)} samples of unseen tables, {len(_SEEDS)} seeds"
     print(f"repeatability: mean {noise.mean():.1%}; error on {unseen}")

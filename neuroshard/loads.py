@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.plans.form import FORMS, Form, forms_of
+from neuroshard.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plans.form import CALLS, FORMS, Form, forms_of
 from neuroshard.plans.shard import TIERS, Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
@@ -24,7 +24,8 @@ class Loads:
         dim: (n,) columns that lie there.
         lookups: (n,) of a batch, over all samples.
         samples: (n,) whose lookups they are: the global batch size, or a device's part of it.
-        outputs: (n,) pooled embeddings that come of a batch.
+        bags: (n,) lists of lookups in a batch: one for each sample and feature.
+        pooled: (n,) whether each bag is summed up; else every lookup is an output.
         bytes_per_element: (n,) of the weights.
         reuse: (n, 17) histogram, as in `Table`.
         tier: (n,) memory that holds the weights, by its place in `TIERS`.
@@ -36,7 +37,8 @@ class Loads:
     dim: FloatArray
     lookups: FloatArray
     samples: FloatArray
-    outputs: FloatArray
+    bags: FloatArray
+    pooled: BoolArray
     bytes_per_element: FloatArray
     reuse: FloatArray
     tier: IntArray
@@ -46,13 +48,16 @@ class Loads:
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
         """Of whole tables in device memory, in order, at a global batch size: one for all, or (n,)."""
-        plain = np.array([(t.rows, t.dim, t.pooling_factor, t.bytes_per_element) for t in tables], dtype=np.float64)
+        rows_of = [(t.rows, t.dim, t.pooling_factor, t.bytes_per_element, t.features) for t in tables]
+        plain = np.array(rows_of, dtype=np.float64).reshape(len(tables), 5)
         reuse = np.array([t.reuse for t in tables], dtype=np.float64).reshape(len(tables), NUM_REUSE_BINS)
-        rows, dim, pooling_factor, bytes_per_element = plain.reshape(len(tables), 4).T
+        rows, dim, pooling_factor, bytes_per_element, features = plain.T
         samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
         tier = np.full(len(tables), TIERS.index(Tier.DEVICE))
         form, sharers = np.full(len(tables), FORMS.index(Form.COLUMNS)), np.ones(len(tables), dtype=np.int64)
-        return cls(rows, dim, samples * pooling_factor, samples, samples, bytes_per_element, reuse, tier, form, sharers)
+        amounts = samples * pooling_factor, samples, samples * features
+        pooled = np.array([t.pooled for t in tables], dtype=np.bool_)
+        return cls(rows, dim, *amounts, pooled, bytes_per_element, reuse, tier, form, sharers)
 
     @classmethod
     def placed(
@@ -98,8 +103,8 @@ class Loads:
         part, reuse = np.ones(len(self)), self.reuse.copy()
         part[which] = 1 / num_devices
         reuse[which] = reuse_at(self.reuse[which], 1 / num_devices)
-        samples = self.samples * part
-        return replace(self, lookups=self.lookups * part, samples=samples, outputs=samples, reuse=reuse)
+        amounts = {name: getattr(self, name) * part for name in ("lookups", "samples", "bags")}
+        return replace(self, **amounts, reuse=reuse)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -113,6 +118,17 @@ class Loads:
     def pooling_factor(self) -> FloatArray:
         """(n,) mean lookups of a sample."""
         return self.lookups / self.samples
+
+    @property
+    def outputs(self) -> FloatArray:
+        """(n,) embeddings that come of a batch."""
+        return np.where(self.pooled, self.bags, self.lookups)
+
+    @property
+    def call(self) -> IntArray:
+        """(n,) what kernels are called with for each, by its place in `CALLS`."""
+        call: IntArray = np.where(self.pooled, self.form, self.form + len(FORMS))
+        return call
 
     def take(self, indices: IntArray) -> "Loads":
         """The loads at `indices` (m,)."""
@@ -171,18 +187,18 @@ class LoadSets:
         order = np.argsort(places, kind="stable")
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
-    def by_form(self) -> "LoadSets":
-        """(B F) each set's loads of every form, one set of each form after the other: what kernels are called with."""
-        places = np.repeat(np.arange(len(self)), self.counts) * len(FORMS) + self.loads.form
-        return LoadSets.grouped(self.loads, places, len(self) * len(FORMS))
+    def by_call(self) -> "LoadSets":
+        """(B K) each set's loads of every kernel call, one set of each of the K in `CALLS` after the other."""
+        places = np.repeat(np.arange(len(self)), self.counts) * len(CALLS) + self.loads.call
+        return LoadSets.grouped(self.loads, places, len(self) * len(CALLS))
 
     @property
-    def forms(self) -> IntArray:
-        """(B,) the form of each set's first load, by its place in `FORMS`; -1 of an empty set."""
-        forms = np.full(len(self), -1, dtype=np.int64)
+    def calls(self) -> IntArray:
+        """(B,) the call of each set's first load, by its place in `CALLS`; -1 of an empty set."""
+        calls = np.full(len(self), -1, dtype=np.int64)
         filled = self.counts > 0
-        forms[filled] = self.loads.form[(self.counts.cumsum() - self.counts)[filled]]
-        return forms
+        calls[filled] = self.loads.call[(self.counts.cumsum() - self.counts)[filled]]
+        return calls
 
     def take(self, indices: IntArray) -> "LoadSets":
         """The sets at `indices` (m,)."""

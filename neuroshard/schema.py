@@ -24,6 +24,7 @@ MAX_DEVICES = 4096
 MAX_ROWS = 1 << 40
 MAX_DIM = 1 << 16
 MAX_POOLING_FACTOR = 1 << 20
+MAX_FEATURES = 1 << 10
 MAX_BATCH_SIZE = 1 << 30
 DIM_MULTIPLE = 4  # FBGEMM's rule for the width of a table or shard
 _MAX_COUNT = 1 << 31
@@ -37,6 +38,7 @@ Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)
 Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column
 FirstRow = Annotated[int, Meta(ge=0, lt=MAX_ROWS)]  # of a shard
 PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
+Features = Annotated[int, Meta(ge=1, le=MAX_FEATURES)]  # that read one table
 Share = Annotated[float, Meta(ge=0, le=1)]
 BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32
 Devices = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]

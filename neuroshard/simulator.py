@@ -14,7 +14,7 @@ from neuroshard.models.interface import Chain
 from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, INPUT, compute_part, exchange_part
 from neuroshard.models.reach import of_calls, of_exchanges
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.prediction import Prediction
 from neuroshard.tasks.task import Task
@@ -53,7 +53,8 @@ class Simulator:
     def costs(self, task: Task, plans: Sequence[Plan]) -> list[Cost]:
         """Each plan's cost; memory is not checked.
 
-        A device calls a kernel for each form that tables lie in there, one after the other: their costs add up.
+        A device calls a kernel for each form that tables lie in there, and others for sequence tables, one after the
+        other: their costs add up.
 
         Raises:
             UserError: a plan is another task's, or the models can't serve the task or a plan's forms.
@@ -63,18 +64,18 @@ class Simulator:
             if plan.task is not task and plan.task != task:
                 raise UserError("the plan was made for another task")
             self.models.check_plan(plan)
-        calls = LoadSets.joined([plan.device_loads for plan in plans]).by_form()
+        calls = LoadSets.joined([plan.device_loads for plan in plans]).by_call()
         traffic = Traffic.joined([plan.traffic for plan in plans])
-        shape = (len(plans), task.topology.num_devices, len(FORMS))
-        by_form = self.models.compute.predict(calls).reshape(shape)
-        compute = by_form.sum(axis=-1)
+        shape = (len(plans), task.topology.num_devices, len(CALLS))
+        by_call = self.models.compute.predict(calls).reshape(shape)
+        compute = by_call.sum(axis=-1)
         before = self._input_ms(traffic)
         ready = compute if before is None or not self.count_input else compute + before
         forward, backward = self._chains(traffic, ready)
         margin: Sequence[FloatArray | None] = [None] * len(plans)
         if self.models.margins is not None:
             of = self.models.margins
-            first = _call_margins(of, by_form, self.models.compute.spread_ms(calls).reshape(shape))
+            first = _call_margins(of, by_call, self.models.compute.spread_ms(calls).reshape(shape))
             first += [] if before is None or not self.count_input else [of.of(INPUT)(before, np.zeros_like(before))]
             margin = list(_margin(of, first, ready, forward, backward))
         inputs: Sequence[FloatArray | None] = [None] * len(plans) if before is None else list(before)
@@ -100,9 +101,10 @@ class Simulator:
         ranges = self.models.ranges
         if ranges is None:
             return plan.task.warnings
-        calls = plan.device_loads.by_form()
-        counts = calls.counts.reshape(-1, len(FORMS))[:, FORMS.index(Form.COLUMNS)].tolist()
-        found = plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.device_dims)
+        calls = plan.device_loads.by_call()
+        counts = calls.counts.reshape(-1, len(CALLS))[:, CALLS.index(IN_COLUMNS)].tolist()
+        columns = plan.traffic.columns[0].tolist()
+        found = plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, columns)
         topology = plan.task.topology
         hosts = topology.num_devices / (topology.devices_per_host or topology.num_devices)
         found += ranges.part_warnings(EXCHANGES, {"hosts": np.array([hosts])})
@@ -130,9 +132,9 @@ def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
     return replace(plan, prediction=Prediction(models, cost.total_ms, *margins))
 
 
-def _call_margins(margins: Margins, by_form: FloatArray, spread: FloatArray) -> list[FloatArray]:
-    """(B, D) of each form's calls, from their costs and spreads (B, D, F)."""
-    return [margins.of(compute_part(form))(by_form[..., i], spread[..., i]) for i, form in enumerate(FORMS)]
+def _call_margins(margins: Margins, by_call: FloatArray, spread: FloatArray) -> list[FloatArray]:
+    """(B, D) of each kernel call, from their costs and spreads (B, D, K)."""
+    return [margins.of(compute_part(call))(by_call[..., i], spread[..., i]) for i, call in enumerate(CALLS)]
 
 
 def _margin(
@@ -163,12 +165,12 @@ def _squares(margins: Sequence[FloatArray]) -> FloatArray:
 
 
 def _beyond_columns(ranges: Ranges, calls: LoadSets, traffic: Traffic) -> tuple[str, ...]:
-    """What of kernel calls and exchanges in other forms lies outside what models of these were fitted to."""
+    """What of other kernel calls and exchanges lies outside what models of these were fitted to."""
     found: list[str] = []
-    for form in (Form.ROWS, Form.COPIES):
-        which = np.flatnonzero(calls.forms == FORMS.index(form))
-        if len(which):
-            found += ranges.part_warnings(compute_part(form), of_calls(calls.take(which)))
+    for number, call in enumerate(CALLS):
+        which = np.flatnonzero(calls.calls == number)
+        if call != IN_COLUMNS and len(which):
+            found += ranges.part_warnings(compute_part(call), of_calls(calls.take(which)))
     for direction, its in ((FORWARD, traffic.forward), (BACKWARD, traffic)):
         for one in its.held:
             if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():

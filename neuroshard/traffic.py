@@ -11,14 +11,15 @@ from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans.form import FORMS, Form
 
 ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
-INDEX_BYTES = 8  # so do indices, and the number of them in each sample, as 64 bits
+INDEX_BYTES = 8  # so do indices, and the number of them for each sample and feature, as 64 bits
 
 
 class Collective(IntEnum):
     """How devices exchange, by its place on the last axis of `Traffic.size_bytes`.
 
     Attributes:
-        ALL_TO_ALL: columns: pooled embeddings go to the devices of their samples, their gradients come back.
+        ALL_TO_ALL: columns: pooled embeddings go to the devices of their samples, their gradients come back. So do
+            those of sequence tables, a row for each lookup, in columns and in rows: nothing of them is added up.
         REDUCE_SCATTER: blocks of rows on all devices: every device has a part of every pooled embedding; the parts are
             added up on the devices of their samples. On the way back an all-gather brings every device all gradients.
         HOST_REDUCE_SCATTER: the same among the devices of each host, of blocks of rows on those of one host.
@@ -36,7 +37,7 @@ class Collective(IntEnum):
     INPUT = 5
 
 
-# What tables in each form exchange besides the input: those in rows on all devices, or those in rows on one host.
+# What pooled tables in each form exchange besides the input: those in rows on all devices, or those on one host's.
 EXCHANGED = {
     Form.COLUMNS: (Collective.ALL_TO_ALL,),
     Form.ROWS: (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL),
@@ -63,7 +64,7 @@ class Traffic:
     def of_columns(
         cls, dims: FloatArray | IntArray, batch_size: int | IntArray, host_size: int | None = None
     ) -> "Traffic":
-        """Of column shards: (B, D) columns on each device, at a global batch size, one for all or (B,).
+        """Of column shards: (B, D) columns that a sample gets of each device, at a global batch size, for all or (B,).
 
         Of all-to-alls alone, without the input: what costs of columns hang on, and quick to make.
         """
@@ -140,7 +141,7 @@ class Traffic:
 
     @property
     def columns(self) -> FloatArray:
-        """(B, D) columns whose pooled embeddings each device gives out."""
+        """(B, D) columns that a sample gets of each device."""
         pooled = self.given(Collective.ALL_TO_ALL)
         columns: FloatArray = pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
         return columns
@@ -148,15 +149,16 @@ class Traffic:
 
 def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
     """(n, C) bytes that each of n loads makes its device put into every collective."""
-    pooled = loads.outputs * loads.dim * ELEMENT_BYTES
+    outputs = loads.outputs * loads.dim * ELEMENT_BYTES
     columns, rows, copies = (loads.form == FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
-    everywhere = rows & (loads.sharers == num_devices)
-    by_host = rows & ~everywhere
+    partial = rows & loads.pooled  # sums that have a part on each of some devices
+    everywhere = partial & (loads.sharers == num_devices)
+    by_host = partial & ~everywhere
     given = np.empty((len(loads), len(Collective)))
-    given[:, Collective.ALL_TO_ALL] = pooled * columns
-    given[:, Collective.REDUCE_SCATTER] = pooled * everywhere
-    given[:, Collective.HOST_REDUCE_SCATTER] = pooled * by_host
-    given[:, Collective.HOST_ALL_TO_ALL] = pooled / loads.sharers * by_host
+    given[:, Collective.ALL_TO_ALL] = outputs * (columns | (rows & ~loads.pooled))
+    given[:, Collective.REDUCE_SCATTER] = outputs * everywhere
+    given[:, Collective.HOST_REDUCE_SCATTER] = outputs * by_host
+    given[:, Collective.HOST_ALL_TO_ALL] = outputs / loads.sharers * by_host
     given[:, Collective.ALL_REDUCE] = loads.rows * loads.dim * ELEMENT_BYTES * copies
-    given[:, Collective.INPUT] = INDEX_BYTES * (np.ceil(loads.lookups) + loads.samples) * ~copies
+    given[:, Collective.INPUT] = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags) * ~copies
     return given

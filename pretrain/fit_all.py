@@ -1,4 +1,4 @@
-"""Fitting a model to every form and every collective that was measured."""
+"""Fitting a model to every kernel call and every collective that was measured."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from neuroshard.models.card import ModelTest
 from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, compute_part
 from neuroshard.models.reach import of_calls, of_exchanges
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import IN_COLUMNS, Call, Form
 from neuroshard.progress import progress_bar
 from neuroshard.records.asked import loads_of, traffic_of
 from neuroshard.records.samples import Measurement
@@ -30,7 +30,7 @@ class Fit:
     """How all models are fitted.
 
     Attributes:
-        compute, comm: to samples of one form, to exchanges of one collective.
+        compute, comm: to samples of one kernel call, to exchanges of one collective.
         start: models that are fitted further; None begins from nothing.
     """
 
@@ -45,7 +45,7 @@ class Fit:
         Raises:
             UserError: the start is of other forms than what is fitted.
         """
-        check_start(_compute_start(self.start, Form.COLUMNS), self.compute)
+        check_start(_compute_start(self.start, IN_COLUMNS), self.compute)
         for one in measured.exchanges:
             check_start(_comm_start(self.start, one), self.comm)
         with progress_bar() as progress:
@@ -53,21 +53,21 @@ class Fit:
             exchanges = {one: self._exchange(measured, one, progress) for one in measured.exchanges}
         forward, backward = (_in_direction(exchanges, name, measured) for name in (FORWARD, BACKWARD))
         before = next((model for one, model in exchanges.items() if one.collective is Collective.INPUT), None)
-        compute = calls[Form.COLUMNS] if len(calls) == 1 else ComputeByForm(calls)
-        columns, pooled = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
+        compute = calls[IN_COLUMNS] if len(calls) == 1 else ComputeByForm(calls)
+        columns, pooled = measured.compute[IN_COLUMNS], measured.comm[Collective.ALL_TO_ALL]
         sizes = {*batch_sizes(columns.everything), *batch_sizes(pooled.everything)}
         only = sizes.pop() if len(sizes) == 1 else None
         return CostModels(compute, forward, backward, only, self._ranges(measured), input=before)
 
-    def _calls(self, measured: Measured, progress: Progress) -> dict[Form, SumModel]:
-        """A model for each form; the fused kernel of row blocks is that of columns, whose model it goes on from."""
-        fitted: dict[Form, SumModel] = {}
-        for form, its in measured.compute.items():
-            start = _compute_start(self.start, form)
-            if start is None and form is Form.ROWS and self.compute.goes_on_from is not None:
-                start = fitted[Form.COLUMNS]
-            told = _bar(progress, compute_part(form), self.compute.epochs)
-            fitted[form] = self.compute.fit(its, start, self.seed, told)
+    def _calls(self, measured: Measured, progress: Progress) -> dict[Call, SumModel]:
+        """A model for each call; the fused kernel of row blocks is that of columns, whose model it goes on from."""
+        fitted: dict[Call, SumModel] = {}
+        for call, its in measured.compute.items():
+            start = _compute_start(self.start, call)
+            if start is None and call.form is Form.ROWS and self.compute.goes_on_from is not None:
+                start = fitted.get(Call(Form.COLUMNS, call.pooled))
+            told = _bar(progress, compute_part(call), self.compute.epochs)
+            fitted[call] = self.compute.fit(its, start, self.seed, told)
         return fitted
 
     def _exchange(self, measured: Measured, one: Exchange, progress: Progress) -> CommModel:
@@ -77,13 +77,13 @@ class Fit:
 
     def _ranges(self, measured: Measured) -> Ranges:
         """Of the samples that were trained on, and of the start's."""
-        columns, pooled = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
+        columns, pooled = measured.compute[IN_COLUMNS], measured.comm[Collective.ALL_TO_ALL]
         ranges = Ranges.of([m.sample for m in columns.train], [m.sample for m in pooled.train])
         hosts = [m.sample.num_devices / m.sample.host_size for m in pooled.everything]
         ranges = ranges.with_part(EXCHANGES, {"hosts": np.array(hosts)})
-        for form, its in measured.compute.items():
-            if form is not Form.COLUMNS:
-                ranges = ranges.with_part(compute_part(form), of_calls(loads_of([m.sample for m in its.train])))
+        for call, its in measured.compute.items():
+            if call != IN_COLUMNS:
+                ranges = ranges.with_part(compute_part(call), of_calls(loads_of([m.sample for m in its.train])))
         for one in measured.exchanges:
             if one.collective is not Collective.ALL_TO_ALL:
                 its = measured.comm[one.collective]
@@ -110,8 +110,8 @@ def tests_of(models: CostModels, margins: Margins, measured: Measured) -> dict[s
 
 def _parts(models: CostModels, measured: Measured) -> Iterator[tuple[str, SplitMeasurements, Predict]]:
     """Every part: its name, its measurements, and what the models say of some of them."""
-    for form, calls in measured.compute.items():
-        yield compute_part(form), calls, lambda some: predict_compute(models.compute, some)
+    for call, calls in measured.compute.items():
+        yield compute_part(call), calls, lambda some: predict_compute(models.compute, some)
     for one in measured.exchanges:
         model, repeats = _model_of(models, one), one.repeats
         yield one.part, measured.comm[one.collective], _predict_comm(model, repeats)
@@ -133,11 +133,11 @@ def _comm_start(start: CostModels | None, one: Exchange) -> Any:
     return None if start is None else _model_of(start, one)
 
 
-def _compute_start(start: CostModels | None, form: Form) -> Any:
-    """The model that a form's is fitted from; None if there is none."""
-    if start is None or form not in start.compute.forms:
+def _compute_start(start: CostModels | None, call: Call) -> Any:
+    """The model that a call's is fitted from; None if there is none."""
+    if start is None or call not in start.compute.calls:
         return None
-    return start.compute.of_form(form) if isinstance(start.compute, SumModel) else start.compute
+    return start.compute.of_call(call) if isinstance(start.compute, SumModel) else start.compute
 
 
 def _in_direction(exchanges: dict[Exchange, CommModel], direction: str, measured: Measured) -> CommModel:
@@ -146,7 +146,7 @@ def _in_direction(exchanges: dict[Exchange, CommModel], direction: str, measured
         for one, model in exchanges.items()
         if one.direction == direction and one.collective is not Collective.INPUT
     }
-    alone = len(measured.compute) == 1
+    alone = {call.form for call in measured.compute} == {Form.COLUMNS}
     return its[Collective.ALL_TO_ALL] if alone else CommByCollective(its, measured.serves(direction))
 
 

@@ -1,4 +1,4 @@
-"""What a data directory holds for models to be fitted to: by form of the tables, by collective."""
+"""What a data directory holds for models to be fitted to: by kernel call, by collective."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from neuroshard.errors import UserError
 from neuroshard.models.parts import BACKWARD, FORWARD, compute_part, exchange_part
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
 from neuroshard.records.samples import ComputeSample, Measurement, Sample, name_of
@@ -40,34 +40,34 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements by form and by collective: of columns and all-to-alls always, of others where there are any.
+    """Measurements by kernel call and by collective: of columns and all-to-alls always, of others where there are any.
 
     Of forms that are left out, what they alone exchange is left out too.
     """
 
-    compute: dict[Form, SplitMeasurements]
+    compute: dict[Call, SplitMeasurements]
     comm: dict[Collective, SplitMeasurements]
 
     @classmethod
-    def of(cls, directories: Sequence[DataDirectory], forms: Collection[Form] | None) -> "Measured":
-        """What there is of the forms in all directories together; of all that were measured where None.
+    def of(cls, directories: Sequence[DataDirectory], calls: Collection[Call] | None) -> "Measured":
+        """What there is of the kernel calls in all directories together; of all that were measured where None.
 
         Raises:
-            UserError: there is nothing of columns, of all-to-alls, or of a form that is named; or a split is empty; or
+            UserError: there is nothing of columns, of all-to-alls, or of a call that is named; or a split is empty; or
                 a table is in different splits.
         """
-        wanted = set(Form) if forms is None else {Form.COLUMNS, *forms}
-        needed = {Form.COLUMNS, *(forms or ())}
+        wanted = set(CALLS) if calls is None else {IN_COLUMNS, *calls}
+        needed = {IN_COLUMNS, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
-        calls = _numbered([directory.compute().read() for directory in directories])
+        samples = _numbered([directory.compute().read() for directory in directories])
         exchanges = _numbered([directory.comm().read() for directory in directories])
-        _check_splits(calls, where)
+        _check_splits(samples, where)
         compute = {
-            form: SplitMeasurements.of(its, _of_form(form), where)
-            for form in Form
-            if form in wanted and ((its := _those(calls, "form", form)) or form in needed)
+            call: SplitMeasurements.of(its, _of_call(call), where)
+            for call in CALLS
+            if call in wanted and ((its := _those(samples, "call", call)) or call in needed)
         }
-        known = {Collective.INPUT, *(one for form in compute for one in EXCHANGED[form])}
+        known = {Collective.INPUT, *(one for call in compute if call.pooled for one in EXCHANGED[call.form])}
         comm = {
             one: SplitMeasurements.of(its, _of_collective(one), where).by_group()
             for one in Collective
@@ -78,7 +78,7 @@ class Measured:
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """With so many training samples of each at most, and so many tables in each; None for all."""
         return Measured(
-            {form: one.combining(max_tables).limited(max_samples) for form, one in self.compute.items()},
+            {call: one.combining(max_tables).limited(max_samples) for call, one in self.compute.items()},
             {collective: one.limited(max_samples) for collective, one in self.comm.items()},
         )
 
@@ -109,7 +109,7 @@ class Measured:
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
         """Samples in each split, of every part besides columns and all-to-alls."""
-        parts = {compute_part(form): one.sizes for form, one in self.compute.items() if form is not Form.COLUMNS}
+        parts = {compute_part(call): one.sizes for call, one in self.compute.items() if call != IN_COLUMNS}
         others = {one.part: self.comm[one.collective].sizes for one in self.exchanges}
         return parts | {part: sizes for part, sizes in others.items() if part not in (FORWARD, BACKWARD)}
 
@@ -137,11 +137,12 @@ def _check_splits(calls: Sequence[Measurement[ComputeSample]], where: str) -> No
 
 
 def _those(measurements: Sequence[Measurement[Any]], field: str, value: Any) -> list[Measurement[Any]]:
-    return [m for m in measurements if getattr(m.sample, field) is value]
+    return [m for m in measurements if getattr(m.sample, field) == value]
 
 
-def _of_form(form: Form) -> str:
-    return "compute samples" if form is Form.COLUMNS else f"compute samples in {form.value}"
+def _of_call(call: Call) -> str:
+    of_sequences = "" if call.pooled else " of sequence tables"
+    return f"compute samples{of_sequences}" + ("" if call.form is Form.COLUMNS else f" in {call.form.value}")
 
 
 def _of_collective(collective: Collective) -> str:

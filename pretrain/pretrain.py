@@ -15,7 +15,7 @@ from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import DataSummary, ModelTest, ModelTests
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import IN_COLUMNS, call_named
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
@@ -39,7 +39,7 @@ class Pretrain:
         init: a bundle whose models are fitted further instead of new ones; None starts from nothing.
         max_samples: of each kind for training; None takes all. Validation and test keep theirs.
         max_tables: in a compute sample for training; None takes all, 1 does without augmented combinations.
-        forms: that models are fitted of, besides columns; None takes all that were measured.
+        forms: that models are fitted of, besides columns, as `Call` names them; None takes all that were measured.
         seed: of the initial weights and the order of samples.
     """
 
@@ -54,8 +54,8 @@ class Pretrain:
     seed: Seed = 0
 
     def __post_init__(self) -> None:
-        for form in self.forms or ():
-            Form(form)
+        for name in self.forms or ():
+            call_named(name)
 
     def run(self) -> PretrainResult:
         """Fit the models, set their margins on validation samples, test them on unseen tables, write the bundle.
@@ -70,7 +70,7 @@ class Pretrain:
             directories = [DataDirectory(Path(path)) for path in self._paths]
             manifest = _common(directories)
             measured = Measured.of(
-                directories, None if self.forms is None else [Form(form) for form in self.forms]
+                directories, None if self.forms is None else [call_named(name) for name in self.forms]
             ).limited(self.max_samples, self.max_tables)
             fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
             margins = margins_of(fitted, measured)
@@ -84,7 +84,7 @@ class Pretrain:
         return (self.data,) if isinstance(self.data, str) else self.data
 
     def _card(self, manifest: Manifest, measured: Measured, metrics: dict[str, ModelTest]) -> Card:
-        compute, comm = measured.compute[Form.COLUMNS], measured.comm[Collective.ALL_TO_ALL]
+        compute, comm = measured.compute[IN_COLUMNS], measured.comm[Collective.ALL_TO_ALL]
         return Card(
             hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self._paths[0]}"),
             versions=manifest.versions | versions(),

@@ -14,7 +14,7 @@ from neuroshard.models.bundle import load_bundle
 from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.cost_models import ROOFLINE, CostModels
 from neuroshard.models.shipped import shipped_names, shipped_path
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS
 from neuroshard.registry import choices, described
 
 
@@ -51,7 +51,8 @@ def _shipped_bundles() -> Grid:
         ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
         errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in MODEL_NAMES)
-        forms = ", ".join(form for form in Form if form in models.forms)
+        known = (call.name for call in CALLS if call in models.compute.calls and call.form in models.forms)
+        forms = ", ".join(known)
         grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, forms, *errors)
     return grid
 

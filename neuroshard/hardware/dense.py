@@ -13,7 +13,15 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
 
 from neuroshard.hardware.arena import check_room
-from neuroshard.hardware.inputs import LEARNING_RATE, PRECISIONS, Inputs, Prepared, common_precision, draw_inputs
+from neuroshard.hardware.inputs import (
+    LEARNING_RATE,
+    PRECISIONS,
+    Inputs,
+    Prepared,
+    common_precision,
+    draw_inputs,
+    table_of_feature,
+)
 from neuroshard.hardware.settings import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample
 
@@ -39,7 +47,9 @@ def dense_run(
     if on_cpu:
         check_room(_LIVE_BYTES * sample.size_bytes)
     specs = [(table.rows, table.dim) for table in sample.tables]
-    operator = DenseTableBatchedEmbeddingBagsCodegen(specs, weights_precision=precision, use_cpu=on_cpu)
+    operator = DenseTableBatchedEmbeddingBagsCodegen(
+        specs, table_of_feature(sample), weights_precision=precision, use_cpu=on_cpu
+    )
     update = _UPDATES[settings.optimizer](operator.weights, specs)
     return Prepared(partial(_train, operator, update, draw_inputs(sample, device, rng)), ())
 

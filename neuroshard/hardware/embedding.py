@@ -1,4 +1,7 @@
-"""The kernel of columns and rows: FBGEMM's table-batched embedding, forward and backward with the update fused in."""
+"""The kernel of columns and rows: FBGEMM's table-batched embedding, forward and backward with the update fused in.
+
+Of sequence tables it is the one without pooling.
+"""
 
 from functools import partial
 
@@ -9,11 +12,20 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
+    PoolingMode,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
 from neuroshard.hardware.arena import Arena
-from neuroshard.hardware.inputs import LEARNING_RATE, PRECISIONS, Inputs, Prepared, common_precision, draw_inputs
+from neuroshard.hardware.inputs import (
+    LEARNING_RATE,
+    PRECISIONS,
+    Inputs,
+    Prepared,
+    common_precision,
+    draw_inputs,
+    table_of_feature,
+)
 from neuroshard.hardware.settings import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample
 
@@ -70,6 +82,8 @@ def build_operator(
     )
     return SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
+        feature_table_map=table_of_feature(sample),
+        pooling_mode=PoolingMode.SUM if sample.call.pooled else PoolingMode.NONE,
         optimizer=_OPTIMIZERS[settings.optimizer],
         learning_rate=LEARNING_RATE,
         weights_precision=PRECISIONS[bytes_per_element][0],

@@ -29,8 +29,8 @@ class Inputs:
 
     Attributes:
         indices: (L,) rows looked up, table by table.
-        offsets: (n x batch size + 1,) where each sample's lookups in each table begin.
-        gradient: (batch size, columns of all tables) of the pooled embeddings.
+        offsets: (F x batch size + 1,) where the lookups of each of all tables' F features begin in each sample.
+        gradient: (batch size, columns of all features) of the pooled embeddings; of sequence tables, (L, columns).
         seen: what is looked up in each of the sample's blocks, if it has any.
     """
 
@@ -45,13 +45,25 @@ def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Gene
     generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
     drawn = draw_batch(sample, generator)
     lengths = torch.cat([lengths for _, lengths in drawn])
-    columns = sum(table.dim for table in sample.tables)
+    indices = torch.cat([indices for indices, _ in drawn])
     return Inputs(
-        torch.cat([indices for indices, _ in drawn]),
+        indices,
         torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-        torch.randn(sample.batch_size, columns, generator=generator, device=device),
+        torch.randn(_outputs(sample, len(indices)), generator=generator, device=device),
         tuple(seen_in(indices) for indices, _ in drawn) if sample.blocks else (),
     )
+
+
+def _outputs(sample: ComputeSample, lookups: int) -> tuple[int, int]:
+    """The shape of what so many lookups give."""
+    if sample.call.pooled:
+        return sample.batch_size, sum(table.dim * table.features for table in sample.tables)
+    return lookups, sample.tables[0].dim
+
+
+def table_of_feature(sample: ComputeSample) -> list[int]:
+    """(F,) which of the sample's tables each feature reads, table by table."""
+    return [number for number, table in enumerate(sample.tables) for _ in range(table.features)]
 
 
 def common_precision(sample: ComputeSample) -> int:

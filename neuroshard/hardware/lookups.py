@@ -20,9 +20,10 @@ _TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 def draw_lookups(
     table: Table, batch_size: int, generator: torch.Generator, hot_first: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices (L,) and lengths (batch_size,), summing to L = batch_size x pooling factor, rounded, at least 1.
+    """Indices (L,) and lengths (features x batch_size,), feature by feature.
 
-    Each sample gets the pooling factor's floor or ceiling. Which rows are the hot ones is random, but for a share
+    Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each is the floor or the ceiling of their mean.
+    Which rows are the hot ones is random, but for a share
     `hot_first` of them: these are the table's first rows, hottest first. Where that is 0 and the table knows its
     `row_lookups`, its blocks of rows get their shares of the lookups. Both are int64 on the generator's device.
     """
@@ -30,8 +31,9 @@ def draw_lookups(
     counts = draw_counts(table, lookups, generator)
     indices = rows_for(counts, table, hot_first, generator).repeat_interleave(counts)
     order = torch.randperm(lookups, generator=generator, device=generator.device)
-    lengths = torch.full((batch_size,), lookups // batch_size, device=generator.device)
-    more = torch.randperm(batch_size, generator=generator, device=generator.device)[: lookups % batch_size]
+    bags = table.features * batch_size
+    lengths = torch.full((bags,), lookups // bags, device=generator.device)
+    more = torch.randperm(bags, generator=generator, device=generator.device)[: lookups % bags]
     lengths[more] += 1
     return indices[order], lengths
 
@@ -45,9 +47,9 @@ def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[
 
 
 def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lookups of a whole table (L,), (B,) that fall into a block of its rows, as the block's device gets them.
+    """The lookups of a whole table (L,), (N,) that fall into a block of its rows, as the block's device gets them.
 
-    Indices (K,) count from the block's first row; lengths (B,) sum to K and may be 0. Order is kept.
+    Indices (K,) count from the block's first row; lengths (N,) sum to K and may be 0. Order is kept.
     """
     inside = (indices >= block.row) & (indices < block.row_end)
     samples = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)

@@ -1,11 +1,15 @@
-"""What is measured of a plan: a kernel call for each form on each device, and exchanges one after the other."""
+"""What is measured of a plan: the kernel calls of each device, and exchanges one after the other.
 
+A device calls a kernel for each form that pooled tables lie in, and one for each form and width of sequence tables.
+"""
+
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS, Call, Form
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Placement
 from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, RowBlock
@@ -23,8 +27,12 @@ def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
 
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> list[ComputeSample]:
-    by_form = {form: [p for p in placements if plan.forms[p.shard.table] is form] for form in Form}
-    return [_call(plan, form, its) for form, its in by_form.items() if its]
+    by_kernel: dict[tuple[int, int], list[Placement]] = defaultdict(list)
+    for placement in placements:
+        pooled = plan.task.tables[placement.shard.table].pooled
+        call = CALLS.index(Call(plan.forms[placement.shard.table], pooled))
+        by_kernel[call, 0 if pooled else placement.shard.dim].append(placement)
+    return [_call(plan, CALLS[call].form, its) for (call, _), its in sorted(by_kernel.items())]
 
 
 def _call(plan: Plan, form: Form, placements: Sequence[Placement]) -> ComputeSample:

@@ -1,4 +1,4 @@
-"""Compute costs of tables in every form, from a model for each."""
+"""Compute costs of tables in every form, pooled or not, from a model for each kernel call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,79 +12,84 @@ from neuroshard.loads import Loads, LoadSets
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kinds import COMPUTE_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form, call_named
 from neuroshard.schema import parse
 
 
 @dataclass(frozen=True)
 class ByFormSettings:
-    """The models', by form."""
+    """The models', by the names of their calls."""
 
-    calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(FORMS))]
+    calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(CALLS))]
 
 
 @dataclass(frozen=True)
 class ComputeByForm(SumModel):
-    """A model for the kernel calls of each form. Of columns it is the model of columns, vectors and head included.
+    """A model for each kernel call. Of pooled columns it is the model of these, vectors and head included.
 
     Attributes:
-        calls: of each form that is known, columns among them.
+        by_call: of each call that is known, pooled columns among them.
     """
 
     kind: ClassVar[str] = "by_form"
 
-    calls: dict[Form, SumModel]
+    by_call: dict[Call, SumModel]
 
     @property
     def forms(self) -> frozenset[Form]:
+        """Those of pooled tables that there are models of."""
+        return frozenset(call.form for call in self.by_call if call.pooled)
+
+    @property
+    def calls(self) -> frozenset[Call]:
         """Those that there are models of."""
-        return frozenset(self.calls)
+        return frozenset(self.by_call)
 
     @property
     def head(self) -> ReluHead:
-        """Of sums of column shards' vectors."""
-        return self.calls[Form.COLUMNS].head
+        """Of sums of pooled column shards' vectors."""
+        return self.by_call[IN_COLUMNS].head
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, H) a vector for each of n column shards; the vectors of other forms are those of `of_form`."""
-        return self.calls[Form.COLUMNS].embed(loads)
+        """(n, H) a vector for each of n pooled column shards; the vectors of other calls are those of `of_call`."""
+        return self.by_call[IN_COLUMNS].embed(loads)
 
-    def of_form(self, form: Form) -> SumModel:
-        """The form's own."""
-        return self.calls[form]
+    def of_call(self, call: Call) -> SumModel:
+        """The call's own."""
+        return self.by_call[call]
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms of each of the B sets of loads; those of a set have one form."""
+        """(B,) ms of each of the B sets of loads; those of a set are of one call."""
         return self._of_calls(sets, lambda model, calls: model.predict(calls))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """(B,) what the members of each form's ensemble disagree by, ms."""
+        """(B,) what the members of each call's ensemble disagree by, ms."""
         return self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 
     def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
-        found, form = np.zeros(len(sets)), sets.forms
-        for known, model in self.calls.items():
-            which = np.flatnonzero(form == FORMS.index(known))
+        found, call = np.zeros(len(sets)), sets.calls
+        for known, model in self.by_call.items():
+            which = np.flatnonzero(call == CALLS.index(known))
             if len(which):
                 found[which] = ask(model, sets.take(which))
         return found
 
     @property
     def _named(self) -> dict[str, Any]:
-        return {form.value: model for form, model in self.calls.items()}
+        return {call.name: model for call, model in self.by_call.items()}
 
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
         return {"calls": described(self._named)}
 
     def tensors(self) -> Tensors:
-        """The models', under the names of their forms."""
+        """The models', under the names of their calls."""
         return tensors_of(self._named)
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeByForm":
         """The model that gave the settings and tensors."""
         calls = parse(settings, ByFormSettings, "settings").calls
-        if Form.COLUMNS not in calls:
+        if IN_COLUMNS.name not in calls:
             raise ValueError("it doesn't know columns")
-        return cls({Form(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()})
+        return cls({call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()})

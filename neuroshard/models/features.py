@@ -45,7 +45,7 @@ def _physical(loads: Loads) -> FloatArray:
     quantities = np.stack(
         [
             loads.dim, loads.rows, _pooled(loads), loads.samples, lookups, unique, row_bytes,
-            lookups * row_bytes, unique * row_bytes, loads.size_bytes, loads.outputs * loads.dim,
+            lookups * row_bytes, unique * row_bytes, loads.size_bytes, np.maximum(loads.outputs, 1) * loads.dim,
         ],
         axis=1,
     )  # fmt: skip

@@ -7,19 +7,24 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import Call, Form
 from neuroshard.traffic import EXCHANGED, Collective, Traffic
 
 NUM_WAITS = 5
 
 
 class ComputeModel(ABC):
-    """Compute cost of what devices hold, each set's loads of one form: a kernel call. An empty set costs nothing."""
+    """Compute cost of what devices hold, each set's loads of one kernel call (`Call`). An empty set costs nothing."""
 
     @property
     def forms(self) -> frozenset[Form]:
-        """The forms that it knows costs of."""
+        """The forms of pooled tables that it knows costs of."""
         return frozenset({Form.COLUMNS})
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """The kernel calls that it knows costs of: by default none of sequence tables."""
+        return frozenset(Call(form) for form in self.forms)
 
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
@@ -72,9 +77,13 @@ class SumModel(ComputeModel):
     def embed(self, loads: Loads) -> Float32Array:
         """(n, H) a vector for each of n loads; a set's vector is the sum of its loads'."""
 
-    def of_form(self, form: Form) -> "SumModel":
-        """The model of kernel calls of that form: one for all, where there isn't one for each."""
+    def of_call(self, call: Call) -> "SumModel":
+        """The model of those kernel calls: one for all, where there isn't one for each."""
         return self
+
+    def of_form(self, form: Form) -> "SumModel":
+        """The model of kernel calls of pooled tables in that form."""
+        return self.of_call(Call(form))
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from neuroshard.errors import UserError
 from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS, Call, Form
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import name_of
 from neuroshard.tasks.task import Task
@@ -43,6 +43,9 @@ class ModelSet:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise UserError unless the models can cost the forms of `plan`."""
+        for call in dict.fromkeys(CALLS[number] for number in plan.device_loads.loads.call.tolist()):
+            if not call.pooled and call not in self.compute.calls:
+                raise _unknown_sequences(f"sequence tables in {call.form.value}")
         plan.check_forms(
             self.forms,
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
@@ -67,8 +70,19 @@ class ModelSet:
                 f"the cost models were made for {self.num_devices} devices, the task has "
                 f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
             )
+        if Call(Form.COLUMNS, False) not in self.compute.calls:
+            for table in task.tables:
+                if not table.pooled:
+                    raise _unknown_sequences(f"sequence tables such as {table.name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
                 f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
                 f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
             )
+
+
+def _unknown_sequences(what: str) -> UserError:
+    return UserError(
+        f"these cost models don't know costs of {what}; collect compute.pooled=[true,false] and pretrain, or take "
+        "models that know them, such as model=roofline:h100"
+    )

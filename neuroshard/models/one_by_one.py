@@ -7,6 +7,7 @@ import numpy as np
 from neuroshard.arrays import Float32Array
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models.interface import ComputeModel, ReluHead, SumModel
+from neuroshard.plans.form import Call, Form
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class OneByOne(SumModel):
     """
 
     fused: ComputeModel
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """Those of columns that `fused` knows."""
+        return frozenset(call for call in self.fused.calls if call.form is Form.COLUMNS)
 
     @property
     def head(self) -> ReluHead:

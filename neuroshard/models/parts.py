@@ -1,6 +1,6 @@
 """Names of what a set of cost models is made of: what metrics, margins and ranges are kept by."""
 
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import IN_COLUMNS, Call
 from neuroshard.traffic import Collective
 
 INPUT = "input"
@@ -8,9 +8,9 @@ EXCHANGES = "exchanges"  # all of them, of whatever collective
 COMPUTE, FORWARD, BACKWARD = "compute", "forward", "backward"
 
 
-def compute_part(form: Form) -> str:
-    """Kernel calls of tables in one form: "compute" of columns, "compute.rows", "compute.copies"."""
-    return COMPUTE if form is Form.COLUMNS else f"{COMPUTE}.{form.value}"
+def compute_part(call: Call) -> str:
+    """Kernel calls: "compute" of columns, "compute.rows", "compute.copies", "compute.sequence_columns", and so on."""
+    return COMPUTE if call == IN_COLUMNS else f"{COMPUTE}.{call.name}"
 
 
 def exchange_part(direction: str, collective: Collective) -> str:

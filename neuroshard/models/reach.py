@@ -14,6 +14,7 @@ def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
         "rows": loads.rows,
         "dim": loads.dim,
         "lookups of a sample": loads.pooling_factor,
+        "outputs of a sample": loads.outputs / loads.samples,
         "bytes per element": loads.bytes_per_element,
         "samples": loads.samples,
         "tables in a call": calls.counts[calls.counts > 0].astype(np.float64),

@@ -12,7 +12,7 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, FORMS, Call, Form
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective, Traffic
 
@@ -43,6 +43,11 @@ class RooflineCompute(SumModel):
     def forms(self) -> frozenset[Form]:
         """All."""
         return frozenset(Form)
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """All."""
+        return frozenset(CALLS)
 
     def embed(self, loads: Loads) -> Float32Array:
         """(n, 1) ms of each load's bytes."""

@@ -87,6 +87,7 @@ class Ranges:
     tables_on_a_device: Range
     devices: Range
     columns_on_a_device: Range
+    features: Range = Range("features of a table", 1, 1)  # bundles of releases that knew no more don't say
     others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -102,6 +103,7 @@ class Ranges:
             Range.of("tables on a device", [len(sample.tables) for sample in compute]),
             Range.of("devices", [len(sample.dims) for sample in comm]),
             Range.of("columns on a device", [dim for sample in comm for dim in sample.dims]),
+            Range.of("features of a table", [table.features for table in tables]),
         )
 
     def joined(self, other: "Ranges") -> "Ranges":
@@ -121,19 +123,21 @@ class Ranges:
         return tuple(f"{part}: {warning}" for warning in found if warning is not None)
 
     def warnings(self, task: Task) -> tuple[str, ...]:
-        """What of the task lies outside, one line for each quantity."""
+        """What of the task and its pooled tables lies outside, one line for each quantity."""
+        tables = [table for table in task.tables if table.pooled]
         found = (
-            self.rows.warning([table.rows for table in task.tables]),
-            self.dim.warning([table.dim for table in task.tables]),
-            self.pooling_factor.warning([table.pooling_factor for table in task.tables]),
-            self.bytes_per_element.warning([table.bytes_per_element for table in task.tables]),
+            self.rows.warning([table.rows for table in tables]),
+            self.dim.warning([table.dim for table in tables]),
+            self.pooling_factor.warning([table.pooling_factor for table in tables]),
+            self.bytes_per_element.warning([table.bytes_per_element for table in tables]),
             self.batch_size.warning([task.batch_size]),
             self.devices.warning([task.topology.num_devices]),
+            self.features.warning([table.features for table in tables]),
         )
         return tuple(warning for warning in found if warning is not None)
 
-    def device_warnings(self, tables: Sequence[int], columns: Sequence[int]) -> tuple[str, ...]:
-        """What of a plan's devices lies outside, from the number of tables and of columns on each, (D,).
+    def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[str, ...]:
+        """What of a plan's devices lies outside, from the number of tables and of columns that each gives out, (D,).
 
         Devices without tables are no trouble.
         """

@@ -42,10 +42,21 @@ def _contents(task: Task, shards: Sequence[Shard], forms: Sequence[Form], size_b
 
 
 def _name(shard: Shard, table: Table, form: Form) -> str:
-    """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array."""
-    if form is Form.COPIES:
-        return f"{table.name} (copy)"
+    """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
+
+    What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)".
+    """
+    said = {
+        "copy": form is Form.COPIES, f"{table.features} features": table.features > 1, "sequence": not table.pooled,
+    }  # fmt: skip
+    notes = ", ".join(note for note, holds in said.items() if holds)
+    name = table.name + _inside(shard, table, form)
+    return f"{name} ({notes})" if notes else name
+
+
+def _inside(shard: Shard, table: Table, form: Form) -> str:
+    """What of the table is in the shard, in brackets; nothing where all of it is."""
     rows = f"{shard.row}:{shard.row_end}" if form is Form.ROWS else ""
     columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
     inside = f"{rows}, {columns or ':'}" if rows else columns
-    return f"{table.name}[{inside}]" if inside else table.name
+    return f"[{inside}]" if inside else ""

@@ -1,6 +1,7 @@
 """How a table is laid out over devices."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from neuroshard.errors import unknown_name
@@ -27,6 +28,36 @@ class Form(StrEnum):
 
 
 FORMS = tuple(Form)  # in the order of whatever has one number for each
+
+
+@dataclass(frozen=True, order=True)
+class Call:
+    """What a kernel is called with: tables in one form, all of them pooled or none."""
+
+    form: Form
+    pooled: bool = True
+
+    @property
+    def name(self) -> str:
+        """As settings and bundles name it: the form of pooled tables, "sequence_columns", "sequence_rows"."""
+        return self.form.value if self.pooled else f"sequence_{self.form.value}"
+
+
+# In the order of whatever has one number for each; pooled tables as in `FORMS`. Sequence tables are never copies.
+CALLS = (*(Call(form) for form in FORMS), Call(Form.COLUMNS, False), Call(Form.ROWS, False))
+IN_COLUMNS = CALLS[0]
+
+
+def call_named(name: str) -> Call:
+    """The call of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    named = {call.name: call for call in CALLS}
+    if name not in named:
+        raise unknown_name("form", name, named)
+    return named[name]
 
 
 def form_of(table: Table, shards: Sequence[Shard]) -> Form:

@@ -90,10 +90,10 @@ class Plan:
     @cached_property
     def form_bytes(self) -> IntArray:
         """(D, F) bytes of the shards of each form on each device, with what the task counts besides weights."""
-        calls = self.device_loads.by_form()
-        total = np.zeros(len(calls), dtype=np.int64)
-        np.add.at(total, np.repeat(np.arange(len(calls)), calls.counts), self.task.memory.device_bytes(calls.loads))
-        return total.reshape(len(self.device_loads), len(FORMS))
+        loads, counts = self.device_loads.loads, self.device_loads.counts
+        total = np.zeros((len(counts), len(FORMS)), dtype=np.int64)
+        np.add.at(total, (np.repeat(np.arange(len(counts)), counts), loads.form), self.task.memory.device_bytes(loads))
+        return total
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
@@ -102,12 +102,15 @@ class Plan:
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
-        """(D,) columns of column shards on each device: what the all-to-all moves for every sample."""
-        dims = [0] * self.task.topology.num_devices
+        """(D,) columns that a sample gets of each device's column shards: theirs for each of a table's outputs.
+
+        Rounded, where tables aren't pooled; `traffic.columns` is exact, and has what sequence tables in rows give.
+        """
+        dims = [0.0] * self.task.topology.num_devices
         for placement in self.placements:
             if self.forms[placement.shard.table] is Form.COLUMNS:
-                dims[placement.device] += placement.shard.dim
-        return tuple(dims)
+                dims[placement.device] += placement.shard.dim * self.task.tables[placement.shard.table].outputs
+        return tuple(round(columns) for columns in dims)
 
     @property
     def fits(self) -> bool:

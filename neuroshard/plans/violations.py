@@ -23,6 +23,8 @@ def violations(task: Task, placements: Sequence[Placement], device_bytes: Sequen
     for table, form in zip(task.tables, forms, strict=True):
         limits = task.constraints.limits(table, task.topology.num_devices)
         yield from _broken_limits(table.name, form, limits, held[table.name])
+        if not table.pooled:
+            yield from _broken_sequence(table.name, form, held[table.name], task.topology.num_devices)
     others = {table.name for table, form in zip(task.tables, forms, strict=True) if form is not Form.COLUMNS}
     yield from _broken_groups(task.constraints, held, others)
 
@@ -47,6 +49,15 @@ def _broken_limits(name: str, form: Form, limits: TableLimits, held: Mapping[int
         yield f"table {name!r} is on {len(held)} devices{copied}, not on {limits.min_shards} to {most}"
     if min(held.values()) < limits.min_dim:
         yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
+
+
+def _broken_sequence(name: str, form: Form, held: Mapping[int, int], num_devices: int) -> Iterator[str]:
+    """Of one table that isn't pooled: what no collection of such tables serves; `held`: columns by device."""
+    if form is Form.COLUMNS and len(widths := set(held.values())) > 1:
+        wide = " and ".join(map(str, sorted(widths)))
+        yield f"table {name!r} is a sequence table in shards of {wide} columns; give them all as many"
+    if form is Form.ROWS and len(held) < num_devices:
+        yield f"table {name!r} is a sequence table in rows on {len(held)} devices; put it on all {num_devices}"
 
 
 def _broken_groups(constraints: Constraints, held: _Held, others: Collection[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar, final
 
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS, Call, Form
 from neuroshard.schema import shown
 from neuroshard.tables import Table
 from neuroshard.traffic import ELEMENT_BYTES, Collective
@@ -46,7 +46,8 @@ class ComputeSample:
     """Tables (n,) on one device, looked up by one kernel call for `batch_size` samples.
 
     Attributes:
-        tables: whole ones, at the width that the device holds; they say how popular rows are.
+        tables: whole ones, at the width that the device holds; they say how popular rows are. All are pooled, or none,
+            and then all have one width: FBGEMM has no other kernels.
         batch_size: samples whose lookups the call serves: the global batch; of copies, the device's own part of it.
         form: of all tables: whole or shards of columns under the fused kernel, blocks of rows under the fused kernel,
             or copies under the dense kernel with an update of every row.
@@ -66,11 +67,26 @@ class ComputeSample:
     def __post_init__(self) -> None:
         if len(self.blocks) != (len(self.tables) if self.form is Form.ROWS else 0):
             raise UserError(f"{len(self.blocks)} blocks of rows for {len(self.tables)} tables of the form {self.form}")
+        self._check_kernel()
         if len(self.lookups) not in (0, len(self.blocks)):
             raise UserError(f"lookups in {len(self.lookups)} of {len(self.blocks)} blocks of rows")
         for table, block in zip(self.tables, self.blocks, strict=False):
             if block.row < 0 or block.rows < 1 or block.row_end > table.rows:
                 raise UserError(f"table {table.name!r} has no rows {block.row} to {block.row_end - 1} of {table.rows}")
+
+    def _check_kernel(self) -> None:
+        """Raise UserError if no kernel takes these tables together."""
+        if len({table.pooled for table in self.tables}) > 1:
+            raise UserError("pooled and sequence tables in one kernel call")
+        if self.call not in CALLS:
+            raise UserError(f"sequence tables of the form {self.form}")
+        if not self.call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
+            raise UserError(f"sequence tables of {' and '.join(map(str, sorted(widths)))} columns in one kernel call")
+
+    @property
+    def call(self) -> Call:
+        """What the kernel is called with."""
+        return Call(self.form, all(table.pooled for table in self.tables))
 
     @property
     def held(self) -> tuple[Table, ...]:

@@ -1,11 +1,12 @@
 """Measurements as Parquet rows, and back.
 
-Samples refer to tables by name; the tables themselves stand once in `tables.parquet`, at their own width.
+Samples refer to tables by name; the tables themselves stand once in `tables.parquet`, at their own width and with
+their own number of features, pooled or not.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from neuroshard.schema import (
     Count,
     Devices,
     Dim,
+    Features,
     FirstRow,
     NonNegative,
     Rows,
@@ -62,6 +64,8 @@ COMPUTE_SCHEMA = pa.schema(
         ("tables", pa.list_(pa.string())),
         ("dims", pa.list_(pa.int32())),
         ("form", pa.string()),
+        ("features", pa.list_(pa.int32())),
+        ("pooled", pa.bool_()),
         ("hot_first", pa.float64()),
         ("first_rows", pa.list_(pa.int64())),
         ("rows", pa.list_(pa.int64())),
@@ -88,6 +92,8 @@ TABLES_SCHEMA = pa.schema(
         ("bytes_per_element", pa.int8()),
         ("reuse_batch_size", pa.int64()),
         ("row_lookups", pa.list_(pa.float64())),
+        ("features", pa.int32()),
+        ("pooled", pa.bool_()),
     ]
 )
 
@@ -102,6 +108,8 @@ def _compute_row(sample: ComputeSample) -> dict[str, Any]:
     return {
         "tables": [table.name for table in sample.tables],
         "dims": [table.dim for table in sample.tables],
+        "features": [table.features for table in sample.tables],
+        "pooled": sample.call.pooled,
         "form": sample.form,
         "hot_first": sample.hot_first,
         "first_rows": [block.row for block in sample.blocks],
@@ -128,7 +136,7 @@ def _comm_row(sample: CommSample) -> dict[str, Any]:
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
     """Tables as a Parquet table."""
-    rows = [{"row_lookups": [], **table.to_json()} for table in tables]
+    rows = [{"row_lookups": [], "features": 1, "pooled": True, **table.to_json()} for table in tables]
     return pa.Table.from_pylist(rows, schema=TABLES_SCHEMA)
 
 
@@ -175,7 +183,9 @@ class _Row:
 class _ComputeRow(_Row):
     tables: tuple[str, ...]
     dims: tuple[Dim, ...]
-    # Directories of releases that measured whole tables only have none of these.
+    # Directories of releases that measured less have none of these.
+    features: tuple[Features, ...] = ()
+    pooled: bool = True
     form: str = Form.COLUMNS
     hot_first: Share = 0.0
     first_rows: tuple[FirstRow, ...] = ()
@@ -224,12 +234,15 @@ def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[Comput
         UserError: it is malformed, or names a table that isn't among `tables`.
     """
     read = parse(row, _ComputeRow, "sample")
-    if len(read.tables) != len(read.dims):
-        raise UserError(f"sample {read.sample_id} has {len(read.tables)} tables but {len(read.dims)} dims")
+    features = read.features or (1,) * len(read.tables)
+    for name, values in (("dims", read.dims), ("features", features)):
+        if len(read.tables) != len(values):
+            raise UserError(f"sample {read.sample_id} has {len(read.tables)} tables but {len(values)} {name}")
     for name in read.tables:
         if name not in tables:
             raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
-    sized = tuple(tables[name].with_dim(dim) for name, dim in zip(read.tables, read.dims, strict=True))
+    shapes = zip(read.tables, read.dims, features, strict=True)
+    sized = tuple(replace(tables[name], dim=dim, features=count, pooled=read.pooled) for name, dim, count in shapes)
     return _measurement(_named(read, lambda: read.sample(sized)), read, ())
 
 

@@ -7,13 +7,14 @@ from msgspec import Meta
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.schema import BatchSize, BytesPerElement, Dim, Name, PoolingFactor, Rows, Share, parse, shown
+from neuroshard.schema import BatchSize, BytesPerElement, Dim, Features, Name, PoolingFactor, Rows, Share, parse, shown
 
 NUM_REUSE_BINS = 17
 Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=NUM_REUSE_BINS)]
 MAX_ROW_BLOCKS = 1024
 RowLookups = Annotated[tuple[Share, ...], Meta(max_length=MAX_ROW_BLOCKS)]
 _SLACK = 1e-3  # of sums of shares
+_SILENT: dict[str, Any] = {"row_lookups": [], "features": 1, "pooled": True}  # as if the field weren't there
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Table:
         name: unique within a task.
         rows: number of embedding vectors, at most 2^40.
         dim: width of a vector, a multiple of 4, at most 65,536.
-        pooling_factor: mean lookups per sample.
+        pooling_factor: mean lookups per sample, of all features together.
         reuse: (17,) share of the unique rows touched in a batch that are touched
             (0,1], (1,2], (2,4], ..., (16384,32768], >32768 times; sums to 1.
         bytes_per_element: 4 for fp32 weights, 2 for fp16.
@@ -33,6 +34,8 @@ class Table:
             from, not what it is: tables that differ in nothing else are equal.
         row_lookups: (K,) share of the lookups that each of K equal blocks of rows has, in order of rows, K up to 1,024;
             sums to 1. Empty where nobody knows: lookups then count as spread evenly over the rows.
+        features: that read the table, up to 1,024; each has a pooled output of its own for every sample.
+        pooled: False for sequence tables, whose lookups aren't summed up: each has an output of its own.
     """
 
     name: Name
@@ -43,6 +46,8 @@ class Table:
     bytes_per_element: BytesPerElement = 4
     reuse_batch_size: BatchSize | None = field(default=None, compare=False)
     row_lookups: RowLookups = ()
+    features: Features = 1
+    pooled: bool = True
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():
@@ -57,14 +62,24 @@ class Table:
         """Bytes of the weights."""
         return self.rows * self.dim * self.bytes_per_element
 
+    @property
+    def outputs(self) -> float:
+        """Embeddings that a sample gets of the table: one for each feature, or for each lookup; whole where pooled."""
+        return self.features if self.pooled else self.pooling_factor
+
+    @property
+    def output_columns(self) -> float:
+        """Columns of all that a sample gets of the table."""
+        return self.dim * self.outputs
+
     def with_dim(self, dim: int) -> "Table":
         """The same table, `dim` columns wide."""
         return replace(self, dim=dim)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for JSON and Parquet; without `row_lookups` where they are empty, as older files are."""
+        """The fields, for JSON and Parquet; without those that older files don't have where they say nothing."""
         fields = asdict(self) | {"reuse": list(self.reuse), "row_lookups": list(self.row_lookups)}
-        return fields if self.row_lookups else {name: fields[name] for name in fields if name != "row_lookups"}
+        return {name: value for name, value in fields.items() if name not in _SILENT or value != _SILENT[name]}
 
     @classmethod
     def from_json(cls, fields: object) -> "Table":

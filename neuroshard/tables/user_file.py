@@ -1,11 +1,12 @@
 """The user's own tables: CSV, Parquet or JSON.
 
 Columns: `name` (text), `rows` (vectors), `dim` (columns, a multiple of 4), `pooling_factor` (mean lookups per
-sample); optional `bytes_per_element` (2 or 4, default 4) and the reuse histogram: `reuse_0` ... `reuse_16` (shares of
-unique rows, together 1), or `reuse`, a list of them, and `reuse_batch_size`, the batch size that it was made for.
-Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent. `row_lookups` says how
-lookups are spread over the rows, as `Table` has it: a list of shares, or text with spaces between them; empty where
-nobody knows.
+sample); optional `bytes_per_element` (2 or 4, default 4), `features` (how many read the table, default 1; the pooling
+factor is that of all of them), `pooled` (false for sequence tables, default true), and the reuse histogram: `reuse_0`
+... `reuse_16` (shares of unique rows, together 1), or `reuse`, a list of them, and `reuse_batch_size`, the batch size
+that it was made for. Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent.
+`row_lookups` says how lookups are spread over the rows, as `Table` has it: a list of shares, or text with spaces
+between them; empty where nobody knows.
 """
 
 from collections.abc import Iterable
@@ -14,15 +15,15 @@ from pathlib import Path
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.schema import BatchSize, BytesPerElement, Dim, Name, PoolingFactor, Rows, parse, shown
+from neuroshard.schema import BatchSize, BytesPerElement, Dim, Features, Name, PoolingFactor, Rows, parse, shown
 from neuroshard.tables.reuse import ZIPF_EXPONENT, Exponent, zipf_reuse
 from neuroshard.tables.rows import Row, number_in, read_rows
 from neuroshard.tables.table import NUM_REUSE_BINS, Reuse, RowLookups, Table, check_unique_names
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
-_COLUMNS = (*_REQUIRED, "bytes_per_element", "reuse", *_REUSE, "reuse_batch_size", "row_lookups")
-_WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size")
+_COLUMNS = (*_REQUIRED, "bytes_per_element", "reuse", *_REUSE, "reuse_batch_size", "row_lookups", "features", "pooled")
+_WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size", "features")
 
 
 @checked
@@ -70,6 +71,8 @@ class _UserTable:
     reuse: Reuse | None = None
     reuse_batch_size: BatchSize | None = None
     row_lookups: RowLookups | None = None
+    features: Features = 1
+    pooled: bool = True
 
 
 def _table(row: Row, batch_size: int, zipf_exponent: float) -> Table:
@@ -78,6 +81,8 @@ def _table(row: Row, batch_size: int, zipf_exponent: float) -> Table:
         cells["reuse"] = [_checked_share(cells.pop(name), name, row) for name in _REUSE]
     if isinstance(spread := cells.get("row_lookups"), str):
         cells["row_lookups"] = [number_in(share) for share in spread.split()]
+    if "pooled" in cells:
+        cells["pooled"] = _truth(cells["pooled"])
     given = parse(cells, _UserTable, row.where)
     reuse, made_for = given.reuse, given.reuse_batch_size
     try:
@@ -85,7 +90,7 @@ def _table(row: Row, batch_size: int, zipf_exponent: float) -> Table:
             reuse, made_for = zipf_reuse(given.rows, batch_size * given.pooling_factor, zipf_exponent), batch_size
         return Table(
             given.name, given.rows, given.dim, given.pooling_factor, reuse, given.bytes_per_element, made_for,
-            given.row_lookups or (),
+            given.row_lookups or (), given.features, given.pooled,
         )  # fmt: skip
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from None
@@ -94,6 +99,11 @@ def _table(row: Row, batch_size: int, zipf_exponent: float) -> Table:
 def _whole(cell: object) -> object:
     """Whole numbers that were written as 10.0 or 1e6, as pandas and spreadsheets do."""
     return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53 else cell
+
+
+def _truth(cell: object) -> object:
+    """What is true or false, however it was written."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(cell).lower(), cell)
 
 
 def _checked_share(cell: object, name: str, row: Row) -> object:

@@ -14,6 +14,8 @@ from neuroshard.plans.form import Form
 from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES, parse
 from neuroshard.tables import Table
 
+SEQUENCE_FORMS = (Form.COLUMNS, Form.ROWS)
+
 
 @dataclass(frozen=True)
 class TableRule:
@@ -65,7 +67,7 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class TableLimits:
-    """The rules that hold for one table.
+    """What holds for one table: the rules, and what sequence tables are: whole, in two equal halves, or in rows.
 
     Attributes:
         devices: that may hold it.
@@ -118,10 +120,11 @@ class Constraints:
         only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
         devices = tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices))
         least = max((rule.min_shards or 1 for rule in matching), default=1)
-        narrowest = max((rule.min_dim or DIM_MULTIPLE for rule in matching), default=DIM_MULTIPLE)
+        narrowest = max(_narrowest(table), *(rule.min_dim or DIM_MULTIPLE for rule in matching), DIM_MULTIPLE)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
         most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
-        forms = frozenset(form for form in Form if all(rule.forms is None or form in rule.forms for rule in matching))
+        known = Form if table.pooled else SEQUENCE_FORMS
+        forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in matching))
         limits = TableLimits(devices, least, min(most, table.dim // narrowest), most, narrowest, forms)
         _check_limits(table, limits, together, num_devices)
         return limits
@@ -247,6 +250,13 @@ class Constraints:
     def to_json(self) -> dict[str, Any]:
         """The constraints as JSON-ready fields."""
         return asdict(self)
+
+
+def _narrowest(table: Table) -> int:
+    """Columns that a shard of a table that is split may have at least: half of a sequence table, if it has halves."""
+    if table.pooled:
+        return DIM_MULTIPLE
+    return table.dim if table.dim % (2 * DIM_MULTIPLE) else table.dim // 2
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:

@@ -1,6 +1,7 @@
 """Bytes that a table takes on a device: weights and, where asked for, optimizer state and buffers of batches."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated
 
 import numpy as np
@@ -55,8 +56,8 @@ class MemoryUse:
     def tier_bytes(self, loads: Loads) -> IntArray:
         """(n, M) bytes that n loads take of every tier of memory, with their part of the buffers.
 
-        A batch's buffers are a load's indices and offsets, and its pooled embeddings and their gradients; they lie in
-        device memory. Blocks of rows have pooled embeddings of all samples, as column shards have; those of a copy are
+        A batch's buffers are a load's indices and offsets, and its outputs and their gradients; they lie in device
+        memory. Blocks of rows have pooled embeddings of all samples, as column shards have; those of a copy are
         what the device's own samples receive (`received_bytes`). Where buffers count, so does a copy's gradient: an
         fp32 for each of its elements, once.
 
@@ -64,8 +65,8 @@ class MemoryUse:
             UserError: a load takes more than 2^60 bytes.
         """
         copied = loads.form == FORMS.index(Form.COPIES)
-        outputs = np.where(copied, 0, 2 * _FLOAT_BYTES * _whole(loads.outputs) * _whole(loads.dim))
-        buffers = _index_bytes(loads.lookups) + _index_bytes(loads.samples) + outputs  # (n,) of a batch, below 2^54
+        outputs = np.where(copied, 0, _times(_whole(np.ceil(loads.outputs)), 2 * _FLOAT_BYTES * _whole(loads.dim)))
+        buffers = _index_bytes(loads.lookups) + _index_bytes(loads.bags) + outputs  # (n,) of a batch, below 2^61
         gradient = np.where(copied, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         size = self.state_bytes(loads) + _times(buffers, self.batches_in_flight)
         size = size + gradient * min(self.batches_in_flight, 1)
@@ -79,10 +80,13 @@ class MemoryUse:
         in_tiers[np.arange(len(loads)), loads.tier] = size
         return in_tiers
 
-    def received_bytes(self, total_dim: int, batch_size: int, num_devices: int) -> int:
-        """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples."""
+    def received_bytes(self, output_columns: float, batch_size: int, num_devices: int) -> int:
+        """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples.
+
+        A sample gets `output_columns` of all tables together.
+        """
         own_samples = -(-batch_size // num_devices)
-        return self.batches_in_flight * 2 * _FLOAT_BYTES * own_samples * total_dim
+        return self.batches_in_flight * 2 * _FLOAT_BYTES * ceil(own_samples * output_columns)
 
 
 def _whole(values: FloatArray) -> IntArray:
@@ -91,9 +95,9 @@ def _whole(values: FloatArray) -> IntArray:
     return whole
 
 
-def _times(size: IntArray, count: int) -> IntArray:
-    """Sizes (n,), so many times; 2^60 + 1 where it is more than 2^60: it must not wrap around."""
-    most = MAX_BYTES // max(count, 1)
+def _times(size: IntArray, count: int | IntArray) -> IntArray:
+    """Sizes (n,), so many times, for all or (n,); 2^60 + 1 where it is more than 2^60: it must not wrap around."""
+    most = np.where(np.equal(count, 0), np.iinfo(np.int64).max, MAX_BYTES // np.maximum(count, 1))
     product: IntArray = np.where(size > most, MAX_BYTES + 1, np.minimum(size, most) * count)
     return product
 

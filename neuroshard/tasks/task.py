@@ -117,6 +117,11 @@ class Task:
         return sum(table.size_bytes for table in self.tables)
 
     @property
+    def output_columns(self) -> float:
+        """Columns of all that a sample gets of the tables."""
+        return sum(table.output_columns for table in self.tables)
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all tables, unsplit, with what the task counts besides weights."""
         sizes = self.memory.device_bytes(Loads.of(self.tables, self.batch_size))
@@ -125,8 +130,7 @@ class Task:
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
         """(D,) bytes for shards on each device: what is left when every device has its own samples' embeddings."""
-        total_dim = sum(table.dim for table in self.tables)
-        received = self.memory.received_bytes(total_dim, self.batch_size, self.topology.num_devices)
+        received = self.memory.received_bytes(self.output_columns, self.batch_size, self.topology.num_devices)
         return tuple(free - received for free in self.topology.device_memory)
 
     @property

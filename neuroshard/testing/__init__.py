@@ -22,6 +22,8 @@ from neuroshard.testing.toys import (
     random_models,
     random_regression,
     random_set_comm,
+    sequence_task,
+    shared_task,
     toy_tables,
     toy_task,
 )
@@ -46,6 +48,8 @@ __all__ = [
     "random_models",
     "random_regression",
     "random_set_comm",
+    "sequence_task",
+    "shared_task",
     "toy_tables",
     "toy_task",
 ]

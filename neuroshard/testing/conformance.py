@@ -16,7 +16,7 @@ from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CommModel, ComputeModel, CostModels, SumModel
 from neuroshard.models.interface import OneDevice, device_waits, waits
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import FORMS, IN_COLUMNS
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
@@ -26,6 +26,8 @@ from neuroshard.testing.toys import (
     constrained_task,
     linear_models,
     random_models,
+    sequence_task,
+    shared_task,
     toy_tables,
     toy_task,
 )
@@ -51,8 +53,28 @@ class SearcherConformance:
                 task = toy_task(3 + 5 * seed, num_devices, seed=seed)
                 plan = self.make().search(task, Simulator(random_models(num_devices, seed)))
                 assert plan.task == task
-                assert sum(plan.device_dims) == sum(table.dim for table in task.tables)
+                assert sum(plan.device_dims) == task.output_columns
                 assert plan.fits
+
+    def test_serves_tables_of_several_features(self) -> None:
+        """Each has outputs of its own: plans are valid and fit with them, and calls repeat."""
+        for seed in range(3):
+            task, simulator = shared_task(5 + 4 * seed, 2 + seed, seed), Simulator(linear_models(2 + seed))
+            plan = self.make().search(task, simulator)
+            assert sum(plan.device_dims) == task.output_columns
+            assert plan.violations == ()
+            assert plan == self.make().search(task, simulator)
+
+    def test_serves_sequence_tables_or_refuses(self) -> None:
+        """Beside pooled ones, or alone: they are whole, in equal halves or in rows; or a line says what can't be."""
+        simulator = Simulator(CostModels.load("roofline:h100"))
+        for task in (sequence_task(), sequence_task(7, 3, 1), sequence_task(5, 2, 2, pooled=False)):
+            found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
+            if isinstance(found, Plan):
+                assert found.violations == ()
+                assert found == again
+            else:
+                assert "\n" not in str(found)
 
     def test_repeats_exactly(self) -> None:
         """The same call gives the same plan."""
@@ -154,9 +176,10 @@ class ComputeModelConformance:
     def test_every_form_that_it_knows_has_a_cost(self) -> None:
         """Columns it always knows; costs of others are finite, not negative, and nothing where there are no loads."""
         model, loads = self.make(), Loads.of(self._tables(), 256)
-        assert Form.COLUMNS in model.forms
-        for form in model.forms:
-            formed = replace(loads, form=np.full(len(loads), FORMS.index(form)))
+        assert IN_COLUMNS in model.calls
+        for call in model.calls:
+            form, pooled = np.full(len(loads), FORMS.index(call.form)), np.full(len(loads), call.pooled)
+            formed = replace(loads, form=form, pooled=pooled)
             cost = model.predict(LoadSets(formed, np.array([len(loads), 0])))
             assert np.isfinite(cost).all()
             assert cost[0] >= 0 == cost[1]
@@ -273,6 +296,10 @@ class PhysicalComputeConformance(SumModelConformance):
             widths = [[table.with_dim(width) for table in tables] for width in (32, 64, 96, 128)]
             cost = model.predict(LoadSets.of(widths, batch_size))
             assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
+
+    def test_more_features_cost_no_less(self) -> None:
+        """Of as many lookups."""
+        self._check_ordered(lambda table: replace(table, features=3))
 
     def test_a_table_more_costs_no_less(self) -> None:
         """On any device."""

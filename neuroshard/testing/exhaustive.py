@@ -4,8 +4,8 @@ What searches are held against, sharing no code with them: constraints are read 
 bytes are Python integers.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import permutations, product
@@ -99,8 +99,8 @@ class TinyTask:
         return size
 
     def _received_bytes(self) -> int:
-        dims = sum(table.dim for table in self.free.tables)
-        return self.free.memory.batches_in_flight * 8 * ceil(self.free.batch_size / self._num_devices) * dims
+        columns = sum(table.dim * _outputs(table) for table in self.free.tables)
+        return self.free.memory.batches_in_flight * 8 * ceil(ceil(self.free.batch_size / self._num_devices) * columns)
 
 
 def _shard_bytes(table: Table, dim: int, use: MemoryUse, batch_size: int) -> int:
@@ -108,8 +108,14 @@ def _shard_bytes(table: Table, dim: int, use: MemoryUse, batch_size: int) -> int
         return 0
     per_element, per_row = _STATE_FLOATS[use.optimizer]
     state = table.rows * (dim * (table.bytes_per_element + 4 * per_element) + 4 * per_row)
-    lookups = ceil(8 * batch_size * Fraction(table.pooling_factor))
-    return state + use.batches_in_flight * (lookups + 8 * batch_size + 8 * batch_size * dim)
+    lookups, outputs = (batch_size * Fraction(count) for count in (table.pooling_factor, _outputs(table)))
+    buffers = ceil(8 * lookups) + 8 * batch_size * table.features + 8 * ceil(outputs) * dim
+    return state + use.batches_in_flight * buffers
+
+
+def _outputs(table: Table) -> float:
+    """Of a sample."""
+    return table.features if table.pooled else table.pooling_factor
 
 
 def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Iterator[Spread]:
@@ -121,6 +127,8 @@ def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Ite
             continue
         devices = [device for device, dim in enumerate(spread) if dim]
         if len(devices) > 1 and any(table.name in group for group in constraints.together):
+            continue
+        if not table.pooled and (len(devices) > 2 or len({spread[device] for device in devices}) > 1):
             continue
         if all(_rule_kept(rule, spread, devices) for rule in rules) and _pins_kept(pinned, spread):
             yield spread
@@ -141,17 +149,25 @@ def _pins_kept(pinned: list[PinnedShard], spread: Spread) -> bool:
     )
 
 
-def tiny_task(seed: int, most_rows: int = 30) -> TinyTask:
-    """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; most of them with little memory to spare."""
+def tiny_task(seed: int, most_rows: int = 30, pooled: Sequence[bool] = (True,)) -> TinyTask:
+    """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; most of them with little memory to spare.
+
+    Some are read by several features; each is `pooled` as one of these says.
+    """
     rng = np.random.default_rng(seed)
+    features, kinds = (np.random.default_rng([seed, stream]) for stream in (1, 2))
     num_devices, count = int(rng.integers(2, 4)), int(rng.integers(1, 5))
     tables = tuple(
         Table(f"t{i}", int(rng.integers(1, most_rows)), 4 * int(rng.integers(1, 5)), float(rng.uniform(0.1, 3)), _ONCE)
         for i in range(count)
     )
+    tables = tuple(
+        replace(table, features=int(features.choice([1, 1, 3])), pooled=pooled[int(kinds.integers(len(pooled)))])
+        for table in tables
+    )
     use = MemoryUse(str(rng.choice(list(_STATE_FLOATS))), int(rng.integers(2)))
     total = sum(_shard_bytes(table, table.dim, use, _BATCH_SIZE) for table in tables)
-    received = use.received_bytes(sum(table.dim for table in tables), _BATCH_SIZE, num_devices)
+    received = use.received_bytes(sum(table.dim * _outputs(table) for table in tables), _BATCH_SIZE, num_devices)
     slack = float(rng.choice([100.0, 1.0, 1.05, 1.15, 1.3, 1.6]))
     shares = np.ones(num_devices) if rng.random() < 0.5 else rng.uniform(0.5, 1.5, size=num_devices)
     memory = tuple(int(np.ceil(slack * total * share / shares.sum())) + received for share in shares)

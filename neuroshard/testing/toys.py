@@ -1,6 +1,6 @@
 """Tables, tasks and cost models that need no data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import Call, Form
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
@@ -40,6 +40,20 @@ def _toy_table(name: str, max_rows: int, rng: np.random.Generator) -> Table:
     rows, pooling = int(rng.integers(2, max_rows)), float(rng.uniform(0.5, 8))
     reuse = zipf_reuse(rows, _BATCH_SIZE * pooling, 1.0)
     return Table(name, rows, int(rng.choice([4, 8, 16, 32, 64])), pooling, reuse)
+
+
+def shared_task(count: int = 12, num_devices: int = 4, seed: int = 0) -> Task:
+    """A task of toy tables, each read by 1 to 5 features."""
+    task, rng = toy_task(count, num_devices, seed=seed), np.random.default_rng(seed)
+    tables = tuple(replace(table, features=int(rng.integers(1, 6))) for table in task.tables)
+    return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
+
+
+def sequence_task(count: int = 12, num_devices: int = 4, seed: int = 0, pooled: bool = True) -> Task:
+    """A task of toy tables, every other one a sequence table; or all of them."""
+    task = toy_task(count, num_devices, seed=seed)
+    tables = tuple(replace(table, pooled=pooled and i % 2 > 0) for i, table in enumerate(task.tables))
+    return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
 
 
 def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30, seed: int = 0) -> Task:
@@ -174,12 +188,14 @@ def random_set_comm(seed: int = 0) -> SetComm:
 
 
 def random_by_form(seed: int = 0) -> ComputeByForm:
-    """A model of each form, with random weights; of columns and rows, ensembles."""
+    """A model of each kernel call, with random weights; of columns and rows, ensembles."""
     return ComputeByForm(
         {
-            Form.COLUMNS: random_ensemble(seed),
-            Form.ROWS: random_ensemble(seed + 1),
-            Form.COPIES: random_regression(seed),
+            Call(Form.COLUMNS): random_ensemble(seed),
+            Call(Form.ROWS): random_ensemble(seed + 1),
+            Call(Form.COPIES): random_regression(seed),
+            Call(Form.COLUMNS, False): random_ensemble(seed + 2),
+            Call(Form.ROWS, False): random_regression(seed + 3),
         }
     )
 

@@ -59,8 +59,8 @@ class BagTable:
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
         """What we search with; `batch_size` is one device's, as TorchRec counts it.
 
-        A table that several features share looks up all their values in one go, so its pooling factor is their sum;
-        that each of them has a pooled output of its own is left out.
+        A table that several features share looks up all their values in one go, so its pooling factor is their sum; each
+        of them has a pooled output of its own.
 
         Raises:
             UserError: constraints don't fit the number of features.
@@ -70,7 +70,8 @@ class BagTable:
         made_for = batch_size * num_devices
         reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
         element_bytes = ELEMENT_BYTES[self.config.data_type]
-        return Table(name, rows, int(self.config.embedding_dim), pooling, reuse, element_bytes, made_for)
+        dim = int(self.config.embedding_dim)
+        return Table(name, rows, dim, pooling, reuse, element_bytes, made_for, features=self.num_features)
 
     @property
     def num_features(self) -> int:

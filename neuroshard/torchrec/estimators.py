@@ -84,15 +84,15 @@ class SimulatorShardEstimator(ShardEstimator):
         shards = _shards(self._task, sharding_options)
         compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, shards)))
         forward, backward = self._ms_per_column()
-        for (_, shard), ms in zip(shards, compute.tolist(), strict=True):
-            columns = shard.size[1]
+        for (table, shard), ms in zip(shards, compute.tolist(), strict=True):
+            columns = shard.size[1] * table.features
             shard.perf = Perf(
                 fwd_compute=ms, fwd_comms=forward * columns, bwd_compute=0.0, bwd_comms=backward * columns
             )
 
     def _ms_per_column(self) -> tuple[float, float]:
         devices = self._task.topology.num_devices
-        dims = np.full((1, devices), sum(table.dim for table in self._task.tables) / devices)
+        dims = np.full((1, devices), self._task.output_columns / devices)
         traffic = Traffic.of_columns(dims, self._task.batch_size, self._task.topology.devices_per_host)
         parts = self._simulator.communication(traffic, np.zeros_like(dims))
         forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
@@ -142,8 +142,10 @@ class TorchRecCompute(SumModel):
     def embed(self, loads: Loads) -> Float32Array:
         """(n, 1) ms."""
         local = np.maximum(loads.samples // self.topology.world_size, 1)
-        rows = zip(loads.rows, loads.dim, loads.pooling_factor, loads.bytes_per_element, local, strict=True)
-        options = [self._option(int(r), int(d), float(p), int(b), int(own)) for r, d, p, b, own in rows]
+        features = np.maximum(np.round(loads.outputs / loads.samples), 1)
+        numbers = (loads.rows, loads.dim, loads.bytes_per_element, local, features)
+        each = zip(loads.pooling_factor.tolist(), np.stack(numbers, axis=1).astype(np.int64).tolist(), strict=True)
+        options = [self._option(pooling, *whole) for pooling, whole in each]
         if options:
             self._estimator.estimate(options, self._sharder_data)
         return np.array([[option.total_perf] for option in options], dtype=np.float32).reshape(-1, 1)
@@ -162,13 +164,15 @@ class TorchRecCompute(SumModel):
         config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=1, feature_names=["f"])
         return EmbeddingBagCollection([config], device=torch.device("meta"))
 
-    def _option(self, rows: int, dim: int, pooling: float, element_bytes: int, batch_size: int) -> ShardingOption:
+    def _option(
+        self, pooling: float, rows: int, dim: int, element_bytes: int, batch_size: int, features: int
+    ) -> ShardingOption:
         dtype = torch.float16 if element_bytes == torch.float16.itemsize else torch.float32
         return ShardingOption(
             name="t",
             tensor=torch.empty(rows, dim, dtype=dtype, device="meta"),
             module=("", self._module),
-            input_lengths=[pooling],
+            input_lengths=[pooling / features] * features,
             batch_size=batch_size,
             sharding_type=ShardingType.TABLE_WISE.value,
             partition_by="device",

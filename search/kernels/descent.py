@@ -151,7 +151,7 @@ def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: i
     before = all_shards.first[item] + plan.held[item, device]
     plan.sums[device] += all_shards.vectors[before + units] - all_shards.vectors[before]
     plan.size_bytes[device] += all_shards.size_bytes[before + units] - all_shards.size_bytes[before]
-    plan.units[device] += units
+    plan.units[device] += all_shards.given[before + units] - all_shards.given[before]
     plan.held[item, device] += units
 
 

@@ -16,7 +16,7 @@ class AllShards(NamedTuple):
     Attributes:
         limits: the items'.
         first: (I,) first entry of each item.
-        size_bytes, state_bytes, vectors: (N,), (N,), (N, H) of each entry.
+        size_bytes, state_bytes, given, vectors: (N,), (N,), (N,), (N, H) of each entry.
         least_score: (N,) what each adds to the score of a device that holds nothing of its item, at least.
     """
 
@@ -24,6 +24,7 @@ class AllShards(NamedTuple):
     first: IntArray
     size_bytes: IntArray
     state_bytes: IntArray
+    given: FloatArray
     vectors: Float32Array
     least_score: FloatArray
 
@@ -34,14 +35,15 @@ class Contents(NamedTuple):
     Attributes:
         held: (I, D) units of each item on each device.
         sums: (D, H) of the vectors on each device, bias included.
-        size_bytes, units: (D,) bytes and units on each device.
+        size_bytes: (D,) bytes on each device.
+        units: (D,) of 4 columns, that a sample gets of each device.
         score: (D,) sum(relu(sums) * weight); 0 for an empty device.
     """
 
     held: IntArray
     sums: Float32Array
     size_bytes: IntArray
-    units: IntArray
+    units: FloatArray
     score: FloatArray
 
     def of(self, plans: "int | slice | BoolArray") -> "Contents":
@@ -82,18 +84,18 @@ def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
     held, sums, size, units, score = contents
     first, nothing = all_shards.first, np.zeros(len(costs.weight), np.float32)
     for d in range(held.shape[1]):
-        sums[d], size[d], units[d], score[d] = costs.bias, 0, 0, 0.0
+        sums[d], size[d], units[d], score[d] = costs.bias, 0, 0.0, 0.0
         for i in range(held.shape[0]):
             if held[i, d] > 0:
                 sums[d] += all_shards.vectors[first[i] + held[i, d]]
                 size[d] += all_shards.size_bytes[first[i] + held[i, d]]
-                units[d] += held[i, d]
+                units[d] += all_shards.given[first[i] + held[i, d]]
         if units[d] > 0:
             score[d] = score_with(sums[d], nothing, nothing, costs.weight)
 
 
 @leaf
-def ready_ms(costs: Costs, score: float, units: int, widest: int) -> float:
+def ready_ms(costs: Costs, score: float, units: float, widest: float) -> float:
     """When a device's backward communication and compute have ended."""
     compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
     return compute + backward_ms(costs.exchanges, units, widest)
@@ -121,14 +123,14 @@ class Others(NamedTuple):
     before: float
     first: float
     total: float
-    last_units: int
-    widest: int
+    last_units: float
+    widest: float
 
 
 @kernel
-def others_of(ready: FloatArray, units: IntArray, source: int, target: int) -> Others:
+def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) -> Others:
     """Of all devices but two, from when they are ready and their units, (D,)."""
-    last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0, 0
+    last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0.0, 0.0
     for d in range(len(ready)):
         if d not in (source, target):
             total += ready[d]
@@ -143,7 +145,11 @@ def others_of(ready: FloatArray, units: IntArray, source: int, target: int) -> O
 
 @kernel
 def after_ms(
-    costs: Costs, others: Others, count: int, ends: tuple[tuple[float, int], tuple[float, int]], now: tuple[int, int]
+    costs: Costs,
+    others: Others,
+    count: int,
+    ends: tuple[tuple[float, float], tuple[float, float]],
+    now: tuple[float, float],
 ) -> float:
     """A plan's cost after a step.
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.arrays import FloatArray
 from neuroshard.stages.search.space.compiled import kernel, leaf
 
 
@@ -14,8 +14,8 @@ class Exchanges(NamedTuple):
     In between, tables are interpolated; beyond, their ends count.
 
     Attributes:
-        own_step, widest_first, widest_step: units of 4 columns from one row to the next, of the first column, and from
-            one column to the next.
+        own_step, widest_first, widest_step: units of 4 columns that a sample gets, from one row to the next, of the
+            first column, and from one column to the next.
         backward: (A, B) ms.
         parts: (A, B, P) ms.
         share, lead: (P,) and (P, W), of an outline.
@@ -39,7 +39,7 @@ def _cell(position: float, count: int) -> tuple[int, float]:
 
 
 @leaf
-def backward_ms(exchanges: Exchanges, own: int, widest: int) -> float:
+def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
     """Of a device."""
     table = exchanges.backward
     a, x = _cell(own / exchanges.own_step, table.shape[0])
@@ -51,7 +51,7 @@ def backward_ms(exchanges: Exchanges, own: int, widest: int) -> float:
 
 @leaf
 def transfer_ms(
-    exchanges: Exchanges, own: int, widest: int, wait: float, next_wait: float, mean_wait: float, most_wait: float
+    exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
     """What is left of a device's forward transfer when the last device has started; waits are `device_waits`'."""
     table, lead = exchanges.parts, exchanges.lead
@@ -71,8 +71,8 @@ def transfer_ms(
 
 
 @kernel
-def step_ms(exchanges: Exchanges, ready: FloatArray, units: IntArray) -> float:
-    """Of D devices that hold so many units and start forward communication when they are ready, ms; both (D,)."""
+def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
+    """Of D devices that give out so many units and start forward communication when they are ready, ms; both (D,)."""
     order = np.argsort(ready)
     last = ready[order[-1]]
     next_wait = last - ready[order[-2]] if len(ready) > 1 else 0.0

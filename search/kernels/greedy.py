@@ -28,14 +28,14 @@ class GreedyOutcome(NamedTuple):
     Attributes:
         devices: (P, M, S) the device of each shard; -1 from the first that has no place on.
         score: (P, M, D) the head's; 0 for an empty device.
-        units: (P, M, D) units of 4 columns.
+        units: (P, M, D) of 4 columns, that a sample gets of each device.
         alive: (P, M) whether every shard has a place.
         repeated: (P, M) whether the placement equals the previous cap's.
     """
 
     devices: IntArray
     score: FloatArray
-    units: IntArray
+    units: FloatArray
     alive: BoolArray
     repeated: BoolArray
 
@@ -71,14 +71,14 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
 ) -> None:
     """Place S shards of each of P layouts, in order, under each of M caps, on D devices; fills `outcome`.
 
-    A shard goes to the device whose compute cost ends lowest, among those where its columns stay under the cap and
-    its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
+    A shard goes to the device whose compute cost ends lowest, among those where what is given out stays under the cap
+    and its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
     device become one shard. Devices are looked at from the lowest score on, as long as what the shard adds at least
     could make them the best.
 
     Args:
         shards: (P, S, 2) item and width, in order.
-        caps: (M,) units of 4 columns on a device at most, ascending.
+        caps: (M,) units of 4 columns that a device gives out at most, ascending.
         memory_bytes: (D,).
         room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
         vectors, least_score: the catalog's.
@@ -105,7 +105,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
             for s in range(num_shards):
                 i, w = shards[p, s, 0], shards[p, s, 1]
                 best, best_score, best_node = -1, np.inf, -1
-                empty, adds = first[i], least_score[first[i] + w]
+                empty, adds, gives = first[i], least_score[first[i] + w], room.given[first[i] + w]
                 waiting = min(in_use, 1)
                 branches[0] = 0
                 while waiting:
@@ -122,7 +122,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                     before = empty + there
                     if beyond and there == 0:
                         continue
-                    capped |= w > room.free_units[d]
+                    capped |= gives > room.free_units[d]
                     if may_join(room, i, w, d, there):
                         total = max(score_with(sums[d], vectors[before + w], vectors[before], weight), floor)
                         if total < best_score or (total == best_score and d < best):
@@ -133,7 +133,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                     if room.free_units[d] < caps[m]:
                         first_idle += d == first_idle
                         continue
-                    capped |= w > room.free_units[d]
+                    capped |= gives > room.free_units[d]
                     if may_join(room, i, w, d, 0):
                         total = max(score_with(sums[d], vectors[empty + w], vectors[empty], weight), floor)
                         if total < best_score or (total == best_score and d < best):

@@ -131,18 +131,20 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
         how many there are, in no order, and how many were looked at.
     """
     held, sums, size, units, score = contents
-    limits, first, size_bytes, _, vectors, least = all_shards
+    limits, first, size_bytes, _, given, vectors, least = all_shards
     weight, num_devices = costs.weight, held.shape[1]
     shards, start, items = _contents(held)
     ready = ready_all(contents, costs)
-    now = (units.max(), int(units.mean()))
+    now = (units.max(), float(int(units.mean())))
     transfer = step_ms(costs.exchanges, ready, units) - ready.max()  # is left after the last start, about
     without = np.empty(len(items))  # score of each shard's device without it
     joining = np.empty(len(items))  # what each shard would add to the source's score
+    gives = np.empty(len(items))  # units of each shard
     for d in range(num_devices):
         for p in range(start[d], start[d + 1]):
             here = first[items[p]]
             without[p] = score_with(sums[d], vectors[here], vectors[here + held[items[p], d]], weight)
+            gives[p] = given[here + held[items[p], d]]
     for p in range(len(items)):
         joining[p] = np.nan  # not known yet
     out, count, looked = np.empty_like(sums[source]), 0, 0
@@ -157,7 +159,8 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
             while portion > 0 and floor < worth:
                 whole = portion == held[i, source]
                 out0, out1 = first[i] + held[i, source], first[i] + held[i, source] - portion
-                left = units[source] - portion
+                gone = given[first[i] + portion]
+                left = units[source] - gone
                 left_score = without[p_out] if whole else score_with(sums[source], vectors[out1], vectors[out0], weight)
                 in0, in1 = first[i] + held[i, target], first[i] + held[i, target] + portion
                 adds = least[in1] if in0 == first[i] else -np.inf
@@ -175,7 +178,8 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     looked += 1
                     back_units = held[back, target] if back >= 0 else 0
                     there = score[target] if back < 0 else without[p]
-                    arrived = units[target] + portion - back_units
+                    returning = gives[p] if back >= 0 else 0.0
+                    arrived = units[target] + gone - returning
                     if back == i or ready_ms(costs, there + adds, arrived, now[0]) + transfer >= worth:
                         continue
                     moved, returned, c0 = 0, left_score, first[i]  # an empty shard: nothing comes back
@@ -185,12 +189,12 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         b0 = first[back] + held[back, source]
                         b1, c0 = b0 + back_units, first[back] + back_units
                         brings = least[b1] if b0 == first[back] else -np.inf
-                        if ready_ms(costs, left_score + brings, left + back_units, now[0]) + transfer >= worth:
+                        if ready_ms(costs, left_score + brings, left + returning, now[0]) + transfer >= worth:
                             continue
                         if np.isnan(joining[p]):
                             joining[p] = score_with(sums[source], vectors[b1], vectors[b0], weight) - score[source]
                         about = max(
-                            ready_ms(costs, left_score + joining[p], left + back_units, now[0]),
+                            ready_ms(costs, left_score + joining[p], left + returning, now[0]),
                             ready_ms(costs, there + arriving, arrived, now[0]),
                         )
                         if about + transfer >= worth:
@@ -209,7 +213,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     if moved > bounds.bytes_left:
                         continue
                     there = _score_after_swap(sums[target], vectors[in1], vectors[in0], vectors[c0], weight)
-                    ends = (returned, left + back_units), (there, arrived)
+                    ends = (returned, left + returning), (there, arrived)
                     value = after_ms(costs, others, num_devices, ends, now)
                     if value < worth:
                         count = _keep(best, count, (source, target, i, portion, back), value)

@@ -30,11 +30,12 @@ class PlainSearch:
     def __init__(self, catalog: Catalog, simulator: Simulator, start: IntArray, limit: MoveLimit | None = None) -> None:
         """Estimates are of plans near `start` (I, D)."""
         self._simulator = simulator
+        self._catalog = catalog
         self._loads = DeviceLoads(catalog.items)
         self._batch_size = catalog.items.task.batch_size
         self._host_size = catalog.items.task.topology.devices_per_host
         self._sets = 0
-        one_by_one = OneByOne(simulator.models.compute)
+        one_by_one = OneByOne(catalog.model)
         alone = Catalog.costed(catalog, one_by_one)
         added = _scaled(alone, self._shares(alone, start))
         self._estimates = LocalSearch(added, simulator, one_by_one, limit)
@@ -86,7 +87,7 @@ class PlainSearch:
         contents = np.stack([_ends_after(plan.held, step) for plan, step in zip(plans, steps, strict=True)])
         compute_ms, units = np.stack([plan.compute_ms for plan in plans]), np.stack([plan.units for plan in plans])
         compute_ms[row, ends] = self._compute_ms(contents.reshape(2 * len(steps), -1)).reshape(-1, 2)
-        units[row, ends] = contents.sum(axis=2)
+        units[row, ends] = self._catalog.given_by(contents)
         forward, backward = self._communication(compute_ms, units)
         return compute_ms, (compute_ms + backward + forward).max(axis=1)
 
@@ -115,9 +116,9 @@ class PlainSearch:
     def _compute_ms(self, contents: IntArray) -> FloatArray:
         """(n,) ms of devices that hold so many units (n, I)."""
         self._sets += len(contents)
-        return self._simulator.models.compute.predict(self._loads.sets(contents))
+        return self._catalog.model.predict(self._loads.sets(contents))
 
-    def _communication(self, compute_ms: FloatArray, units: IntArray) -> tuple[FloatArray, FloatArray]:
+    def _communication(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
         traffic = Traffic.of_columns(units * DIM_MULTIPLE, self._batch_size, self._host_size)
         return self._simulator.communication(traffic, compute_ms)

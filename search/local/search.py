@@ -66,8 +66,8 @@ class CostedPlan:
         return self.contents.held
 
     @property
-    def units(self) -> IntArray:
-        """(D,) units of 4 columns."""
+    def units(self) -> FloatArray:
+        """(D,) of 4 columns, that a sample gets of each device."""
         return self.contents.units
 
 
@@ -101,8 +101,8 @@ class LocalSearch:
         self._memory_bytes = device_memory(catalog.items.task)
         self._limit = limit or MoveLimit.none(catalog)
         self._shards = AllShards(
-            catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.vectors,
-            catalog.least_score,
+            catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
+            catalog.vectors, catalog.least_score,
         )  # fmt: skip
         head = model.head
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, self._exchanges())
@@ -156,7 +156,7 @@ class LocalSearch:
             np.empty((count, items, devices), dtype=np.int64),
             np.empty((count, devices, width), dtype=np.float32),
             np.empty((count, devices), dtype=np.int64),
-            np.empty((count, devices), dtype=np.int64),
+            np.empty((count, devices)),
             np.empty((count, devices)),
         )
 
@@ -228,21 +228,24 @@ class LocalSearch:
         total: FloatArray = (compute_ms + backward + forward).max(axis=1)
         return total
 
-    def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, IntArray]:
+    def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
         """(K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
-        first, held, vectors = self._catalog.first, plan.held, self._catalog.vectors
+        first, held = self._catalog.first, plan.held
         item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
         moved = sign * steps[:, UNITS_OUT]
         returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, held[back, steps[:, TARGET]], 0)
         entry, entry_back = first[item] + held[item, device], first[back] + held[back, device]
-        change = vectors[entry + moved] - vectors[entry] + vectors[entry_back + returned] - vectors[entry_back]
-        return plan.contents.sums[device] + change, plan.units[device] + moved + returned
+        vectors, given = (
+            of[entry + moved] - of[entry] + of[entry_back + returned] - of[entry_back]
+            for of in (self._catalog.vectors, self._catalog.given)
+        )
+        return plan.contents.sums[device] + vectors, plan.units[device] + given
 
-    def _compute_ms(self, sums: Float32Array, units: IntArray) -> FloatArray:
+    def _compute_ms(self, sums: Float32Array, units: FloatArray) -> FloatArray:
         """(...,) of devices with sums (..., H), bias included; nothing for empty ones."""
         return self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (units > 0)
 
-    def _communication(self, compute_ms: FloatArray, units: IntArray) -> tuple[FloatArray, FloatArray]:
+    def _communication(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
         return self._simulator.communication(self._traffic(units), compute_ms)
 
@@ -254,7 +257,7 @@ class LocalSearch:
     def _exchanges(self) -> Exchanges:
         """What exchanges cost a device, by its units and the widest device's, where the others are about as wide."""
         models, devices = self._simulator.models, len(self._memory_bytes)
-        total = int(self._catalog.full_width.sum())
+        total = self._catalog.total_given
         own = np.linspace(0, 2 * total / devices, _OWN_STEPS)
         widest = np.linspace(total / devices, 2 * total / devices, _WIDEST_STEPS)
         units = np.empty((_OWN_STEPS, _WIDEST_STEPS, devices))

@@ -42,7 +42,7 @@ class LocalSteps(Protocol):
 
 def local_steps(catalog: Catalog, simulator: Simulator, start: IntArray, max_moved_bytes: int | None) -> LocalSteps:
     """Steps that set out from the plan `start` (I, D), and move no more bytes away from it: None sets no limit."""
-    model, limit = simulator.models.compute, MoveLimit(start, max_moved_bytes)
+    model, limit = catalog.model, MoveLimit(start, max_moved_bytes)
     if isinstance(model, SumModel):
         return LocalSearch(catalog, simulator, model, limit)
     return PlainSearch(catalog, simulator, start, limit)

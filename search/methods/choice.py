@@ -64,4 +64,4 @@ def _kept_remark(before_ms: float, after_ms: float) -> str | None:
 
 
 def _have_members(model: ComputeModel, plan: Plan) -> bool:
-    return bool(model.spread_ms(LoadSets.of(plan.device_tables, plan.task.batch_size)).any())
+    return bool(model.spread_ms(LoadSets.of(plan.device_tables, plan.task.batch_size).by_call()).any())

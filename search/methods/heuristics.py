@@ -27,7 +27,7 @@ def _lookup(table: Table) -> float:
 
 SCORES: dict[str, Callable[[Table], float]] = {
     "size": lambda table: float(table.size_bytes),
-    "dim": lambda table: float(table.dim),
+    "dim": lambda table: float(table.output_columns),
     "lookup": _lookup,
     "size_lookup": lambda table: _lookup(table) * log10(max(table.rows, 2)),
 }
@@ -38,8 +38,8 @@ SCORES: dict[str, Callable[[Table], float]] = {
 class Greedy(Searcher):
     """Tables in descending order of a score, each to the device with the least score among those with room.
 
-    `score` is one of NeuroShard's baselines (section 4): size (bytes), dim, lookup (dim x pooling factor),
-    size_lookup (lookup x log10 rows).
+    `score` is one of NeuroShard's baselines (section 4): size (bytes), dim (for each feature), lookup (dim x
+    pooling factor), size_lookup (lookup x log10 rows).
     """
 
     score: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from neuroshard.errors import InfeasibleError, unknown_name
+from neuroshard.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import DIM_MULTIPLE
@@ -195,11 +195,14 @@ def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int) -
         sharding_types=[word for form, may in zip(FORMS, forms, strict=True) if may for word in words[form]],
         compute_kernels=["fused", "dense"],
         min_partition=width if splits else None,
-        pooling_factors=[table.pooling_factor],
+        pooling_factors=[table.pooling_factor / table.features] * table.features,
     )
 
 
 def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
+    for table in tables:
+        if not table.pooled:
+            raise UserError(f"searcher=torchrec places pooled tables only, and {table.name!r} is a sequence table")
     import torch
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -212,7 +215,7 @@ def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
             name=table.name,
             num_embeddings=table.rows,
             embedding_dim=table.dim,
-            feature_names=[f"{table.name}_values"],
+            feature_names=[f"{table.name}_values_{number}" for number in range(table.features)],
             data_type=types[table.bytes_per_element],
         )
         for table in tables

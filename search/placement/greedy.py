@@ -26,7 +26,7 @@ class PlacementGrid:
         shards: (P, S, 2) item and width, in the order in which they were placed.
         devices: (P, M, S) the device of each shard.
         compute_ms: (P, M, D) compute cost.
-        units: (P, M, D) units of 4 columns.
+        units: (P, M, D) of 4 columns, that a sample gets of each device.
         alive: (P, M) whether every shard had a place.
         repeated: (P, M) whether the placement is the previous cap's again.
     """
@@ -34,7 +34,7 @@ class PlacementGrid:
     shards: IntArray
     devices: IntArray
     compute_ms: FloatArray
-    units: IntArray
+    units: FloatArray
     alive: BoolArray
     repeated: BoolArray
 
@@ -89,7 +89,7 @@ class _CompiledPlacer:
         outcome = GreedyOutcome(
             np.empty((count, len(caps), num_shards), dtype=np.int64),
             np.zeros(shape),
-            np.empty(shape, dtype=np.int64),
+            np.empty(shape),
             np.empty(shape[:2], dtype=np.bool_),
             np.empty(shape[:2], dtype=np.bool_),
         )
@@ -133,7 +133,7 @@ class _PlainPlacer:
             put(room, item, width, device)
             devices[0, 0, s] = device
         compute_ms = self._costs(list(room.held.T))
-        units = room.held.sum(axis=0)
+        units = self._catalog.given_by(room.held.T)
         flags = np.array([[alive]]), np.array([[False]])
         return PlacementGrid(shards[None], devices, compute_ms[None, None], units[None, None], *flags)
 

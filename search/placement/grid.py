@@ -20,7 +20,7 @@ _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication mo
 @dataclass(frozen=True)
 @checked
 class GridSettings:
-    """Caps on a device's sum of dims: `points` of them, from 1.0 to `max_factor` times the mean over devices.
+    """Caps on the columns that a sample gets of a device: `points` of them, up to `max_factor` times the mean.
 
     Without any (0 points) shards are placed by compute cost alone.
     """
@@ -50,21 +50,21 @@ def comparable(cost_ms: FloatArray) -> FloatArray:
 
 
 class GridSearch:
-    """Places layouts of one task under every cap on a device's sum of dims, within memory; the cheapest counts.
+    """Places layouts of one task under every cap on what a device gives out, within memory; the cheapest counts.
 
     Where no cap leaves room for every shard, a placement without a cap counts.
     """
 
     def __init__(self, catalog: Catalog, simulator: Simulator, settings: GridSettings) -> None:
         self.catalog = catalog
-        self._placer = make_placer(simulator.models.compute, catalog)
+        self._placer = make_placer(catalog.model, catalog)
         self._simulator = simulator
         self._num_devices = catalog.items.task.topology.num_devices
-        mean_units = self.catalog.full_width.sum() / self._num_devices
+        total_units = self.catalog.total_given
         factors = np.linspace(1.0, settings.max_factor, settings.points)
         # Caps between which no sum of widths lies are the same cap. The last one, everything, is a last resort.
-        caps = np.unique(np.floor(mean_units * factors + 1e-9).astype(np.int64))
-        self._caps = np.append(caps, self.catalog.full_width.sum())
+        caps = np.unique(np.floor(total_units / self._num_devices * factors + 1e-9).astype(np.int64))
+        self._caps = np.append(caps, int(np.ceil(total_units)))
 
     def place(self, layouts: IntArray, keep: int = 1) -> list[PlacedLayout]:
         """The best placement of each of P layouts (P, S); those not among the `keep` cheapest may look dearer."""

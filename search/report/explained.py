@@ -163,7 +163,7 @@ def _shard_row(share: ShardShare) -> tuple[str, ...]:
     return (
         share.table,
         f"{share.dim}",
-        f"{share.table_dim}{_in_form(share)}",
+        f"{share.table_dim}{_in_form(share)}{_read(share)}",
         readable_bytes(share.size_bytes),
         f"{share.alone_ms:.3f}",
         f"{share.saved_ms:.3f}",
@@ -174,6 +174,12 @@ def _in_form(share: ShardShare) -> str:
     """What a shard is besides columns with all rows."""
     words = {Form.COLUMNS: "", Form.ROWS: f", {share.rows:,} rows", Form.COPIES: ", a copy"}
     return words[share.form]
+
+
+def _read(share: ShardShare) -> str:
+    """By how many features, where that are several; and what isn't pooled."""
+    features = f", {share.features} features" if share.features > 1 else ""
+    return features if share.pooled else f"{features}, sequence"
 
 
 def _bottleneck(found: Explanation) -> Section:

@@ -29,6 +29,7 @@ class ShardShare:
     Attributes:
         table, device, dim: what and where; `table_dim` columns has the whole table.
         form, rows: of the table, and how many of its rows there are.
+        features, pooled: how many read the table, and whether it is no sequence table.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
         saved_ms: what the device would compute less without it.
@@ -40,6 +41,8 @@ class ShardShare:
     table_dim: int
     form: Form
     rows: int
+    features: int
+    pooled: bool
     size_bytes: int
     alone_ms: float
     saved_ms: float
@@ -151,7 +154,7 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
     for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
         shard, table = placed.shard, plan.task.tables[placed.shard.table]
         form = plan.forms[shard.table]
-        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows)
+        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows, table.features, table.pooled)
         found.append(ShardShare(*where, int(size), float(alone_ms), float(saved_ms)))
     return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table)))
 
@@ -182,6 +185,6 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
 
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
     """The plan's cost with evenly spread columns, and compute costs (D,)."""
-    dims = np.full((1, len(compute)), np.mean(plan.device_dims))
+    dims = np.full((1, len(compute)), plan.traffic.columns.mean())
     forward, backward = simulator.communication(plan.traffic.with_columns(dims), compute[None])
     return float((compute + forward + backward).max())

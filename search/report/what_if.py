@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel, SumModel
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS
 from neuroshard.plans.plan import Plan
 
 
@@ -42,19 +42,18 @@ def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> Floa
         kept = here[here != gone[row]]
         chosen.append(np.append(kept, number[row]) if row in number else kept)
     counts = np.array([len(numbers) for numbers in chosen])
-    calls = LoadSets(loads.take(np.concatenate(chosen)), counts).by_form()
-    cost: FloatArray = model.predict(calls).reshape(len(changes), len(FORMS)).sum(axis=1)
+    calls = LoadSets(loads.take(np.concatenate(chosen)), counts).by_call()
+    cost: FloatArray = model.predict(calls).reshape(len(changes), len(CALLS)).sum(axis=1)
     return cost
 
 
 def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:
-    """Kernel calls of each form, one after the other; those that nothing lies in cost nothing."""
+    """All kernel calls, one after the other; those that there is nothing for cost nothing."""
     loads, (rows, added), gone = plan.device_loads.loads, _added(plan, changes), _gone(plan, changes)
     cost = np.zeros(len(changes))
-    for number in np.unique(np.append(loads.form, FORMS.index(Form.COLUMNS))):
-        its = np.flatnonzero(loads.form == number)
-        new = (rows, added) if number == FORMS.index(Form.COLUMNS) else (rows[:0], added.take(rows[:0]))
-        cost += _of_calls(plan, changes, its, gone, new, model.of_form(FORMS[number]))
+    for number in np.unique(np.append(loads.call, added.call)).tolist():
+        its, new = np.flatnonzero(loads.call == number), np.flatnonzero(added.call == number)
+        cost += _of_calls(plan, changes, its, gone, (rows[new], added.take(new)), model.of_call(CALLS[number]))
     return cost
 
 
@@ -66,7 +65,7 @@ def _of_calls(
     new: tuple[IntArray, Loads],
     model: SumModel,
 ) -> FloatArray:
-    """(n,) ms of one form's call, of the plan's loads at `its`: a device's sum of vectors, less that of what it holds
+    """(n,) ms of one kernel call, of the plan's loads at `its`: a device's sum of vectors, less that of what it holds
     of the table plus that of what it would, in 64 bits.
     """
     placed, rows = plan.device_loads, new[0]

@@ -29,7 +29,7 @@ class TaskBatch:
         items: (B,) the items of each task.
         features: (B, I, P, F) of their tables; zeros where an item has fewer.
         present: (B, I, P) 1 where there is a table, else 0.
-        dims: (B, I) columns.
+        dims: (B, I) columns that a sample gets.
         size_bytes: (B, I) int64: bytes are exact.
         memory_bytes: (B, D) int64.
     """
@@ -107,6 +107,9 @@ class TaskBatch:
 
 def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     task = items.task
+    for table in task.tables:
+        if not table.pooled:
+            raise UserError(f"learned policies know pooled tables only, and {table.name!r} is a sequence table")
     sizes = Sizes.of(items)
     check_total(sizes)
     every = [items.tables(index, item.width) for index, item in enumerate(items.items)]
@@ -115,7 +118,7 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     for index, tables in enumerate(every):
         features[index, : len(tables)] = FEATURES(Loads.of(tables, task.batch_size))
         present[index, : len(tables)] = 1
-    dims = np.array([sum(table.dim for table in tables) for tables in every], dtype=np.float32)
+    dims = np.array([sum(table.output_columns for table in tables) for tables in every], dtype=np.float32)
     size_bytes = sizes.size_bytes[sizes.whole]
     memory = device_memory(task)
     arrays = (features, present, dims, size_bytes, memory)

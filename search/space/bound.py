@@ -38,13 +38,13 @@ def lower_bound_ms(catalog: Catalog, simulator: Simulator, steps: int = _STEPS) 
     models keep to physics, as installed ones and rooflines do, and may be 0 where they don't. With fewer steps it is
     lower, by about one step, and takes less time.
     """
-    models, num_devices = simulator.models, catalog.items.task.topology.num_devices
-    if not isinstance(models.compute, SumModel):
+    models, model, num_devices = simulator.models, catalog.model, catalog.items.task.topology.num_devices
+    if not isinstance(model, SumModel):
         return None
     widest = Widest.of(catalog.items.task)
     forward, waits = models.forward.least_outline(widest.itself), longest_waits(num_devices)
     mean_ms, any_ms = widest.least_backward_ms(models.backward)
-    compute = _Compute(Prices.of(catalog, models.compute.head), num_devices, float(any_ms.min()))
+    compute = _Compute(Prices.of(catalog, model.head), num_devices, float(any_ms.min()))
     widest_ms = any_ms + compute.of_columns_ms(widest.columns)
     first_ms = max(compute.first_ms(float(mean_ms.min())), float(widest_ms.min()))
     step_ms = max(first_ms + float((forward.parts_ms[:, 0] @ forward.share).max()), _LEAST_MS) / steps

@@ -7,6 +7,7 @@ import numpy as np
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
+from neuroshard.models.side_by_side import columns_model
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.feasibility import check_total
 from neuroshard.stages.search.space.items import Items
@@ -21,12 +22,14 @@ class Catalog(Sizes):
     """The sizes of a task's shards, and what a compute model makes of them.
 
     Attributes:
+        model: of what devices compute that hold the task's tables in columns (`columns_model`).
         vectors: (N, H) the model's vectors; zeros for empty shards; H = 0 if it has none.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
         least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; minus
             infinity where nobody can say.
     """
 
+    model: ComputeModel
     vectors: Float32Array
     cost_ms: FloatArray
     least_score: FloatArray
@@ -46,11 +49,12 @@ class Catalog(Sizes):
 
     @classmethod
     def costed(cls, sizes: Sizes, model: ComputeModel) -> "Catalog":
-        """With costs, in one call of the model."""
+        """With costs, in one call of the compute model."""
+        model = columns_model(model, sizes.items.task.tables)
         vectors, cost_ms = _vectors_and_costs(sizes, model)
         return cls(
-            sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes,
-            vectors, cost_ms, _least_score(vectors, model),
+            sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, sizes.given,
+            model, vectors, cost_ms, _least_score(vectors, model),
         )  # fmt: skip
 
 

@@ -28,14 +28,14 @@ class Widest:
 
     @property
     def columns(self) -> FloatArray:
-        """(J,) columns of the widest device, at least."""
+        """(J,) columns that a sample gets of the widest device, at least."""
         size_bytes = self.itself.least_bytes[:, None, None]
         return Traffic(size_bytes, np.full(len(size_bytes), self.itself.batch_size)).columns[:, 0]
 
     @classmethod
     def of(cls, task: Task) -> "Widest":
         """Of the exchanges of any plan of a task."""
-        columns = np.array([[sum(table.dim for table in task.tables)]])
+        columns = np.array([[task.output_columns]])
         total = float(Traffic.of_columns(columns, task.batch_size).size_bytes.sum())
         exchange = (total, task.topology.num_devices, task.batch_size)
         above = np.geomspace(total / task.topology.num_devices, total, _WIDEST + 1)

@@ -52,7 +52,10 @@ class FormEstimates:
 
         None stands for the catalog of no table.
         """
-        head, rows_head, copies_head = heads = tuple(_head(simulator.models, form) for form in FORMS)
+        head, rows_head, copies_head = (_head(simulator.models, form) for form in FORMS)
+        if catalog is not None and isinstance(catalog.model, SumModel):
+            head = catalog.model.head
+        heads = head, rows_head, copies_head
         columns, rows, anywhere = (np.flatnonzero(may) for may in allowed.T)
         blocks, copied = dearest_blocks(task, rows), copies(task, anywhere)
         return cls(
@@ -92,7 +95,7 @@ class FormEstimates:
         chosen = forms == COLUMNS
         in_columns = chosen.astype(np.float64)
         spread_ms = self._kernel(np.tensordot(in_columns, cuts.vectors, 1) / devices, in_columns, COLUMNS)  # (B, Q)
-        mean = (in_columns @ cuts.dim / devices)[:, None]
+        mean = (in_columns @ cuts.given / devices)[:, None]
         fits = self._fits(shared.size_bytes, in_columns @ cuts.total_bytes, cuts.size_bytes.among(chosen))
         held_up = np.where(fits, np.maximum(spread_ms, cuts.cost_ms.among(chosen)), np.inf)
         columns = np.maximum(mean, cuts.columns.among(chosen))

@@ -57,9 +57,9 @@ class Cuts:
     Attributes:
         vectors: (T, Q, H) of the compute model, summed over a table's shards.
         cost_ms: compute cost of the dearest shard of a table.
-        columns: of the widest one.
+        columns: that a sample gets of the widest one.
         size_bytes: of the largest one.
-        dim: (T,) columns of all.
+        given: (T,) columns that it gets of all.
         total_bytes: (T,) of all, uncut.
     """
 
@@ -67,7 +67,7 @@ class Cuts:
     cost_ms: Largest
     columns: Largest
     size_bytes: Largest
-    dim: FloatArray
+    given: FloatArray
     total_bytes: FloatArray
 
     @classmethod
@@ -87,17 +87,17 @@ class Cuts:
         table = tables[[item.parts[0][0] for item in catalog.items.items]]  # (I,)
         shape = (num_tables, len(_SHARES))
         vectors, (cost_ms, columns, size_bytes) = np.zeros((*shape, entry_vectors.shape[1])), np.zeros((3, *shape))
-        dim, total_bytes = np.zeros((2, num_tables))
+        given, total_bytes = np.zeros((2, num_tables))
         for cut, share in enumerate(_SHARES):
             shards = even_layout(catalog, share)
-            its, width = table[catalog.item[shards]], shards - catalog.first[catalog.item[shards]]
+            its = table[catalog.item[shards]]
             np.add.at(vectors[:, cut], its, entry_vectors[shards])
             np.maximum.at(cost_ms[:, cut], its, catalog.cost_ms[shards])
-            np.maximum.at(columns[:, cut], its, width * DIM_MULTIPLE)
+            np.maximum.at(columns[:, cut], its, catalog.given[shards] * DIM_MULTIPLE)
             np.maximum.at(size_bytes[:, cut], its, catalog.size_bytes[shards])
-        np.add.at(dim, table, catalog.full_width * DIM_MULTIPLE)
+        np.add.at(given, table, catalog.given[catalog.whole] * DIM_MULTIPLE)
         np.add.at(total_bytes, table, catalog.size_bytes[catalog.whole])
-        return cls(vectors, Largest.of(cost_ms), Largest.of(columns), Largest.of(size_bytes), dim, total_bytes)
+        return cls(vectors, Largest.of(cost_ms), Largest.of(columns), Largest.of(size_bytes), given, total_bytes)
 
 
 @dataclass(frozen=True, eq=False)

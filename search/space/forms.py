@@ -28,11 +28,13 @@ def allowed_forms(task: Task, forms: Collection[Form]) -> BoolArray:
     """(T, F) which of `forms` each table may lie in, by the task's constraints and by what each form asks for.
 
     Rows and copies lie on every device, so each must be allowed. Tables that are pinned, kept together or kept apart
-    stay in columns. One device has columns only.
+    stay in columns, and so do sequence tables. One device has columns only.
     """
     constraints = task.constraints
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart)
-    return np.array([_allowed(task, table, frozenset(forms), table.name in bound) for table in task.tables])
+    return np.array(
+        [_allowed(task, table, frozenset(forms), table.name in bound or not table.pooled) for table in task.tables]
+    )
 
 
 def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:
@@ -48,7 +50,9 @@ def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> l
 def part_of(task: Task, tables: Sequence[int], free_bytes: IntArray) -> Task:
     """A task of some of a task's tables, where shards have `free_bytes` (D,) of each device's memory, all above 0."""
     topology, kept = task.topology, tuple(task.tables[table] for table in tables)
-    received = task.memory.received_bytes(sum(table.dim for table in kept), task.batch_size, topology.num_devices)
+    received = task.memory.received_bytes(
+        sum(table.output_columns for table in kept), task.batch_size, topology.num_devices
+    )
     memory = tuple((free_bytes + received).tolist())
     devices = Topology(topology.num_devices, memory, devices_per_host=topology.devices_per_host)
     return replace(task, tables=kept, topology=devices, constraints=task.constraints.of(kept))

@@ -19,17 +19,17 @@ def fewest_shards(catalog: Catalog) -> IntArray:
 def even_layout(catalog: Catalog, most: float) -> IntArray:
     """(S,) every item in as few shards, as even as it goes, as leave none above `most` of a device's even share.
 
-    A shard's share is of all compute or of all columns, whichever is larger. Items that may not be split that far are
-    split as far as they may.
+    A shard's share is of all compute or of all that is given out, whichever is larger. Items that may not be split that
+    far are split as far as they may.
     """
     limits, num_devices = catalog.items.limits, catalog.items.task.topology.num_devices
     cost_ms = max(catalog.cost_ms[catalog.whole].sum() / num_devices, _LEAST_MS)
-    columns = catalog.full_width.sum() / num_devices
+    given = catalog.total_given / num_devices
     most_shards = np.maximum(np.minimum(limits.max_shards, limits.allowed.sum(axis=1)), limits.min_shards)
     counts, growing = limits.min_shards.copy(), np.ones(catalog.num_items, dtype=np.bool_)
     while growing.any():
-        widest = -(-catalog.full_width // counts)
-        share = np.maximum(catalog.cost_ms[catalog.first + widest] / cost_ms, widest / columns)
+        widest = catalog.first - (-catalog.full_width // counts)  # entries
+        share = np.maximum(catalog.cost_ms[widest] / cost_ms, catalog.given[widest] / given)
         growing = (counts < most_shards) & (share > most)
         counts[growing] += 1
     return _evenly_cut(catalog, counts)

@@ -61,15 +61,16 @@ class Prices:
         return float(self._least_ms[~cut].sum() + self._cheapest(np.flatnonzero(cut), most_ms).sum())
 
     def of_columns_ms(self, columns: FloatArray) -> FloatArray:
-        """(J,) what the prices of one device's shards add up to at least, if it has so many columns (J,) or more.
+        """(J,) what the prices of one device's shards add up to at least, if it gives a sample so many columns or more.
 
         As if any part of an item could be had at its lowest price per column, the cheapest items first.
         """
         catalog = self.catalog
-        per_unit = np.minimum.reduceat(self._shards_ms / np.maximum(_widths(catalog), 1), catalog.first)
+        given, whole = catalog.given, catalog.given[catalog.whole]
+        per_unit = np.minimum.reduceat(self._shards_ms / np.where(given > 0, given, 1), catalog.first)
         order = np.argsort(per_unit)
-        filled = np.concatenate([[0], catalog.full_width[order].cumsum()])
-        spent = np.concatenate([[0], (per_unit * catalog.full_width)[order].cumsum()])
+        filled = np.concatenate([[0], whole[order].cumsum()])
+        spent = np.concatenate([[0], (per_unit * whole)[order].cumsum()])
         spent = np.minimum.accumulate(spent[::-1])[::-1]  # more columns may be cheaper where prices are negative
         least: FloatArray = np.interp(columns / DIM_MULTIPLE, filled, spent)
         return least
@@ -97,12 +98,6 @@ class Prices:
             price_ms = self._shards_ms[entry]
             found[same] = _cheapest_cuts(np.where(price_ms <= most_ms, price_ms, np.inf))
         return found
-
-
-def _widths(catalog: Catalog) -> IntArray:
-    """(N,) units of 4 columns of each entry."""
-    widths: IntArray = np.arange(len(catalog.cost_ms)) - np.repeat(catalog.first, catalog.full_width + 1)
-    return widths
 
 
 def _cheapest_cuts(price_ms: FloatArray) -> FloatArray:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.sizes import Sizes
@@ -15,35 +15,36 @@ class Room(NamedTuple):
 
     Attributes:
         limits: the items'.
-        first, size_bytes: bytes of every shard, as `Sizes` has them.
+        first, size_bytes, given: bytes of every shard and what it gives out, as `Sizes` has them.
         held: (I, D) units of 4 columns of each item on each device.
         free_bytes: (D,) of memory.
-        free_units: (D,) until a device has as many columns as it may.
+        free_units: (D,) of 4 columns, until a device gives out as many as it may.
     """
 
     limits: Limits
     first: IntArray
     size_bytes: IntArray
+    given: FloatArray
     held: IntArray
     free_bytes: IntArray
-    free_units: IntArray
+    free_units: FloatArray
 
     @classmethod
     def empty(cls, sizes: Sizes, memory_bytes: IntArray) -> "Room":
-        """Devices with memory_bytes (D,) that may have all columns."""
+        """Devices with memory_bytes (D,) that may give out everything."""
         held = np.zeros(sizes.items.limits.allowed.shape, dtype=np.int64)
-        units = np.full(len(memory_bytes), sizes.full_width.sum())
-        return cls(sizes.items.limits, sizes.first, sizes.size_bytes, held, memory_bytes.copy(), units)
+        units = np.full(len(memory_bytes), sizes.total_given)
+        return cls(sizes.items.limits, sizes.first, sizes.size_bytes, sizes.given, held, memory_bytes.copy(), units)
 
 
 @leaf
 def may_join(room: Room, item: int, width: int, device: int, held: int) -> bool:
     """Whether a shard of an item, `width` units wide, may go to a device that holds so many units of the item.
 
-    Its columns and its bytes must find room, its item be allowed there, and none of its item's rivals lie there. Two
-    shards of an item become one where they meet, so those of an item that needs several devices must not.
+    What it gives out and its bytes must find room, its item be allowed there, and none of its item's rivals lie there.
+    Two shards of an item become one where they meet, so those of an item that needs several devices must not.
     """
-    if width > room.free_units[device]:
+    if room.given[room.first[item] + width] > room.free_units[device]:
         return False
     if held > 0 and room.limits.min_shards[item] > 1:
         return False
@@ -73,5 +74,5 @@ def put(room: Room, item: int, width: int, device: int) -> None:
     """Put a shard of an item, `width` units wide, on a device."""
     before = room.first[item] + room.held[item, device]
     room.free_bytes[device] -= room.size_bytes[before + width] - room.size_bytes[before]
-    room.free_units[device] -= width
+    room.free_units[device] -= room.given[room.first[item] + width]
     room.held[item, device] += width

@@ -1,14 +1,16 @@
-"""Bytes of every possible shard of a task, as arrays."""
+"""Bytes of every possible shard of a task, and what it gives out, as arrays."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
+from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.loads import Loads
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.items import Items
+
+_PARTS = 1024  # of a unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +26,8 @@ class Sizes:
         full_width: (I,) units of the whole items.
         size_bytes: (N,) bytes on a device.
         state_bytes: (N,) bytes that move with the shard: without buffers.
+        given: (N,) units of 4 columns that a sample gets of the shard: its width, for each of the table's outputs; in
+            1/1024, so that sums are exact in any order.
     """
 
     items: Items
@@ -31,17 +35,20 @@ class Sizes:
     full_width: IntArray
     size_bytes: IntArray
     state_bytes: IntArray
+    given: FloatArray
 
     @classmethod
     def of(cls, items: Items) -> "Sizes":
-        """The bytes of every shard of every item."""
+        """Of every shard of every item."""
         full_width = np.array([item.width for item in items.items], dtype=np.int64)
         first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
         entry, shards = entry_loads(items, first)
         size_bytes, state_bytes = np.zeros((2, int(full_width.sum()) + len(items)), dtype=np.int64)
         np.add.at(size_bytes, entry, items.task.memory.device_bytes(shards))
         np.add.at(state_bytes, entry, items.task.memory.state_bytes(shards))
-        return cls(items, first, full_width, size_bytes, state_bytes)
+        given = np.zeros(len(size_bytes))
+        np.add.at(given, entry, _parts(shards.outputs / shards.samples * shards.dim / DIM_MULTIPLE))
+        return cls(items, first, full_width, size_bytes, state_bytes, given)
 
     @property
     def num_items(self) -> int:
@@ -58,6 +65,22 @@ class Sizes:
         """(I,) entries of the whole items."""
         whole: IntArray = self.first + self.full_width
         return whole
+
+    @property
+    def total_given(self) -> float:
+        """Units of 4 columns that a sample gets of all items."""
+        return float(self.given[self.whole].sum())
+
+    def given_by(self, contents: IntArray) -> FloatArray:
+        """(...,) units of 4 columns that a sample gets of devices that hold so many of each item, (..., I)."""
+        given: FloatArray = self.given[self.first + contents].sum(axis=-1)
+        return given
+
+
+def _parts(units: FloatArray) -> FloatArray:
+    """(n,) the nearest parts of units, none of them nothing."""
+    parts: FloatArray = np.maximum(np.round(units * _PARTS), 1) / _PARTS
+    return parts
 
 
 def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:

@@ -175,7 +175,9 @@ COLLECTIVES = ("all_to_all", "reduce_scatter", "all_reduce", "input")
 @pytest.mark.xdist_group("measures")
 def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     run = collect_run(tmp_path / "data", Hardware, samples=24)
-    compute = replace(run.compute, forms=FORMS, sharers=(2,), max_copy_bytes=1 << 20)
+    compute = replace(
+        run.compute, forms=FORMS, sharers=(2,), max_copy_bytes=1 << 20, pooled=(True, False), features=(1, 3)
+    )
     comm = replace(run.comm, collectives=COLLECTIVES, max_gradient_bytes=1 << 16)
     summary = replace(run, compute=compute, comm=comm, num_comm_samples=16, num_second_pass=8).run()
     measured = DataDirectory(tmp_path / "data").compute().read()
@@ -190,7 +192,10 @@ def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     exchanged = DataDirectory(tmp_path / "data").comm().read()
     assert all(m.error is None and m.repeats.times_ms.shape == (2, 2, 2) for m in exchanged)
     assert {name_of(m.sample.collective) for m in exchanged} == set(COLLECTIVES)
-    assert [part.name for part in summary.compute.parts] == sorted(FORMS)
+    calls = {m.sample.call.name for m in measured}
+    assert [part.name for part in summary.compute.parts] == sorted(calls)
+    assert calls & {"sequence_columns", "sequence_rows"}
+    assert {table.features for m in measured for table in m.sample.tables} == {1, 3}
     assert [part.name for part in summary.comm.parts] == sorted(COLLECTIVES)
     assert sum(part.measured for part in summary.compute.parts) == summary.compute.measured == 24
     console = Console(record=True, width=120)

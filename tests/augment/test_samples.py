@@ -51,6 +51,45 @@ def test_a_share_of_the_tables_has_any_width():
     assert 0.1 < odd < 0.3
 
 
+def test_tables_are_read_by_as_many_features_as_are_listed():
+    split = split_tables(TABLES, 0)
+    plain, shared = ComputeAugmentation(), ComputeAugmentation(features=(1, 4))
+    found = [shared.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(60)]
+    assert Counter(table.features for sample in found for table in sample.tables).keys() == {1, 4}
+    several = tuple(replace(table, features=3) for table in TABLES)
+    (one, _), (other, _) = (plain.draw(split_tables(t, 0), 256, np.random.default_rng(1)) for t in (TABLES, several))
+    assert one == other
+    assert "features" not in plain.settings
+    assert shared.settings["features"] == (1, 4)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["columns", "rows"]))
+@settings(max_examples=60, deadline=None)
+def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables, form):
+    augmentation = ComputeAugmentation(
+        128, 1, max_tables, 10_000_000, forms=(form,), sharers=(2, 3), pooled=(False,), max_output_bytes=1 << 20
+    )
+    sample, _ = augmentation.draw(split_tables(TABLES, 0), 256, np.random.default_rng(seed))
+    assert not any(table.pooled for table in sample.tables)
+    assert len({table.dim for table in sample.tables}) == 1
+    assert 1 <= len(sample.tables) <= max_tables
+    assert sample.size_bytes <= 10_000_000
+    outputs = sum(4 * 256 * table.pooling_factor * table.dim for table in sample.tables)
+    assert outputs <= (1 << 20) * (3 if form == "rows" else 1)
+
+
+def test_sequence_tables_come_as_often_as_they_are_listed_and_never_as_copies():
+    rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
+    augmentation = ComputeAugmentation(forms=("columns", "rows", "copies"), pooled=(True, False), max_tables=3)
+    calls = Counter(augmentation.draw(split, 256, rng)[0].call.name for _ in range(300))
+    assert calls.keys() == {"columns", "rows", "copies", "sequence_columns", "sequence_rows"}
+    assert calls["copies"] == pytest.approx(100, abs=35)
+    assert calls["sequence_rows"] == pytest.approx(50, abs=25)
+    assert not {"pooled", "max_output_bytes"} & set(ComputeAugmentation().settings)
+    (alone,) = ComputeAugmentation(pooled=(False,), max_output_bytes=1).draw(split, 256, rng)[0].tables
+    assert (alone.dim, alone.pooled) == (4, False)
+
+
 def test_a_small_group_repeats_tables_at_other_widths_only():
     rng = np.random.default_rng(0)
     for _ in range(50):

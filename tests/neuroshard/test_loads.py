@@ -4,6 +4,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.plans.form import FORMS, Form
@@ -89,19 +91,43 @@ def test_what_lies_on_all_devices_together_is_the_table():
     np.testing.assert_allclose(lookups, [2 * 2 * BATCH, 2 * BATCH, 2 * BATCH])
 
 
-def test_sets_by_form_are_what_kernels_are_called_with():
-    loads = Loads.of([replace(TABLE, dim=4 * (1 + i)) for i in range(5)], BATCH)
-    loads = replace(loads, form=np.array([2, 0, 0, 1, 0]))
-    calls = LoadSets(loads, np.array([3, 0, 2])).by_form()
-    assert calls.counts.tolist() == [2, 0, 1, 0, 0, 0, 1, 1, 0]
-    assert calls.loads.dim.tolist() == [8, 12, 4, 20, 16]
+def test_sets_by_call_are_what_kernels_are_called_with():
+    loads = Loads.of([replace(TABLE, dim=4 * (1 + i), pooled=i != 4) for i in range(6)], BATCH)
+    loads = replace(loads, form=np.array([2, 0, 0, 1, 0, 0]))
+    calls = LoadSets(loads, np.array([3, 0, 3])).by_call()
+    assert calls.counts.tolist() == [2, 0, 1, 0, 0, *[0] * 5, 1, 1, 0, 1, 0]
+    assert calls.loads.dim.tolist() == [8, 12, 4, 24, 16, 20]
+    assert calls.calls.tolist() == [0, -1, 2, -1, -1, *[-1] * 5, 0, 1, -1, 3, -1]
 
 
 def test_sets_of_columns_alone_are_called_in_their_own_order():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i)) for i in range(5)], BATCH)
-    calls = LoadSets(loads, np.array([3, 0, 2])).by_form()
-    assert calls.counts.tolist() == [3, 0, 0, 0, 0, 0, 2, 0, 0]
+    calls = LoadSets(loads, np.array([3, 0, 2])).by_call()
+    assert calls.counts.tolist() == [3, *[0] * 9, 2, *[0] * 4]
     assert calls.loads.dim.tolist() == loads.dim.tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1024), st.floats(0.1, 50), st.sampled_from(list(Form))), min_size=1, max_size=5),
+    st.integers(4, 10_000),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_feature_has_an_output_of_its_own_in_every_form(drawn, batch_size):
+    """And none needs other lookups: those of a table are of all its features."""
+    tables = tuple(Table(f"t{i}", 100, 16, pooling, REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn))
+    task = Task(tables, TASK.topology, batch_size)
+    lay_out = {
+        Form.COLUMNS: lambda i: [Placement(Shard(i, 0, 4, 0, 100), 0), Placement(Shard(i, 4, 12, 0, 100), 2)],
+        Form.ROWS: lambda i: in_rows(task, i, range(4)),
+        Form.COPIES: lambda i: in_copies(task, i),
+    }
+    plan = Plan(task, tuple(placed for i, (_, _, form) in enumerate(drawn) for placed in lay_out[form](i)))
+    single = replace(task, tables=tuple(replace(table, features=1) for table in tables))
+    found, plain = plan.device_loads.loads, Plan(single, plan.placements).device_loads.loads
+    features = np.array([tables[placement.shard.table].features for placement in plan.by_device])
+    np.testing.assert_array_equal(found.outputs, plain.samples * features)
+    for name in ("rows", "dim", "lookups", "samples", "reuse"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
@@ -74,6 +76,23 @@ def test_columns_alone_are_the_same_either_way():
     assert quick.forward is quick
     for collective in set(Collective) - {Collective.INPUT}:
         assert _given(collective, quick) == _given(collective, plan.traffic)
+
+
+@given(st.integers(1, 1024))
+@settings(max_examples=20, deadline=None)
+def test_every_feature_is_exchanged(features):
+    """Pooled embeddings and lengths of each; indices, and gradients of copies, are those of the table."""
+    task = replace(TASK, tables=tuple(replace(table, features=features) for table in TABLES))
+    shared = Plan(task, PLAN.placements)
+    assert shared.device_dims == tuple(features * dim for dim in PLAN.device_dims)
+    assert shared.traffic.columns[0].tolist() == list(shared.device_dims)
+    for collective in set(Collective) - {Collective.INPUT, Collective.ALL_REDUCE}:
+        expected = [features * size for size in _given(collective)]
+        assert _given(collective, shared.traffic) == expected
+    assert _given(Collective.ALL_REDUCE, shared.traffic) == _given(Collective.ALL_REDUCE)
+    lengths = 8 * BATCH * np.array([1, 2, 2, 3])  # of table 0 everywhere, 1 in halves, 3 in columns
+    more = np.array(_given(Collective.INPUT, shared.traffic)) - _given(Collective.INPUT)
+    assert more.tolist() == ((features - 1) * lengths).tolist()
 
 
 def test_joined_exchanges_keep_their_order():

@@ -11,7 +11,7 @@ from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.loads import Loads
 from neuroshard.models import CostModels
 from neuroshard.models.parts import compute_part
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.records import DataDirectory, Manifest
@@ -25,6 +25,7 @@ from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
@@ -50,9 +51,10 @@ ALL_PARTS = {
 }  # fmt: skip
 
 
-def _write(path, calls, exchanges):
+def _write(path, calls, exchanges, **changes):
     rng, split = np.random.default_rng(0), split_tables(TABLES, 0)
-    drawn = ComputeAugmentation(max_tables=6, max_bytes=1 << 30, forms=tuple(Form), sharers=(2, 4))
+    forms = {"forms": tuple(Form), "sharers": (2, 4)} | changes
+    drawn = ComputeAugmentation(max_tables=6, max_bytes=1 << 30, **forms)
     swapped = CommAugmentation(max_start_ms=DEVICE.max_start_ms, collectives=tuple(name_of(one) for one in Collective))
     compute = [drawn.draw(split, 4096, rng) for _ in range(calls)]
     comm = [swapped.draw(4, 4096, rng, 2) for _ in range(exchanges)]
@@ -187,8 +189,50 @@ def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
     assert models.num_devices == 4
 
 
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sequences") / "data"
+    _write(path, 900, 400, forms=("columns", "columns", "rows"), pooled=(True, False), max_output_bytes=256 << 20)
+    _pretrain(path, "bundle", **SETS)
+    return CostModels.load(path.parent / "bundle")
+
+
+def test_sequence_tables_are_learned_costed_and_searched(sequences):
+    """From samples to a plan: kernels of their own, with models of their own, whose costs add up."""
+    assert sequences.compute.calls == {call for call in CALLS if call.form is not Form.COPIES}
+    chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
+    tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
+    task = Task(tables, Topology(4, 8 << 30), 4096)
+    plans = [NeuroShard().search(task, Simulator(models)) for models in (sequences, DEVICE.truth)]
+    for plan in plans:
+        assert plan.violations == ()
+        found, true = (Simulator(models).cost(task, plan) for models in (sequences, DEVICE.truth))
+        assert found.compute == pytest.approx(true.compute, rel=0.4)
+        assert found.total_ms == pytest.approx(true.total_ms, rel=0.3)
+    ours, best = (Simulator(DEVICE.truth).cost(task, plan).total_ms for plan in plans)
+    assert ours < 1.15 * best
+    rows = Plan(task, (*in_rows(task, 3, range(4)), *in_columns(task, [(i, 32, i % 4) for i in range(12) if i != 3])))
+    found, true = (Simulator(models).cost(task, rows) for models in (sequences, DEVICE.truth))
+    assert found.compute == pytest.approx(true.compute, rel=0.4)
+    long = replace(task, tables=(replace(tables[0], pooling_factor=5000.0), *tables[1:]))
+    told = Simulator(sequences).warnings(Plan(long, tuple(in_columns(long, [(i, 32, i % 4) for i in range(12)]))))
+    assert any(line.startswith("compute.sequence_columns: outputs of a sample") for line in told)
+    assert not any(line.startswith("pooling factor") for line in told)
+
+
+def test_sequence_tables_are_left_out_where_only_others_are_named(tmp_path):
+    _write(tmp_path / "data", 300, 100, forms=("columns",), pooled=(True, False))
+    _pretrain(tmp_path / "data", "pooled", forms=(), **BRIEF_SETS)
+    assert CostModels.load(tmp_path / "pooled").compute.calls == {Call(Form.COLUMNS)}
+    _pretrain(tmp_path / "data", "both", **BRIEF_SETS)
+    assert CostModels.load(tmp_path / "both").compute.calls == {Call(Form.COLUMNS), Call(Form.COLUMNS, False)}
+    with pytest.raises(UserError, match="no compute samples of sequence tables in rows for the train split"):
+        _pretrain(tmp_path / "data", "wrong", forms=("sequence_rows",), **BRIEF_SETS)
+
+
 def test_parts_have_names():
-    assert [compute_part(form) for form in Form] == ["compute", "compute.rows", "compute.copies"]
+    sequences = ["compute.sequence_columns", "compute.sequence_rows"]
+    assert [compute_part(call) for call in CALLS] == ["compute", "compute.rows", "compute.copies", *sequences]
 
 
 def _linked(path, devices_per_host, seed, calls):
@@ -206,7 +250,7 @@ def _linked(path, devices_per_host, seed, calls):
 
 def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     """From directories of exchanges on one host and between two."""
-    calls = [m for m in DataDirectory(data).compute().read() if m.sample.form is Form.COLUMNS]
+    calls = [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]
     _linked(tmp_path / "one", None, 1, calls)
     _linked(tmp_path / "two", 2, 2, [])
     directories = tuple(str(tmp_path / name) for name in ("one", "two"))

@@ -25,21 +25,20 @@ def _parts(flat, tables):
 
 def _plain_gradients(tables, weights, inputs, batch_size):
     """What plain torch says that each table's gradient is."""
-    column, found = 0, []
-    for i, (table, weight) in enumerate(zip(tables, weights, strict=True)):
+    column, found = 0, [weight.clone().requires_grad_() for weight in weights]
+    pairs = [pair for pair in zip(tables, found, strict=True) for _ in range(pair[0].features)]
+    for i, (table, its) in enumerate(pairs):
         offsets = inputs.offsets[batch_size * i : batch_size * (i + 1) + 1]
-        its = weight.clone().requires_grad_()
         indices = inputs.indices[offsets[0] : offsets[-1]]
         pooled = torch.nn.functional.embedding_bag(indices, its, offsets[:-1] - offsets[0], mode="sum")
         pooled.backward(inputs.gradient[:, column : column + table.dim])
-        found.append(its.grad)
         column += table.dim
-    return found
+    return [its.grad for its in found]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_every_row_gets_the_gradient_that_plain_torch_computes(optimizer):
-    tables = toy_tables(3, max_rows=50)
+    tables = tuple(replace(table, features=1 + i) for i, table in enumerate(toy_tables(3, max_rows=50)))
     sample = ComputeSample(tables, 16, Form.COPIES)
     prepared = dense_run(sample, EmbeddingSettings(optimizer), CPU, np.random.default_rng(0))
     operator, _, inputs = prepared.run.args

@@ -1,48 +1,98 @@
 """The real FBGEMM kernel does what it is timed for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from neuroshard.errors import UserError
 from neuroshard.hardware.embedding import Arenas, build_operator, fused_run
+from neuroshard.hardware.inputs import draw_inputs
 from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.records.samples import ComputeSample
+from neuroshard.plans.form import Form
+from neuroshard.records.samples import ComputeSample, RowBlock
+from neuroshard.tables import Table
 from neuroshard.testing import toy_tables
 
 CPU = torch.device("cpu")
 RATE = 1e-3
 
 
-def test_forward_and_update_agree_with_plain_torch():
-    tables = toy_tables(3)
+@pytest.mark.parametrize("features", [(1, 1, 1), (2, 1, 3)])
+def test_forward_and_update_agree_with_plain_torch(features):
+    tables = tuple(replace(table, features=f) for table, f in zip(toy_tables(3), features, strict=True))
     sample = ComputeSample(tables, 16)
     operator = build_operator(sample, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
     before = [weight.clone() for weight in operator.split_embedding_weights()]
     rng = np.random.default_rng(1)
-    lengths = rng.integers(0, 4, size=3 * 16)
+    lengths = rng.integers(0, 4, size=sum(features) * 16)
+    of_feature = [i for i, count in enumerate(features) for _ in range(count)]
     indices = np.concatenate(
-        [rng.integers(t.rows, size=lengths[16 * i : 16 * i + 16].sum()) for i, t in enumerate(tables)]
+        [rng.integers(tables[t].rows, size=lengths[16 * i : 16 * i + 16].sum()) for i, t in enumerate(of_feature)]
     )
     offsets = np.concatenate([[0], lengths.cumsum()])
     output = operator(torch.from_numpy(indices), torch.from_numpy(offsets))
     gradient = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
     output.backward(gradient)
+    weights = [weight.requires_grad_() for weight in before]
     column = 0
-    for i, table in enumerate(tables):
+    for i, t in enumerate(of_feature):
         first, last = offsets[16 * i], offsets[16 * (i + 1)]
-        weight = before[i].requires_grad_()
         plain = torch.nn.functional.embedding_bag(
             torch.from_numpy(indices[first:last]),
-            weight,
+            weights[t],
             torch.from_numpy(offsets[16 * i : 16 * (i + 1)] - first),
             mode="sum",
         )
-        columns = slice(column, column + table.dim)
+        columns = slice(column, column + tables[t].dim)
         assert torch.allclose(output[:, columns], plain, atol=1e-5)
         plain.backward(gradient[:, columns])
-        assert torch.allclose(operator.split_embedding_weights()[i], weight - RATE * weight.grad, atol=1e-5)
-        column += table.dim
+        column += tables[t].dim
+    for after, weight in zip(operator.split_embedding_weights(), weights, strict=True):
+        assert torch.allclose(after, weight - RATE * weight.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [(1, 1, 1), (2, 1, 3)])
+def test_sequence_tables_have_an_output_for_every_lookup(features):
+    shapes = zip(toy_tables(3), features, strict=True)
+    tables = tuple(replace(table, dim=16, features=f, pooled=False) for table, f in shapes)
+    sample = ComputeSample(tables, 16)
+    operator = build_operator(sample, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
+    weights = [weight.clone().requires_grad_() for weight in operator.split_embedding_weights()]
+    inputs = draw_inputs(sample, CPU, np.random.default_rng(1))
+    output = operator(inputs.indices, inputs.offsets)
+    assert output.shape == inputs.gradient.shape == (len(inputs.indices), 16)
+    output.backward(inputs.gradient)
+    ends = inputs.offsets[16 * np.cumsum([0, *features])]
+    for table, weight, first, last in zip(tables, weights, ends[:-1], ends[1:], strict=True):
+        rows = weight[inputs.indices[first:last]]
+        assert torch.allclose(output[first:last], rows)
+        assert int(last - first) == round(16 * table.pooling_factor)
+        rows.backward(inputs.gradient[first:last])
+    for after, weight in zip(operator.split_embedding_weights(), weights, strict=True):
+        assert torch.allclose(after, weight - RATE * weight.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_blocks_of_sequence_tables_train_with_and_without_lookups(optimizer):
+    table = Table("t", 1000, 8, 0.1, (1.0, *(0.0,) * 16), pooled=False)
+    for rows in (500, 1):
+        sample = ComputeSample((table,), 16, Form.ROWS, (RowBlock(0, rows),))
+        prepared = fused_run(sample, EmbeddingSettings(optimizer), CPU, Arenas(), np.random.default_rng(0))
+        prepared.run()
+        assert prepared.run.args[1].gradient.shape == (prepared.seen[0].count, 8)
+
+
+@pytest.mark.parametrize("features", [1, 4])
+def test_a_run_gets_an_output_for_every_sample_and_feature(features):
+    tables = tuple(replace(table, features=features) for table in toy_tables(3))
+    prepared = fused_run(ComputeSample(tables, 64), EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
+    operator, inputs = prepared.run.args
+    assert operator(inputs.indices, inputs.offsets).shape == inputs.gradient.shape
+    assert inputs.gradient.shape == (64, features * sum(table.dim for table in tables))
+    assert len(inputs.offsets) == 64 * 3 * features + 1
+    prepared.run()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])

@@ -18,12 +18,12 @@ def _generator(seed):
     return torch.Generator().manual_seed(seed)
 
 
-@given(st.integers(0, 50), st.integers(1, 300))
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9))
 @settings(max_examples=40, deadline=None)
-def test_lookups_match_the_table(seed, batch_size):
-    table = toy_tables(1, seed)[0]
+def test_lookups_match_the_table(seed, batch_size, features):
+    table = replace(toy_tables(1, seed)[0], features=features)
     indices, lengths = draw_lookups(table, batch_size, _generator(seed))
-    assert len(lengths) == batch_size
+    assert len(lengths) == features * batch_size
     assert lengths.sum() == len(indices) == max(1, round(batch_size * table.pooling_factor))
     assert lengths.max() - lengths.min() <= 1
     assert 0 <= indices.min() <= indices.max() < table.rows

@@ -1,5 +1,7 @@
 """What is measured of a plan in several forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,21 @@ def test_every_device_calls_a_kernel_for_each_form():
     assert [[table.name for table in call.tables] for call in calls[3]] == [["toy3"], ["toy0", "toy1"], ["toy4"]]
     assert {call.batch_size for its in calls for call in its if call.form is not Form.COPIES} == {256}
     assert {call.batch_size for its in calls for call in its if call.form is Form.COPIES} == {64}
+
+
+def test_sequence_tables_have_a_call_for_each_form_and_width():
+    tables = tuple(replace(table, dim=16, rows=100, pooled=i == 0) for i, table in enumerate(TABLES))
+    task = replace(TASK, tables=tables)
+    columns = in_columns(task, [(0, 16, 1), (1, 16, 0), (2, 8, 0), (2, 8, 3), (3, 16, 0)])
+    plan = Plan(task, (*columns, *in_rows(task, 4, range(4))))
+    calls = kernel_calls(plan)
+    assert [[(call.call.name, len(call.tables), call.tables[0].dim) for call in its] for its in calls] == [
+        [("sequence_columns", 1, 8), ("sequence_columns", 2, 16), ("sequence_rows", 1, 16)],
+        [("columns", 1, 16), ("sequence_rows", 1, 16)],
+        [("sequence_rows", 1, 16)],
+        [("sequence_columns", 1, 8), ("sequence_rows", 1, 16)],
+    ]
+    assert [exchange.collective for exchange in exchanges(plan, BACKWARD)] == [Collective.ALL_TO_ALL]
 
 
 def test_blocks_and_copies_are_those_of_the_plan():

@@ -1,4 +1,4 @@
-"""Models made of one for each form, and one for each collective."""
+"""Models made of one for each kernel call, and one for each collective."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.interface import waits
 from neuroshard.models.trust import Margin, Margins, Range
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS, Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
@@ -55,12 +55,13 @@ def _mixed(task=None):
 
 def test_kernel_calls_of_each_form_are_asked_of_its_model():
     plan, model = _mixed(), MODELS.compute
-    calls = plan.device_loads.by_form()
-    for number, form in enumerate(Form):
-        its = calls.take(np.arange(number, len(calls), len(Form)))
-        assert (model.predict(calls)[number :: len(Form)] == model.of_form(form).predict(its)).all()
-    assert (model.spread_ms(calls)[1 :: len(Form)] > 0).all()
+    calls = plan.device_loads.by_call()
+    for number, call in enumerate(CALLS):
+        its = calls.take(np.arange(number, len(calls), len(CALLS)))
+        assert (model.predict(calls)[number :: len(CALLS)] == model.of_call(call).predict(its)).all()
+    assert (model.spread_ms(calls)[1 :: len(CALLS)] > 0).all()
     assert model.forms == set(Form)
+    assert model.calls == set(CALLS)
 
 
 def test_columns_cost_what_they_cost_without_other_forms():

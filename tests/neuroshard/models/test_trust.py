@@ -34,6 +34,11 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     assert not names & {"batch size", "bytes per element"}
     halved = replace(task, tables=tuple(replace(table, bytes_per_element=2) for table in task.tables))
     assert [w.split(":")[0] for w in ranges.warnings(halved)] == ["bytes per element"]
+    shared = replace(task, tables=(replace(task.tables[0], features=3), *task.tables[1:]))
+    assert [w.split(":")[0] for w in ranges.warnings(shared)] == ["features of a table"]
+    known = Ranges.of([ComputeSample(shared.tables, task.batch_size)], [CommSample((8,), (0.0,), 1)])
+    assert not [w for w in known.warnings(shared) if "features" in w]
+    assert known.joined(ranges).features == Range("features of a table", 1, 3)
 
 
 @pytest.mark.parametrize("seed", range(4))

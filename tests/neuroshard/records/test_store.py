@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,8 @@ def _compute():
         Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS, 0.25, SEEN), 2, "valid", 5, repeats),
         Measurement(ComputeSample((first, second), 256, Form.ROWS, BLOCKS), 3, "valid", 5, None, "too much"),
         Measurement(ComputeSample((first,), 64, Form.COPIES), 4, "train", 5, repeats),
+        Measurement(ComputeSample((first, replace(second, features=7)), 64), 5, "train", 5, repeats),
+        Measurement(ComputeSample((replace(first, pooled=False, features=2),), 64), 6, "train", 5, repeats),
     ]
 
 
@@ -76,16 +79,38 @@ def test_records_come_back_exactly(directory, kind, measurements):
         _same(saved, loaded)
 
 
-FORM_COLUMNS = ["form", "hot_first", "first_rows", "rows", "lookups", "reuse"]
+FORM_COLUMNS = ["form", "features", "pooled", "hot_first", "first_rows", "rows", "lookups", "reuse"]
 
 
 def test_directories_that_know_no_forms_still_load(directory):
     parts = directory.compute()
-    whole = [m for m in _compute() if m.sample.form is Form.COLUMNS]
+    whole = [m for m in _compute() if m.sample.form is Form.COLUMNS and m.sample_id < 5]
     parts.write(0, whole)
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(FORM_COLUMNS), parts.path(0))
     for saved, loaded in zip(whole, parts.read(), strict=True):
         _same(saved, loaded)
+
+
+def test_tables_of_directories_that_know_no_features_are_read_by_one(directory):
+    path = directory.path / "tables.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["features", "pooled"]), path)
+    assert tuple(directory.tables().values()) == toy_tables(4)
+
+
+def test_tables_come_back_with_their_features(tmp_path):
+    tables = tuple(replace(table, features=1 + i, pooled=i < 2) for i, table in enumerate(toy_tables(4)))
+    directory = DataDirectory(tmp_path / "data")
+    directory.begin(_manifest(), tables)
+    assert tuple(directory.tables().values()) == tables
+
+
+def test_samples_with_too_few_features_are_refused(directory):
+    parts = directory.compute()
+    parts.write(0, _compute()[:1])
+    (row,) = pq.read_table(parts.path(0)).to_pylist()
+    pq.write_table(pa.Table.from_pylist([row | {"features": [3]}]), parts.path(0))
+    with pytest.raises(UserError, match="2 tables but 1 features"):
+        parts.read()
 
 
 def test_directories_that_know_no_collectives_still_load(directory):

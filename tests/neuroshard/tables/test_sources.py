@@ -12,6 +12,7 @@ from neuroshard.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.tables.dlrm import dlrm
 from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.user_file import user_file
 
 
 def test_criteo_has_the_published_tables():
@@ -20,6 +21,30 @@ def test_criteo_has_the_published_tables():
     assert sum(table.rows for table in tables) == 204_184_588
     assert tables[20].pooling_factor == 100
     assert {table.dim for table in tables} == {128}
+
+
+def test_user_files_say_how_many_features_read_a_table(tmp_path):
+    path = tmp_path / "tables.csv"
+    path.write_text("name,rows,dim,pooling_factor,features\na,9,4,1,3\nb,7,4,1,1.0\n")
+    assert [table.features for table in user_file(str(path))] == [3, 1]
+    path.write_text("name,rows,dim,pooling_factor,features\na,9,4,1,0\n")
+    with pytest.raises(UserError, match="features=0 must be a whole number of at least 1"):
+        user_file(str(path))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_user_files_say_which_tables_are_sequences(tmp_path, suffix):
+    path = tmp_path / f"tables.{suffix}"
+    rows = [ROWS[0] | {"pooled": False}, ROWS[1] | {"pooled": True}]
+    {
+        "csv": lambda: pd.DataFrame(rows).to_csv(path, index=False),
+        "parquet": lambda: pd.DataFrame(rows).to_parquet(path),
+        "json": lambda: path.write_text(json.dumps(rows)),
+    }[suffix]()
+    assert [table.pooled for table in user_file(str(path))] == [False, True]
+    path.with_suffix(".csv").write_text("name,rows,dim,pooling_factor,pooled\na,9,4,1,maybe\n")
+    with pytest.raises(UserError, match="pooled='maybe' must be true or false"):
+        user_file(str(path.with_suffix(".csv")))
 
 
 def test_dlrm_like_matches_the_published_statistics():

@@ -27,6 +27,8 @@ GOOD = toy_tables(1)[0]
         ("reuse", (1.5, -0.5) + (0.0,) * 15, "0..1"),
         ("row_lookups", (0.5, 0.25), "row_lookups sum to 0.75, not to 1"),
         ("row_lookups", (1.5, -0.5), r"row_lookups.0.=1.5 must be a number of at most 1"),
+        ("features", 0, "features=0 must be a whole number of at least 1"),
+        ("features", 1025, "features=1025 must be a whole number of at most 1024"),
     ],
 )
 def test_impossible_tables_are_refused(field, value, message):
@@ -43,6 +45,18 @@ def test_spreads_of_lookups_are_kept_and_left_out_of_files_where_there_are_none(
     assert Table.from_json(json.loads(json.dumps(spread.to_json()))) == spread
     assert spread != GOOD
     assert "row_lookups" not in GOOD.to_json()
+
+
+def test_features_are_kept_and_left_out_of_files_where_there_is_one():
+    shared = replace(GOOD, features=3)
+    assert Table.from_json(json.loads(json.dumps(shared.to_json()))) == shared.with_dim(8).with_dim(shared.dim)
+    assert shared != GOOD
+    assert "features" not in GOOD.to_json()
+    assert shared.output_columns == 3 * GOOD.dim
+    sequence = replace(shared, pooled=False)
+    assert Table.from_json(json.loads(json.dumps(sequence.to_json()))) == sequence != shared
+    assert "pooled" not in shared.to_json()
+    assert sequence.output_columns == GOOD.pooling_factor * GOOD.dim
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "a"}, [], GOOD.to_json() | {"extra": 1}])

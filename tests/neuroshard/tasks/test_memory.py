@@ -12,7 +12,7 @@ from neuroshard.loads import Loads
 from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_POOLING_FACTOR, MAX_ROWS
+from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS
 from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
@@ -76,6 +76,19 @@ def test_blocks_have_outputs_of_all_samples_and_copies_a_dense_gradient():
     assert _mixed(MemoryUse("sgd", 2)).device_bytes == (block + copy + twice,) * 2
 
 
+def test_every_feature_has_offsets_and_outputs_of_its_own():
+    shared = replace(TABLE, features=3)
+    one = 8 * 64 * (2.5 + 3) + 2 * 4 * 64 * 3 * 8
+    assert MemoryUse("sgd", 2).device_bytes(Loads.of([shared], 64)).tolist() == [32_000 + 2 * one]
+    task = Task((TABLE, replace(shared, name="u")), Topology(2, 1 << 20), 64, MemoryUse("sgd", 1))
+    assert task.output_columns == 4 * 8
+    assert task.shard_memory == ((1 << 20) - 2 * 4 * 32 * 4 * 8,) * 2
+    copies = Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1)))
+    block = 16_000 + 8 * (80 + 64) + 2 * 4 * 64 * 8
+    copy = 32_000 + 8 * (80 + 3 * 32) + 4 * 1000 * 8
+    assert copies.device_bytes == (block + copy,) * 2
+
+
 def test_a_copy_that_takes_too_much_with_its_gradient_is_refused():
     """State of 12 bytes for each of 2^56 elements fits in 2^60; 4 bytes more for each don't, with any buffers."""
     whole, use = Loads.of([LARGEST], 64), MemoryUse("adam", 1)
@@ -117,8 +130,10 @@ _STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 def _exact_bytes(table, use, batch_size):
     per_element, per_row = _STATE_FLOATS[use.optimizer]
     state = table.rows * (table.dim * (table.bytes_per_element + 4 * per_element) + 4 * per_row)
-    lookups = ceil(8 * Fraction(batch_size * table.pooling_factor))  # a batch's lookups are a mean, in 64 bits
-    return state + use.batches_in_flight * (lookups + 8 * batch_size * (1 + table.dim))
+    lookups = Fraction(batch_size * table.pooling_factor)  # a batch's lookups are a mean, in 64 bits
+    bags = batch_size * table.features
+    outputs = bags if table.pooled else ceil(lookups)
+    return state + use.batches_in_flight * (ceil(8 * lookups) + 8 * bags + 8 * outputs * table.dim)
 
 
 tables = st.builds(
@@ -129,14 +144,18 @@ tables = st.builds(
     st.floats(0, MAX_POOLING_FACTOR, exclude_min=True),
     st.just(ONCE),
     st.sampled_from([2, 4]),
+    features=st.integers(1, MAX_FEATURES),
+    pooled=st.booleans(),
 )
 uses = st.builds(MemoryUse, st.sampled_from(list(_STATE_FLOATS)), st.integers(0, 1000))
-LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE)
+LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE, features=MAX_FEATURES)
 
 
 @given(tables, uses, st.integers(1, MAX_BATCH_SIZE))
 @example(LARGEST, MemoryUse("adam", 1000), MAX_BATCH_SIZE)
 @example(LARGEST, MemoryUse("adam"), MAX_BATCH_SIZE)
+@example(replace(LARGEST, pooled=False), MemoryUse("adam", 1), MAX_BATCH_SIZE)
+@example(replace(LARGEST, rows=1, pooled=False), MemoryUse("adam", 0), MAX_BATCH_SIZE)
 @example(Table("t", (1 << 40) - 1, 65532, 0.1, ONCE), MemoryUse("adam", 3), MAX_BATCH_SIZE - 1)
 @example(Table("t", 1, 4, 0.1, ONCE), MemoryUse("sgd", 1), 10)
 @settings(max_examples=500, deadline=None)
@@ -157,7 +176,7 @@ def test_bytes_are_exact_or_refused(table, use, batch_size):
 @given(st.lists(tables, min_size=2, max_size=6), uses, st.integers(4, MAX_BATCH_SIZE), st.data())
 @settings(max_examples=200, deadline=None)
 def test_bytes_of_devices_are_exact(some, use, batch_size, data):
-    some = [Table(f"t{i}", t.rows, t.dim, t.pooling_factor, ONCE, t.bytes_per_element) for i, t in enumerate(some)]
+    some = [replace(table, name=f"t{i}") for i, table in enumerate(some)]
     total = sum(_exact_bytes(table, use, batch_size) for table in some)
     if total > MAX_BYTES:
         with pytest.raises(UserError, match=r"more than 2\^60 bytes"):

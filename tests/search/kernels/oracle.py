@@ -55,7 +55,7 @@ def _candidates(task, simulator, layout, count):
 
 
 def _grid_search(task, simulator, layout, points, max_factor):
-    mean = sum(table.dim for table in task.tables) / task.topology.num_devices
+    mean = task.output_columns / task.topology.num_devices
     best = (layout, None, float("inf"))
     for i in range(points):
         factor = 1.0 + (max_factor - 1.0) * i / max(points - 1, 1)
@@ -76,7 +76,7 @@ def _greedy(task, simulator, layout, cap):
         options = []
         for device in range(task.topology.num_devices):
             tables = _tables_on(task, [*placed, (index, dim, device)], device)
-            size, dims = sum(t.size_bytes for t in tables), sum(t.dim for t in tables)
+            size, dims = sum(t.size_bytes for t in tables), sum(t.output_columns for t in tables)
             if dims <= cap + 1e-9 and size <= task.topology.memory_bytes:
                 options.append((simulator.models.compute.predict(LoadSets.of([tables], task.batch_size))[0], device))
         if not options:

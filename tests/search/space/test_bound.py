@@ -82,7 +82,7 @@ def _tiny_tasks(seeds):
 @pytest.mark.parametrize("name", MODELS)
 def test_no_plan_costs_less_than_the_bound(name):
     tried = 0
-    for seed, task, plans in _tiny_tasks(range(40)):
+    for seed, task, plans in _tiny_tasks(range(50)):
         simulator = Simulator(MODELS[name](task.topology.num_devices, seed))
         best = min(cost.total_ms for cost in simulator.costs(task, plans))
         assert _bound(task, simulator) <= best, seed

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models import CostModels
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
@@ -76,10 +77,26 @@ def test_large_numbers_make_no_wrong_answers(most_rows):
     assert found > 25
 
 
-def test_exact_answers_agree_with_trying_all():
+def test_sequence_tables_have_plans_wherever_there_are_any():
+    found, simulator = 0, Simulator(CostModels.load("roofline:h100"))
+    for seed in range(150):
+        tiny = tiny_task(seed, pooled=(True, False))
+        try:
+            plan = SPLITTING[0].search(tiny.task(), simulator)
+        except UserError as error:
+            assert not tiny.has_plan(), (seed, str(error))
+        else:
+            found += 1
+            assert plan.violations == (), seed
+            assert tiny.has_plan(), seed
+    assert found > 25
+
+
+@pytest.mark.parametrize("pooled", [(True,), (True, False)])
+def test_exact_answers_agree_with_trying_all(pooled):
     decided = 0
     for seed in range(1000, 1300):
-        tiny = tiny_task(seed)
+        tiny = tiny_task(seed, pooled=pooled)
         try:
             task = tiny.task()
         except UserError:

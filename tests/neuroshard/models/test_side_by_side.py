@@ -1,0 +1,61 @@
+"""Two kernel calls as one sum: exact, and as it was where there is one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.loads import LoadSets
+from neuroshard.models import CostModels, ReluHead, SumModel
+from neuroshard.models.one_by_one import OneByOne
+from neuroshard.models.side_by_side import CallsApart, columns_model
+from neuroshard.plans.form import Call, Form
+from neuroshard.testing import LinearCompute, OpaqueCompute, SumModelConformance, random_by_form, sequence_task
+from neuroshard.testing.devices import MADE_UP
+
+TABLES = sequence_task(14).tables
+
+
+class WithOffset(LinearCompute):
+    """A call costs something by itself, and its hidden layer gives something for a sum of 0."""
+
+    @property
+    def head(self):
+        return ReluHead(np.full(1, 0.3, np.float32), np.ones(1, np.float32), 0.7, 2.0)
+
+
+class TestSideBySide(SumModelConformance):
+    def make(self):
+        return columns_model(random_by_form(), TABLES)
+
+    def _tables(self):
+        return TABLES
+
+
+@pytest.mark.parametrize("model", [random_by_form(), CostModels.load("roofline:h100").compute, WithOffset()])
+def test_costs_are_those_of_both_calls(model):
+    rng, pooled, sequences = np.random.default_rng(0), TABLES[1::2], TABLES[::2]
+    sets = [pooled[:3], sequences[:2], (), TABLES]
+    sets += [tuple(TABLES[i] for i in rng.choice(14, size=n, replace=False)) for n in range(1, 12)]
+    together = columns_model(model, TABLES)
+    assert isinstance(together, SumModel)
+    kinds = [([t for t in some if t.pooled], [t for t in some if not t.pooled]) for some in sets]
+    expected = [model.predict(LoadSets.of(pair, 256)).sum() for pair in kinds]
+    np.testing.assert_allclose(together.predict(LoadSets.of(sets, 256)), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(CallsApart(model).predict(LoadSets.of(sets, 256)), expected, rtol=1e-6)
+
+
+def test_one_kind_alone_is_asked_of_its_own_model():
+    model = random_by_form()
+    assert columns_model(model, TABLES[1::2]) is model
+    assert columns_model(model, TABLES[::2]) is model.of_call(Call(Form.COLUMNS, False))
+
+
+def test_models_of_other_forms_are_asked_call_by_call():
+    device = MADE_UP["gpu"].compute
+    model = columns_model(device, TABLES)
+    assert not isinstance(model, SumModel)
+    both, pooled, sequences = model.predict(LoadSets.of([TABLES, TABLES[1::2], TABLES[::2]], 256))
+    assert both == pytest.approx(pooled + sequences)
+    assert isinstance(columns_model(OneByOne(device), TABLES), OneByOne)
+    assert columns_model(OpaqueCompute(), [replace(TABLES[0], pooled=True)]) == OpaqueCompute()

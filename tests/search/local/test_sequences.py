@@ -1,0 +1,74 @@
+"""Searches of sequence tables cost what the simulator costs, and halve them at most."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.models import CostModels
+from neuroshard.searching import search
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.search import LocalSearch
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
+from neuroshard.stages.search.space.bound import lower_bound_ms
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.packing import packed
+from neuroshard.tasks.task import Topology
+from neuroshard.testing import random_form_models, sequence_task
+
+MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_models()}
+
+
+def _cases():
+    for name, models in MODELS.items():
+        for seed in range(3):
+            yield pytest.param(sequence_task(9, 2 + seed, seed, pooled=seed < 2), Simulator(models), id=f"{name}{seed}")
+
+
+@pytest.mark.parametrize(("task", "simulator"), _cases())
+def test_plans_on_the_way_cost_what_the_simulator_says(task, simulator):
+    catalog = Catalog.checked(task, simulator)
+    local = LocalSearch(catalog, simulator, catalog.model)
+    state, seen = local.costed(packed(catalog)), 0
+    for number in range(6):
+        for other in local.others(state, 3, range(4 * number, 4 * number + 4)):
+            plan = catalog.items.plan(other.held)
+            assert plan.violations == ()
+            assert other.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=2e-3)
+            np.testing.assert_allclose(4 * other.units, plan.traffic.columns[0], atol=0.05)
+            state, seen = other, seen + 1
+        better = local.best_step(state)
+        if better is not None:
+            plan = catalog.items.plan(better.held)
+            assert plan.violations == ()
+            assert better.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=2e-3)
+    assert seen
+
+
+@pytest.mark.parametrize(("task", "simulator"), _cases())
+def test_searches_keep_their_shapes_and_the_bound(task, simulator):
+    plan = search(task, simulator)
+    assert plan.violations == ()
+    cost = simulator.cost(task, plan).total_ms
+    assert cost <= simulator.cost(task, BeamSearch(max_splits=2).search(task, simulator)).total_ms * (1 + 1e-6)
+    assert lower_bound_ms(Catalog.checked(task, simulator), simulator) <= cost * (1 + 1e-6)
+
+
+def test_a_sequence_table_is_halved_where_it_is_too_large():
+    task = sequence_task(4, 4)
+    wide = replace(task.tables[0], dim=64, rows=100_000)
+    tight = replace(task, tables=(wide, *task.tables[1:]), topology=Topology(4, int(wide.size_bytes * 0.8)))
+    plan = search(tight, Simulator(MODELS["roofline"]))
+    assert sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0) == [32, 32]
+
+
+@pytest.mark.parametrize("models", MODELS.values(), ids=MODELS.keys())
+def test_changes_are_costed_in_the_call_that_they_belong_to(models):
+    task, simulator = sequence_task(9, 3), Simulator(models)
+    plan = search(task, simulator)
+    cost = simulator.cost(task, plan).compute
+    for placed in plan.placements:
+        shard, device = placed.shard, placed.device
+        whole = changed_compute_ms(plan, [Change(shard.table, device, shard.dim)], models.compute)
+        np.testing.assert_allclose(whole, cost[device], rtol=1e-4)
