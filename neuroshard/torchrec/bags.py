@@ -59,8 +59,8 @@ class BagTable:
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
         """What we search with; `batch_size` is one device's, as TorchRec counts it.
 
-        A table that several features share looks up all their values in one go, so its pooling factor is their sum; each
-        of them has a pooled output of its own.
+        A table that several features share looks up all their values in one go: its pooling factor is their sum; and
+        each of them has an output of its own.
 
         Raises:
             UserError: constraints don't fit the number of features.
