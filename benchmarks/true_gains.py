@@ -23,7 +23,7 @@ import numpy as np
 from neuroshard.arrays import BoolArray, FloatArray
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Ranges
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.records.splits import split_tables
@@ -78,7 +78,7 @@ class Setting:
             forward, backward = (comm_fitter.fit(comm, way, None, self.seed, _silent) for way in (FORWARD, BACKWARD))
         ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
         models = CostModels(model, forward, backward, self.made_up.batch_size, ranges)
-        measured = Measured({Form.COLUMNS: compute}, {Collective.ALL_TO_ALL: comm})
+        measured = Measured({IN_COLUMNS: compute}, {Collective.ALL_TO_ALL: comm})
         return replace(models, margins=margins_of(models, measured))
 
     def _measured(self) -> tuple[SplitMeasurements, SplitMeasurements]:

@@ -110,7 +110,7 @@ class TorchRecSearch(Searcher):
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
         simulator.models.check(task)
-        if set(self.forms) == {Form.COLUMNS}:
+        if simulator.models.forms.intersection(self.forms) <= {Form.COLUMNS}:
             check_total(Sizes.of(Items.of(task)))
         plans = list(_plans(self, task, simulator))
         if not plans:

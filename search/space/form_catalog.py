@@ -10,7 +10,7 @@ from neuroshard.stages.search.space.forms import part_of
 from neuroshard.stages.search.space.items import Item, Items
 from neuroshard.stages.search.space.limits import Limits
 
-_OF_ITEMS = ("items", "first", "full_width")  # all other arrays are of entries
+_NOT_OF_ENTRIES = ("items", "first", "full_width", "model")  # all other fields are arrays of entries
 
 
 def part_of_catalog(catalog: Catalog, tables: IntArray, free_bytes: IntArray) -> Catalog:
@@ -22,7 +22,7 @@ def part_of_catalog(catalog: Catalog, tables: IntArray, free_bytes: IntArray) ->
     number[tables] = np.arange(len(tables))
     kept: BoolArray = number[[item.parts[0][0] for item in catalog.items.items]] >= 0  # (I,)
     full_width, entries = catalog.full_width[kept], kept[catalog.item]
-    arrays = [field.name for field in fields(Catalog) if field.name not in _OF_ITEMS]
+    arrays = [field.name for field in fields(Catalog) if field.name not in _NOT_OF_ENTRIES]
     its = (item for item, stays in zip(catalog.items.items, kept.tolist(), strict=True) if stays)
     return Catalog(
         items=Items(
@@ -32,6 +32,7 @@ def part_of_catalog(catalog: Catalog, tables: IntArray, free_bytes: IntArray) ->
         ),
         first=np.concatenate([[0], (full_width + 1).cumsum()[:-1]]),
         full_width=full_width,
+        model=catalog.model,
         **{name: getattr(catalog, name)[entries] for name in arrays},
     )
 
