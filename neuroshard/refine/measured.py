@@ -1,0 +1,64 @@
+"""Both kinds of samples of a run on disk, and one round of them: predicted, then measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neuroshard.hardware import Hardware
+from neuroshard.models import CostModels
+from neuroshard.records import DataDirectory
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.refine.amounts import measured_call, measured_exchange, predicted_calls, predicted_exchanges
+from neuroshard.refine.candidates import RoundSamples
+from neuroshard.refine.measure import Advance, Kind
+from neuroshard.refine.meters import Meters
+from neuroshard.refine.rounds import Foreseen, Round
+
+_CALLS, _EXCHANGES = 0, 1  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class RunSamples:
+    """What a run measures, by kind."""
+
+    calls: Kind[ComputeSample]
+    exchanges: Kind[CommSample]
+
+    @classmethod
+    def of(cls, directory: DataDirectory, hardware: Hardware, meters: Meters, seed: int) -> "RunSamples":
+        """Kept in a data directory."""
+        return cls(
+            Kind(
+                "compute", directory.compute(), hardware.compute_timing.live, seed, _CALLS,
+                lambda _: 0, lambda _: meters.compute(), measured_call,
+            ),
+            Kind(
+                "exchange", directory.comm(), hardware.comm_timing.live, seed, _EXCHANGES,
+                lambda sample: sample.num_devices, meters.comm, measured_exchange,
+            ),
+        )  # fmt: skip
+
+    def calls_of(self, rounds: Sequence[Round]) -> list[Measurement[ComputeSample]]:
+        """The kernel calls of these rounds that were measured."""
+        return self.calls.measured(_next(rounds, self.calls))
+
+    def exchanges_of(self, rounds: Sequence[Round]) -> list[Measurement[CommSample]]:
+        """The exchanges of these rounds that were measured."""
+        return self.exchanges.measured(_next(rounds, self.exchanges))
+
+    def measure(
+        self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance
+    ) -> tuple[Foreseen, ...]:
+        """The samples of the round after these: predicted first."""
+        foreseen_calls = predicted_calls(models, [one.sample for one in chosen.calls])
+        foreseen_exchanges = predicted_exchanges(models, [one.sample for one in chosen.exchanges])
+        calls = self.calls.measure(_next(rounds, self.calls), chosen.calls, foreseen_calls, chosen.calls_again, advance)
+        exchanges = self.exchanges.measure(
+            _next(rounds, self.exchanges), chosen.exchanges, foreseen_exchanges, chosen.exchanges_again, advance
+        )
+        return (*calls, *exchanges)
+
+
+def _next(rounds: Sequence[Round], kind: Kind[Any]) -> int:
+    """The number of the kind's first sample after these rounds."""
+    return sum(one.count(kind.part) for one in rounds)
