@@ -7,8 +7,8 @@ Models are fitted to one made-up CPU. Another one, whose caches, memory and link
 combinations and exchanges, as `collect experiment=collect_adapt` draws them, or what `neuroshard refine` chooses; both
 learn alike. The budget counts all measurements, second ones of refinement too. Errors and coverage (share of the truth
 within the 90% margins) are of devices in plans, and of those in random placements, for tasks that neither was measured
-for; "true ms" are what the default search's plans for these tasks truly cost, relative to those found with the models as
-they were.
+for; "true ms" are what the default search's plans for these tasks truly cost, relative to those found with the models
+as they were.
 """
 
 import argparse

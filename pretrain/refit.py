@@ -132,7 +132,8 @@ class Refit:
         better = _better(alone, fitted, lambda one: predict_comm(one, measured.valid, direction))
         if isinstance(scaled, CommByCollective):
             return CommByCollective({**scaled.exchanges, Collective.ALL_TO_ALL: better}, scaled.serves)
-        return better
+        its: CommModel = better
+        return its
 
     def _input(self, start: CostModels, measured: SplitMeasurements) -> CommModel | None:
         """As forward all-to-alls."""
@@ -154,9 +155,10 @@ class Refit:
         if len(exchanges.valid) >= self.least_valid:
             for name, direction in _DIRECTIONS:
                 found[name] = predict_comm(_of_all_to_alls(getattr(fitted, name)), exchanges.valid, direction).margin()
-        if start.margins is not None:
-            return replace(start.margins, **found)  # type: ignore[arg-type]  # others are no part's name
-        return Margins(**found) if len(found) == len(_DIRECTIONS) + 1 else None
+        if start.margins is None:
+            return Margins.by_part(found) if len(found) == len(_DIRECTIONS) + 1 else None
+        before = {name: start.margins.of(name) for name in (COMPUTE, FORWARD, BACKWARD)}
+        return Margins.by_part(start.margins.others | before | found)
 
 
 def _split(measured: Sequence[Measurement[Any]]) -> SplitMeasurements:
@@ -175,8 +177,8 @@ def _of_all_to_alls(model: CommModel) -> Any:
 
 def _not_further(start: CostModels, name: str, model: object, needed: str) -> UserError:
     return UserError(
-        f"model={start.name}: its {name} model, {type(model).__name__}, can't be fitted further; refine model=cpu, or a "
-        f"bundle of neuroshard pretrain {needed}"
+        f"model={start.name}: its {name} model, {type(model).__name__}, can't be fitted further; refine model=cpu, or "
+        f"a bundle of neuroshard pretrain {needed}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a refine run gives: the bundle, and how well each round's samples were predicted before they were learned from."""
+"""What a refine run gives: a bundle, and how well samples were predicted before they were learned from."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -95,7 +95,8 @@ def test_shape_is_learned_from_more():
     test = calls[100:]
     true = np.array([m.repeats.times_ms[0] for m in test])
     errors = []
-    for refit in (Refit(BRIEF, BRIEF, least_train=1000), Refit(BRIEF, BRIEF)):
+    longer = TrainingSettings(80, 16, 1e-2, "cosine", "absolute_relative", 80)
+    for refit in (Refit(longer, longer, least_train=1000), Refit(longer, longer)):
         fitted = refit.fit(start, calls[:100], [])
         errors.append(np.abs(fitted.compute.predict(loads_of([m.sample for m in test])) / true - 1).mean())
     assert errors[1] < 0.7 * errors[0]
@@ -104,16 +105,15 @@ def test_shape_is_learned_from_more():
 def test_validation_samples_are_never_trained_on_and_set_the_margins():
     start = _start()
     calls = _calls(start.compute, 50)
-    wrong = [
-        replace(m, repeats=Repeats(10 * m.repeats.times_ms, np.zeros(1))) if m.split == "valid" else m for m in calls
-    ]
+    factors = [10 if m.split == "valid" else 1 for m in calls]
+    wrong = [_measured(m.sample, m.sample_id, f * m.repeats.times_ms) for f, m in zip(factors, calls, strict=True)]
     fitted = Refit(BRIEF, BRIEF, least_train=1000).fit(start, wrong, [])
     assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-4)
     valid = [m for m in wrong if m.split == "valid"]
     sets = loads_of([m.sample for m in valid])
     predicted = fitted.compute.predict(sets)
     margin = fitted.margins.compute(predicted, fitted.compute.spread_ms(sets))
-    assert (np.abs(predicted - [m.repeats.times_ms[0] for m in valid]) <= margin * (1 + 1e-6)).all()
+    assert (np.abs(predicted - [m.repeats.times_ms[0] for m in valid]) <= margin).mean() >= 0.9
     assert (fitted.margins.forward, fitted.margins.backward) == (MARGINS.forward, MARGINS.backward)
 
 

@@ -1,7 +1,7 @@
 """Made-up devices in the place of hardware: what runs measure is known exactly, and repeats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,14 +14,16 @@ from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.testing.devices.made_up import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 from neuroshard.timing import TimingProtocol
 
+_LIVE = 16  # samples of a batch: each a part on disk
+
 
 @dataclass(frozen=True)
 class MadeUpHardware(Hardware):
     """A made-up device that is measured with some noise, as `measured_compute` says; the same seed, the same noise."""
 
-    device: DeviceSpec = DeviceSpec("cpu")
-    compute_timing: TimingProtocol = TimingProtocol(live=16)
-    comm_timing: TimingProtocol = TimingProtocol(live=16)
+    device: DeviceSpec = field(default_factory=lambda: DeviceSpec("cpu"))
+    compute_timing: TimingProtocol = field(default_factory=lambda: TimingProtocol(live=_LIVE))
+    comm_timing: TimingProtocol = field(default_factory=lambda: TimingProtocol(live=_LIVE))
     made_up: MadeUpDevice = MADE_UP["cpu"]
     noise: float = 0.05
 
