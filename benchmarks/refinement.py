@@ -149,7 +149,7 @@ def refined(start: CostModels, budget: int, setting: Setting) -> CostModels:
         found = Refine(
             str(Path(folder) / "start"), setting.tasks_of(_ASKED), (_SEARCH, believing(_SEARCH)),
             MadeUpHardware(made_up=AWAY, noise=setting.noise), CALLS, EXCHANGES, learner(),
-            Shares(measurements=max(50, budget // 4)), budget, None, setting.seed, str(Path(folder) / "out"),
+            Shares(measurements=max(50, budget // 4)), budget, None, 0.0, setting.seed, str(Path(folder) / "out"),
         ).run()  # fmt: skip
         assert found is not None
         return CostModels.load(found.models)

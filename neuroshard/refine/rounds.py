@@ -21,7 +21,6 @@ PARTS: tuple[Part, ...] = ("compute", "exchange")
 WHYS: tuple[Why, ...] = ("proposal", "doubt", "random")
 
 _FORMAT = "neuroshard-round-1"
-_NEAR_NOISE = 1.5
 _LEAST = 4  # of proposals, and of second measurements, before anything is concluded from them
 _LEAST_MS = 1e-9
 
@@ -121,14 +120,14 @@ def noise_of(rounds: Sequence[Round], part: Part) -> FloatArray:
     return repeatability(first, second)
 
 
-def well_predicted(rounds: Sequence[Round]) -> bool:
-    """Whether the last round's proposals were predicted about as well as measurements repeat, in every part."""
-    return bool(rounds) and all(_near_noise(rounds, part) for part in PARTS if rounds[-1].count(part))
+def well_predicted(rounds: Sequence[Round], times: float) -> bool:
+    """Whether the last round's proposals were predicted within so many times the noise, in every part on average."""
+    return bool(rounds) and all(_within(rounds, part, times) for part in PARTS if rounds[-1].count(part))
 
 
-def _near_noise(rounds: Sequence[Round], part: Part) -> bool:
+def _within(rounds: Sequence[Round], part: Part, times: float) -> bool:
     errors, noise = rounds[-1].errors(part, "proposal"), noise_of(rounds, part)
-    return min(len(errors), len(noise)) >= _LEAST and errors.mean() <= _NEAR_NOISE * noise.mean()
+    return min(len(errors), len(noise)) >= _LEAST and bool(errors.mean() <= times * noise.mean())
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from neuroshard.refine.meters import meters_of
 from neuroshard.refine.refined import Refined
 from neuroshard.refine.rounds import Round, RoundFiles, Shares, well_predicted
 from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import PathName, PositiveCount, Seed
+from neuroshard.schema import NonNegative, PathName, PositiveCount, Seed
 from neuroshard.searcher import Searcher
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
@@ -53,6 +53,8 @@ class Refine:
         shares: what a round's measurements are spent on.
         samples, minutes: how much is measured, second measurements included; at most one is given, with neither 200
             samples. Minutes become samples at the first round's rate.
+        enough: the run ends early when a round's proposals are predicted within so many times the noise; 0 spends the
+            whole budget.
         seed: fixes whatever is drawn.
         out: a directory, where a run that was killed goes on.
         clock: what minutes are counted with.
@@ -68,6 +70,7 @@ class Refine:
     shares: Shares
     samples: PositiveCount | None
     minutes: Minutes | None
+    enough: NonNegative
     seed: Seed
     out: PathName
     clock: Clock = field(default=time.monotonic, compare=False)
@@ -130,8 +133,8 @@ class Refine:
             files.write(one)
             rounds.append(one)
             budget.decide(rounds, watch.measured, watch.seconds)
-        noise = "the last round's proposals were predicted about as well as measurements repeat"
-        why = noise if well_predicted(rounds) else "the budget is spent"
+        noise = f"the last round's proposals were predicted within {self.enough:g} times the noise"
+        why = noise if well_predicted(rounds, self.enough) else "the budget is spent"
         result = Refined(path, path / "models", tuple(rounds), why)
         if not (result.models / "bundle.json").exists():
             result.save()
@@ -141,7 +144,7 @@ class Refine:
 
     def _next(self, rounds: Sequence[Round], budget: Budget) -> int:
         """Measurements of the next round; none if the run is over."""
-        if well_predicted(rounds):
+        if well_predicted(rounds, self.enough):
             return 0
         total, most = budget.measurements(), self.shares.measurements
         return most if total is None else min(most, total - sum(one.measurements for one in rounds))
@@ -182,6 +185,7 @@ class Refine:
             "shares": asdict(self.shares),
             "samples": self.samples,
             "minutes": self.minutes,
+            "enough": self.enough,
             "seed": self.seed,
         }
 

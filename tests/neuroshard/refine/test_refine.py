@@ -109,6 +109,7 @@ def _run(home, out, **changes):
         "shares": Shares(measurements=40),
         "samples": 120,
         "minutes": None,
+        "enough": 1.5,
         "seed": 0,
         "out": str(out),
     }
@@ -144,6 +145,14 @@ def test_what_a_run_leaves(home, tmp_path):
     assert "120 measurements, 0 failed" in console.export_text()
     again = _run(home, tmp_path / "out").run()
     assert again == result
+
+
+def test_a_run_ends_when_proposals_are_predicted_well_enough(home, tmp_path):
+    settings = {"searchers": (Greedy("dim"),), "tasks": _tasks(6), "shares": Shares(40, again=0.2, tasks=6)}
+    early = _run(home, tmp_path / "early", enough=100.0, **settings).run()
+    assert len(early.rounds) == 1
+    assert early.why == "the last round's proposals were predicted within 100 times the noise"
+    assert len(_run(home, tmp_path / "late", enough=0.0, **settings).run().rounds) == 3
 
 
 @pytest.mark.parametrize(("samples", "each"), [(7, 40), (41, 40), (45, 15)])
