@@ -1,14 +1,14 @@
 """The same budget spent on random combinations or on what searches propose: refined models on made-up devices.
 
 usage: refinement.py [--budgets 100,200,400,800] [--tasks 10] [--num-devices 4] [--noise 0.05] [--samples 1600]
-                     [--epochs 100] [--seeds 0]
+                     [--epochs 100] [--seeds 0] [--away caches,tables]
 
-Models are fitted to one made-up CPU. Another one, whose caches, memory and links are others, is then measured: random
-combinations and exchanges, as `collect experiment=collect_adapt` draws them, or what `neuroshard refine` chooses; both
-learn alike. The budget counts all measurements, second ones of refinement too. Errors and coverage (share of the truth
-within the 90% margins) are of devices in plans, and of those in random placements, for tasks that neither was measured
-for; "true ms" are what the default search's plans for these tasks truly cost, relative to those found with the models
-as they were.
+Models are fitted to one made-up CPU. Another one with slower links is then measured, on which caches and memory are
+others ("caches"), or every table and a rest of few columns take much longer ("tables"): random combinations and
+exchanges, as `collect experiment=collect_adapt` draws them, or what `neuroshard refine` chooses; both learn alike. The
+budget counts all measurements, second ones of refinement too. Errors and coverage (share of the truth within the 90%
+margins) are of devices in plans, and of those in random placements, for tasks that neither was measured for; "true ms"
+are what the default search's plans for these tasks truly cost, relative to those found with the models as they were.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from neuroshard.refine.propose import believing
 from neuroshard.refine.rounds import Shares
 from neuroshard.refine.run import Refine
 from neuroshard.registry import compose_config, instantiate_config
-from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -53,15 +53,18 @@ from neuroshard.threads import blas_threads, torch_threads
 from neuroshard.traffic import Collective
 
 HOME = MADE_UP["cpu"]
-AWAY = replace(
-    HOME,
-    compute=MadeUpCpu(
-        table_ms=0.06, near_bytes=0.5e6, last_bytes=16e6, near_ms=2e-6, last_ms=12e-6, memory_ms=44e-6,
-        memory_line_ms=4e-6, vector_ms=1.2e-6,
+_SLOW_LINKS = {"forward": MadeUpExchange(0.3, 2e6, 1.2), "backward": MadeUpExchange(0.4, 1.6e6, 1.2)}
+AWAY = {
+    "caches": replace(
+        HOME,
+        compute=MadeUpCpu(
+            table_ms=0.06, near_bytes=0.5e6, last_bytes=16e6, near_ms=2e-6, last_ms=12e-6, memory_ms=44e-6,
+            memory_line_ms=4e-6, vector_ms=1.2e-6,
+        ),
+        **_SLOW_LINKS,
     ),
-    forward=MadeUpExchange(0.3, 2e6, 1.2),
-    backward=MadeUpExchange(0.4, 1.6e6, 1.2),
-)  # fmt: skip
+    "tables": replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0), **_SLOW_LINKS),
+}  # fmt: skip
 CALLS, EXCHANGES = ComputeAugmentation(any_width_share=0.5), CommAugmentation(max_start_ms=40.0)
 _SEARCH = NeuroShard(improvement=Improvement(shakes=40))
 _SEEN, _ASKED, _UNSEEN = 0, 1, 2  # seeds of the tables at home, of the user's, and of tasks that nobody asked for
@@ -72,10 +75,16 @@ _EXCHANGE_SHARE = 0.25
 class Setting:
     """How many tasks are refined for and tested on, for how many devices, how noisy measuring is, which seed."""
 
+    device: str
     tasks: int
     num_devices: int
     noise: float
     seed: int = 0
+
+    @property
+    def away(self) -> MadeUpDevice:
+        """What is measured."""
+        return AWAY[self.device]
 
     def tasks_of(self, tables: int) -> tuple[Task, ...]:
         """Of the tables with that seed."""
@@ -135,7 +144,7 @@ def learner() -> Refit:
 def adapted(start: CostModels, budget: int, setting: Setting) -> CostModels:
     """By random combinations of the user's tables, every fifth of them for validation."""
     tables = tuple({t.name: t for task in setting.tasks_of(_ASKED) for t in task.tables}.values())
-    both = _random(AWAY, TableSplit(tables, tables, tables), budget, setting)
+    both = _random(setting.away, TableSplit(tables, tables, tables), budget, setting)
     calls, exchanges = (
         [replace(m, split="valid" if i % 5 == 4 else "train") for i, m in enumerate(its.everything)] for its in both
     )
@@ -148,7 +157,7 @@ def refined(start: CostModels, budget: int, setting: Setting) -> CostModels:
         save_bundle(Path(folder) / "start", start, Card())
         found = Refine(
             str(Path(folder) / "start"), setting.tasks_of(_ASKED), (_SEARCH, believing(_SEARCH)),
-            MadeUpHardware(made_up=AWAY, noise=setting.noise), CALLS, EXCHANGES, learner(),
+            MadeUpHardware(made_up=setting.away, noise=setting.noise), CALLS, EXCHANGES, learner(),
             Shares(measurements=max(50, budget // 4)), budget, None, 0.0, setting.seed, str(Path(folder) / "out"),
         ).run()  # fmt: skip
         assert found is not None
@@ -171,16 +180,16 @@ class Quality:
     true_ms: FloatArray
 
     @classmethod
-    def of(cls, models: CostModels, tasks: Sequence[Task], searcher: Searcher = _SEARCH) -> "Quality":
+    def of(cls, models: CostModels, truth: CostModels, tasks: Sequence[Task]) -> "Quality":
         """Of the models' own plans."""
         simulator = Simulator(models)
-        plans = [searcher.search(task, simulator) for task in tasks]
+        plans = [_SEARCH.search(task, simulator) for task in tasks]
         placements = [Random().search(task, simulator) for task in tasks]
-        predicted, true, margin = _compute_ms(plans, models)
-        elsewhere, truth, _ = _compute_ms(placements, models)
-        costs = [Simulator(AWAY.truth).cost(plan.task, plan).total_ms for plan in plans]
+        predicted, true, margin = _compute_ms(plans, models, truth)
+        elsewhere, there, _ = _compute_ms(placements, models, truth)
+        costs = [Simulator(truth).cost(plan.task, plan).total_ms for plan in plans]
         inside = np.abs(predicted - true) <= margin
-        return cls(np.abs(predicted / true - 1), np.abs(elsewhere / truth - 1), float(inside.mean()), np.array(costs))
+        return cls(np.abs(predicted / true - 1), np.abs(elsewhere / there - 1), float(inside.mean()), np.array(costs))
 
     def row(self, name: str, before: "Quality") -> str:
         """Of a markdown table."""
@@ -192,26 +201,29 @@ class Quality:
         )
 
 
-def _compute_ms(plans: Sequence[Plan], models: CostModels) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _compute_ms(
+    plans: Sequence[Plan], models: CostModels, truth: CostModels
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(n,) predicted, true, and the margin, of every device that has something."""
     sets = LoadSets.joined([plan.device_loads for plan in plans])
     sets = sets.take(np.flatnonzero(sets.counts))
     predicted = models.compute.predict(sets)
     assert models.margins is not None
-    return predicted, AWAY.compute.predict(sets), models.margins.compute(predicted, models.compute.spread_ms(sets))
+    return predicted, truth.compute.predict(sets), models.margins.compute(predicted, models.compute.spread_ms(sets))
 
 
-COLUMNS = ("budget", "models", "error in plans", "in random placements", "in 90%", "true ms of plans")
+COLUMNS = ("device", "budget", "models", "error in plans", "in random placements", "in 90%", "true ms of plans")
 
 
 def compared(setting: Setting, start: CostModels, budgets: Sequence[int]) -> list[str]:
     """Rows of the table, the models as they were first."""
-    tasks = setting.tasks_of(_UNSEEN)
-    before = Quality.of(start, tasks)
-    rows = [before.row("0 | as they were", before)]
+    tasks, truth = setting.tasks_of(_UNSEEN), setting.away.truth
+    before = Quality.of(start, truth, tasks)
+    rows = [before.row(f"{setting.device} | 0 | as they were", before)]
     for budget in budgets:
         for name, learn in (("random", adapted), ("refined", refined)):
-            rows.append(Quality.of(learn(start, budget, setting), tasks).row(f"{budget} | {name}", before))
+            found = Quality.of(learn(start, budget, setting), truth, tasks)
+            rows.append(found.row(f"{setting.device} | {budget} | {name}", before))
     return rows
 
 
@@ -219,8 +231,8 @@ def main() -> None:
     asked = _arguments()
     print(f"{asked.tasks} tasks, noise {asked.noise:.0%}, {asked.num_devices} devices\n")
     print(f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|")
-    for seed in asked.seeds:
-        setting = Setting(asked.tasks, asked.num_devices, asked.noise, seed)
+    for device, seed in product(asked.away, asked.seeds):
+        setting = Setting(device, asked.tasks, asked.num_devices, asked.noise, seed)
         for row in compared(setting, at_home(setting, asked.samples, asked.epochs), asked.budgets):
             print(row, flush=True)
 
@@ -228,6 +240,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--budgets", type=_counts, default=[100, 200, 400, 800])
+    parser.add_argument("--away", type=lambda text: text.split(","), default=list(AWAY))
     parser.add_argument("--seeds", type=_counts, default=[0])
     parser.add_argument("--noise", type=float, default=0.05)
     for name, count in (("tasks", 10), ("num-devices", 4), ("samples", 1600), ("epochs", 100)):
