@@ -1,7 +1,7 @@
 """The same budget spent on random combinations or on what searches propose: refined models on made-up devices.
 
-usage: refinement.py [--budgets 100,200,400,800] [--tasks 10] [--num-devices 4] [--noise 0.05] [--samples 1600]
-                     [--epochs 100] [--seeds 0] [--away caches,tables]
+usage: refinement.py [--budgets 100,200,400,800] [--tasks 10] [--num-devices 4] [--noise 0.05] [--samples 1000]
+                     [--epochs 60] [--seeds 0] [--away caches,tables]
 
 Models are fitted to one made-up CPU. Another one with slower links is then measured, on which caches and memory are
 others ("caches"), or every table and a rest of few columns take much longer ("tables"): random combinations and
@@ -13,10 +13,9 @@ are what the default search's plans for these tasks truly cost, relative to thos
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -215,26 +214,27 @@ def _compute_ms(
 COLUMNS = ("device", "budget", "models", "error in plans", "in random placements", "in 90%", "true ms of plans")
 
 
-def compared(setting: Setting, start: CostModels, budgets: Sequence[int]) -> list[str]:
+def compared(setting: Setting, start: CostModels, budgets: Sequence[int]) -> Iterator[str]:
     """Rows of the table, the models as they were first."""
     tasks, truth = setting.tasks_of(_UNSEEN), setting.away.truth
     before = Quality.of(start, truth, tasks)
-    rows = [before.row(f"{setting.device} | 0 | as they were", before)]
+    yield before.row(f"{setting.device} | 0 | as they were", before)
     for budget in budgets:
         for name, learn in (("random", adapted), ("refined", refined)):
             found = Quality.of(learn(start, budget, setting), truth, tasks)
-            rows.append(found.row(f"{setting.device} | {budget} | {name}", before))
-    return rows
+            yield found.row(f"{setting.device} | {budget} | {name}", before)
 
 
 def main() -> None:
     asked = _arguments()
     print(f"{asked.tasks} tasks, noise {asked.noise:.0%}, {asked.num_devices} devices\n")
     print(f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|")
-    for device, seed in product(asked.away, asked.seeds):
-        setting = Setting(device, asked.tasks, asked.num_devices, asked.noise, seed)
-        for row in compared(setting, at_home(setting, asked.samples, asked.epochs), asked.budgets):
-            print(row, flush=True)
+    for seed in asked.seeds:
+        settings = [Setting(device, asked.tasks, asked.num_devices, asked.noise, seed) for device in asked.away]
+        start = at_home(settings[0], asked.samples, asked.epochs)
+        for setting in settings:
+            for row in compared(setting, start, asked.budgets):
+                print(row, flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -243,7 +243,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--away", type=lambda text: text.split(","), default=list(AWAY))
     parser.add_argument("--seeds", type=_counts, default=[0])
     parser.add_argument("--noise", type=float, default=0.05)
-    for name, count in (("tasks", 10), ("num-devices", 4), ("samples", 1600), ("epochs", 100)):
+    for name, count in (("tasks", 10), ("num-devices", 4), ("samples", 1000), ("epochs", 60)):
         parser.add_argument(f"--{name}", type=int, default=count)
     return parser.parse_args()
 

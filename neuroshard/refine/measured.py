@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware
 from neuroshard.models import CostModels
 from neuroshard.records import DataDirectory
@@ -45,6 +46,14 @@ class RunSamples:
     def exchanges_of(self, rounds: Sequence[Round]) -> list[Measurement[CommSample]]:
         """The exchanges of these rounds that were measured."""
         return self.exchanges.measured(_next(rounds, self.exchanges))
+
+    def check(self, rounds: Sequence[Round]) -> None:
+        """Raise UserError if nothing of these rounds could be measured."""
+        if any(one.measured_ms is not None for its in rounds for one in its.samples):
+            return
+        errors = (m.error for m in (*self.calls.parts.read(), *self.exchanges.parts.read()) if m.error is not None)
+        tried = self.calls.parts.directory.parent
+        raise UserError(f"nothing could be measured: {next(errors)}; what was tried stands in {tried}")
 
     def measure(
         self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance

@@ -84,7 +84,7 @@ class Refine:
 
         Raises:
             UserError: the models can't be fitted further or can't serve the tasks, this is other hardware than the
-                tasks are for or the run was begun on, or `out` holds another run.
+                tasks are for or the run was begun on, nothing could be measured, or `out` holds another run.
             InfeasibleError: no task has a plan.
         """
         start = CostModels.load(self.model)
@@ -151,7 +151,10 @@ class Refine:
 
     def _learned(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> CostModels:
         """Fitted from the start on all rounds so far, so that a run that goes on equals one that wasn't stopped."""
-        return self.learner.fit(start, samples.calls_of(rounds), samples.exchanges_of(rounds)) if rounds else start
+        if not rounds:
+            return start
+        samples.check(rounds)
+        return self.learner.fit(start, samples.calls_of(rounds), samples.exchanges_of(rounds))
 
     def _round(
         self, rounds: Sequence[Round], measurements: int, models: CostModels, samples: RunSamples, watch: "_Watch"

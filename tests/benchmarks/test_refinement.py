@@ -8,7 +8,7 @@ from refinement import COLUMNS, Setting, at_home, compared
 
 def test_both_ways_are_compared():
     setting = Setting("tables", tasks=2, num_devices=2, noise=0.05)
-    rows = compared(setting, at_home(setting, samples=120, epochs=2), [30])
+    rows = list(compared(setting, at_home(setting, samples=120, epochs=2), [30]))
     first = [row.strip("| ").split(" | ")[:3] for row in rows]
     assert first == [["tables", "0", "as they were"], ["tables", "30", "random"], ["tables", "30", "refined"]]
     assert all(len(row.strip("| ").split(" | ")) == len(COLUMNS) for row in rows)
