@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
@@ -20,10 +20,10 @@ from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.card import DataSummary
 from neuroshard.progress import printer, progress_bar
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.samples import Measurement
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.refine.budget import Budget, Clock
-from neuroshard.refine.candidates import Candidates
+from neuroshard.refine.candidates import Candidates, RoundSamples
 from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, Learner
 from neuroshard.refine.measured import RunSamples
 from neuroshard.refine.meters import meters_of
@@ -99,11 +99,13 @@ class Refine:
             return None
         directory = RunDirectory(Path(self.out))
         with directory.held(), blas_threads(1), progress_bar() as progress:
+            done, watch = self._files.read(), _Watch(self.clock, progress)
+            first = None if done else self._choose(done, start, (), ())  # tasks without a plan leave nothing behind
             directory.begin(self._depends(start), self.tasks)
             records = self._records(directory.path)
             with meters_of(self.hardware, printer(progress)) as meters:
                 samples = RunSamples.of(records, self.hardware, meters, self.seed)
-                return self._refined(directory.path, start, samples, progress)
+                return self._refined(start, first, samples, watch)
 
     def _check_hosts(self, task: Task) -> None:
         """Raise UserError unless the hardware's exchanges are between hosts as the task's."""
@@ -123,31 +125,52 @@ class Refine:
         directory.begin(manifest, self._candidates.tables)
         return directory
 
-    def _refined(self, path: Path, start: CostModels, samples: RunSamples, progress: Progress) -> Refined:
-        files, budget = RoundFiles(path / "rounds"), Budget(self.samples, self.minutes, path / "budget.json")
-        rounds, watch = files.read(), _Watch(self.clock)
-        while (measurements := self._next(rounds, budget)) > 0:
-            watch.bar(progress, f"round {len(rounds) + 1}", measurements)
+    def _refined(
+        self, start: CostModels, first: RoundSamples | None, samples: RunSamples, watch: "_Watch"
+    ) -> Refined:
+        """All rounds that are left, the first of which may have been chosen already; then the bundle."""
+        rounds, chosen = self._files.read(), first
+        while (measurements := self._next(rounds)) > 0:
+            watch.bar(f"round {len(rounds) + 1}", measurements)
             models = self._learned(start, rounds, samples)
-            one = self._round(rounds, measurements, models, samples, watch)
-            files.write(one)
+            chosen = chosen or self._choose(rounds, models, samples.calls_of(rounds), samples.exchanges_of(rounds))
+            one = Round(len(rounds), measurements, samples.measure(rounds, chosen, models, watch.advance))
+            self._files.write(one)
             rounds.append(one)
-            budget.decide(rounds, watch.measured, watch.seconds)
+            self._budget.decide(rounds, watch.measured, watch.seconds)
+            chosen = None
+        return self._finished(start, rounds, samples)
+
+    def _finished(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> Refined:
+        """With the bundle written, if it wasn't."""
         noise = f"the last round's proposals were predicted within {self.enough:g} times the noise"
         why = noise if well_predicted(rounds, self.enough) else "the budget is spent"
+        path = Path(self.out)
         result = Refined(path, path / "models", tuple(rounds), why)
         if not (result.models / "bundle.json").exists():
-            result.save()
             models = self._learned(start, rounds, samples)
+            result.save()
             save_bundle(result.models, models, self._card(start, result, samples))
         return result
 
-    def _next(self, rounds: Sequence[Round], budget: Budget) -> int:
+    def _next(self, rounds: Sequence[Round]) -> int:
         """Measurements of the next round; none if the run is over."""
         if well_predicted(rounds, self.enough):
             return 0
-        total, most = budget.measurements(), self.shares.measurements
+        total, most = self._budget.measurements(), self.shares.measurements
         return most if total is None else min(most, total - sum(one.measurements for one in rounds))
+
+    def _choose(
+        self,
+        rounds: Sequence[Round],
+        models: CostModels,
+        calls: Sequence[Measurement[ComputeSample]],
+        exchanges: Sequence[Measurement[CommSample]],
+    ) -> RoundSamples:
+        """What the round after these measures, from what they measured."""
+        rng = np.random.default_rng([self.seed, len(rounds)])
+        known = [m.sample for m in calls], [m.sample for m in exchanges]
+        return self._candidates.of_round(self._next(rounds), models, *known, rng)
 
     def _learned(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> CostModels:
         """Fitted from the start on all rounds so far, so that a run that goes on equals one that wasn't stopped."""
@@ -156,17 +179,13 @@ class Refine:
         samples.check(rounds)
         return self.learner.fit(start, samples.calls_of(rounds), samples.exchanges_of(rounds))
 
-    def _round(
-        self, rounds: Sequence[Round], measurements: int, models: CostModels, samples: RunSamples, watch: "_Watch"
-    ) -> Round:
-        """Propose, choose, predict, measure."""
-        rng = np.random.default_rng([self.seed, len(rounds)])
-        calls, exchanges = (
-            (m.sample for m in samples.calls_of(rounds)),
-            (m.sample for m in samples.exchanges_of(rounds)),
-        )
-        chosen = self._candidates.of_round(measurements, models, tuple(calls), tuple(exchanges), rng)
-        return Round(len(rounds), measurements, samples.measure(rounds, chosen, models, watch.advance))
+    @property
+    def _files(self) -> RoundFiles:
+        return RoundFiles(Path(self.out) / "rounds")
+
+    @property
+    def _budget(self) -> Budget:
+        return Budget(self.samples, self.minutes, Path(self.out) / "budget.json")
 
     @cached_property
     def _candidates(self) -> Candidates:
@@ -214,27 +233,28 @@ class Refine:
 
 
 class _Watch:
-    """Counts what this process measures, and how long it takes; shows it."""
+    """Counts what this process measures, and how long it takes; shows it, a bar for each round."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, progress: Progress) -> None:
         self.measured = 0
         self._clock, self._began = clock, clock()
-        self._shown: list[Any] = []
+        self._progress = progress
+        self._bars: list[TaskID] = []
 
     @property
     def seconds(self) -> float:
         """Since it was made."""
         return self._clock() - self._began
 
-    def bar(self, progress: Progress, text: str, total: int) -> None:
-        """From now on in a bar of its own."""
-        self._shown = [progress, progress.add_task(text, total=total)]
+    def bar(self, text: str, total: int) -> None:
+        """What is measured from now on belongs to another round."""
+        self._bars.append(self._progress.add_task(text, total=total))
 
     def advance(self, count: int) -> None:
         """So many more are measured."""
         self.measured += count
-        progress, bar = self._shown
-        progress.advance(bar, count)
+        for bar in self._bars[-1:]:
+            self._progress.advance(bar, count)
 
 
 def _described(part: Any) -> dict[str, Any]:

@@ -256,6 +256,7 @@ def test_users_mistakes_are_one_line(home, tmp_path):
     tight = replace(_tasks()[0], topology=Topology(DEVICES, 1 << 20))
     with pytest.raises(InfeasibleError):
         _run(home, out, tasks=(tight,)).run()
+    assert not out.exists()
 
 
 @dataclass(frozen=True)
