@@ -51,9 +51,9 @@ class RunSamples:
         """Raise UserError if nothing of these rounds could be measured."""
         if any(one.measured_ms is not None for its in rounds for one in its.samples):
             return
-        errors = (m.error for m in (*self.calls.parts.read(), *self.exchanges.parts.read()) if m.error is not None)
+        errors = [m.error for m in self.calls.parts.read()] + [m.error for m in self.exchanges.parts.read()]
         tried = self.calls.parts.directory.parent
-        raise UserError(f"nothing could be measured: {next(errors)}; what was tried stands in {tried}")
+        raise UserError(f"nothing could be measured: {next(filter(None, errors))}; what was tried stands in {tried}")
 
     def measure(
         self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance

@@ -125,9 +125,7 @@ class Refine:
         directory.begin(manifest, self._candidates.tables)
         return directory
 
-    def _refined(
-        self, start: CostModels, first: RoundSamples | None, samples: RunSamples, watch: "_Watch"
-    ) -> Refined:
+    def _refined(self, start: CostModels, first: RoundSamples | None, samples: RunSamples, watch: "_Watch") -> Refined:
         """All rounds that are left, the first of which may have been chosen already; then the bundle."""
         rounds, chosen = self._files.read(), first
         while (measurements := self._next(rounds)) > 0:

@@ -27,10 +27,10 @@ from neuroshard.testing.toys import LinearComm, random_ensemble
 MODELS = CostModels(random_ensemble(), LinearComm(4), LinearComm(4), None)
 
 
-def _candidates(*tasks, searchers=(Greedy("dim"),)):
+def _candidates(*tasks):
     exchanges = CommAugmentation(max_dim=16, min_tables=2, max_tables=6)
     return Candidates(
-        tasks, searchers, ComputeAugmentation(max_dim=16, max_tables=3), exchanges, Shares(), lambda _: None
+        tasks, (Greedy("dim"),), ComputeAugmentation(max_dim=16, max_tables=3), exchanges, Shares(), lambda _: None
     )
 
 
@@ -126,9 +126,7 @@ def test_rounds_repeat_and_differ_by_seed():
     whys = [one.why for one in rounds[0].calls]
     assert whys == sorted(whys, key=["proposal", "doubt", "random"].index)
     assert {one.why for one in rounds[0].exchanges} == {"proposal", "random"}
-    again = candidates.of_round(
-        30, MODELS, [one.sample for one in rounds[0].calls], (), np.random.default_rng(0)
-    )
+    again = candidates.of_round(30, MODELS, [one.sample for one in rounds[0].calls], (), np.random.default_rng(0))
     before = {content_key(one.sample) for one in rounds[0].calls}
     assert all(content_key(one.sample) not in before for one in again.calls if one.why != "random")
 
