@@ -7,9 +7,9 @@ Models are fitted to one made-up CPU. Another one with slower links is then meas
 others ("caches"), or every table and a rest of few columns take much longer ("tables"): random combinations and
 exchanges, as `collect experiment=collect_adapt` draws them, or what `neuroshard refine` chooses; both learn alike. The
 budget counts all measurements, second ones of refinement too. Errors are of devices in plans that the models then find:
-for the tasks that were refined for, and for others, of other tables, whose random placements stand beside them. "in 90%":
-share of the truth within the margins; "true ms": what plans for the other tasks truly cost, relative to those found with
-the models as they were.
+for the tasks that were refined for, and for others, of other tables, whose random placements stand beside them. "in
+90%": share of the truth within the margins; "true ms": what plans for the other tasks truly cost, relative to those
+found with the models as they were.
 """
 
 import argparse
@@ -169,7 +169,7 @@ class Quality:
     """How models do.
 
     Attributes:
-        asked: (n,) relative errors of devices' compute costs in searched plans, for the tasks that they were refined for.
+        asked: (n,) relative errors of devices' compute costs in searched plans for the tasks that were refined for.
         plans, placements: the same for other tasks, and in random placements.
         covered: share of the devices in plans for other tasks within the margins.
         true_ms: (N,) of the searched plans for other tasks.
@@ -196,10 +196,8 @@ class Quality:
         """Of a markdown table."""
         cost = self.true_ms / before.true_ms
         error = f" ± {cost.std(ddof=1) / len(cost) ** 0.5:.1%}" if len(cost) > 1 else ""
-        return (
-            f"| {name} | {self.asked.mean():.1%} | {self.plans.mean():.1%} | {self.placements.mean():.1%} | {self.covered:.0%} | "
-            f"{cost.mean() - 1:+.1%}{error} |"
-        )
+        errors = " | ".join(f"{its.mean():.1%}" for its in (self.asked, self.plans, self.placements))
+        return f"| {name} | {errors} | {self.covered:.0%} | {cost.mean() - 1:+.1%}{error} |"
 
 
 def _errors(plans: Sequence[Plan], models: CostModels, truth: CostModels) -> tuple[FloatArray, BoolArray]:
