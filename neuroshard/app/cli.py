@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "collect": "measure table combinations and exchanges on real hardware",
     "pretrain": "fit the cost models to measurements",
+    "refine": "fit cost models further to what their own plans ask of this machine",
     "search": "find sharding plans for tasks",
     "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json RUN_DIR ...",
     "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",

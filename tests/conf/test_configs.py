@@ -20,6 +20,7 @@ NEEDED = {
 GROUPS = {
     "collect": ["tables", "hardware"],
     "pretrain": ["compute_model", "comm_model"],
+    "refine": ["hardware", "searcher"],
     "search": ["tables", "tasks", "searcher", "memory", "constraints"],
     "evaluate": ["hardware"],
     "train-policy": ["learner", "source"],

@@ -1,0 +1,50 @@
+"""How much is measured: as many samples as are asked for, or as fit in some minutes at the first round's rate."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from neuroshard.files import read_json, write_json
+from neuroshard.refine.rounds import Round
+from neuroshard.schema import NonNegative, PositiveCount, parse
+
+Clock = Callable[[], float]  # seconds from some moment on
+_DEFAULT = 200
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A budget that a clock decided: measurements in all, from how long some of them took."""
+
+    measurements: PositiveCount
+    measured: PositiveCount
+    seconds: NonNegative
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of a run: `samples`, or what `minutes` come to, written to `path` once it is known; with neither, 200."""
+
+    samples: int | None
+    minutes: float | None
+    path: Path
+
+    def measurements(self) -> int | None:
+        """In all; None until a round has shown how long they take.
+
+        Raises:
+            UserError: what was decided is damaged.
+        """
+        if self.minutes is None:
+            return self.samples or _DEFAULT
+        if not self.path.exists():
+            return None
+        return parse(read_json(self.path, "budget"), Decided, f"budget {self.path}").measurements
+
+    def decide(self, rounds: Sequence[Round], measured: int, seconds: float) -> None:
+        """Where it is still open, from how long this process took for so many measurements; 0 decide nothing."""
+        if self.measurements() is not None or not measured or self.minutes is None:
+            return
+        spent = sum(one.measurements for one in rounds)
+        fitting = int(self.minutes * 60 * measured / max(seconds, 1e-9))
+        write_json(self.path, asdict(Decided(min(max(spent, fitting), 1 << 31), measured, seconds)))

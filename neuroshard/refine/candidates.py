@@ -1,0 +1,155 @@
+"""The samples of a round: half of what is proposed, some that models are in doubt of, some at random."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from neuroshard.errors import UserError
+from neuroshard.models import CostModels
+from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.records.splits import TableSplit
+from neuroshard.refine.choose import Chosen, Source, content_key, exchange_key, filled, most_doubtful, unseen
+from neuroshard.refine.contents import random_contents
+from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges
+from neuroshard.refine.propose import Proposals, proposed
+from neuroshard.refine.rounds import Shares
+from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.searcher import Searcher
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class RoundSamples:
+    """New samples of a round, and how many of each kind are measured again."""
+
+    calls: list[Chosen[ComputeSample]]
+    calls_again: int
+    exchanges: list[Chosen[CommSample]]
+    exchanges_again: int
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Where the samples of rounds come from.
+
+    Attributes:
+        tasks, searchers: whose plans are proposals.
+        calls, exchanges: draw random ones.
+        devices_per_host: of so many devices that exchange on the hardware, as `Hardware` has it.
+    """
+
+    tasks: tuple[Task, ...]
+    searchers: tuple[Searcher, ...]
+    calls: DrawsCalls
+    exchanges: DrawsExchanges
+    shares: Shares
+    devices_per_host: Callable[[int], int | None]
+
+    def check(self) -> None:
+        """Raise UserError if random combinations can't be drawn of the tasks' tables, or two tables have one name."""
+        self.calls.check(self._any_table)
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """Of all tasks; each once, whatever its widths there.
+
+        Raises:
+            UserError: two tables have one name.
+        """
+        found: dict[str, Table] = {}
+        for task in self.tasks:
+            for table in task.tables:
+                before = found.setdefault(table.name, table)
+                if before.with_dim(DIM_MULTIPLE) != table.with_dim(DIM_MULTIPLE):
+                    raise UserError(f"table {table.name!r} is another one in another task; refine for each by itself")
+        return tuple(found.values())
+
+    def of_round(
+        self,
+        measurements: int,
+        models: CostModels,
+        calls: Sequence[ComputeSample],
+        exchanges: Sequence[CommSample],
+        rng: np.random.Generator,
+    ) -> RoundSamples:
+        """For so many measurements; what is proposed or doubtful, and was measured before, is left out.
+
+        Raises:
+            InfeasibleError: no task has a plan.
+        """
+        of = self._shares.of(measurements)
+        (new_calls, calls_again), (new_exchanges, exchanges_again) = of["compute"], of["exchange"]
+        tasks = [self.tasks[i] for i in rng.permutation(len(self.tasks))[: self.shares.tasks].tolist()]
+        proposals = _shuffled(proposed(tasks, self.searchers, models), rng)
+        return RoundSamples(
+            self._calls(new_calls, proposals, tasks, models, calls, rng),
+            calls_again,
+            self._exchanges(new_exchanges, proposals, exchanges, rng),
+            exchanges_again,
+        )
+
+    def _calls(
+        self,
+        count: int,
+        proposals: Proposals,
+        tasks: Sequence[Task],
+        models: CostModels,
+        measured: Sequence[ComputeSample],
+        rng: np.random.Generator,
+    ) -> list[Chosen[ComputeSample]]:
+        seen: set[Hashable] = set(map(content_key, measured))
+        contents = [one for task in tasks for _ in range(self.shares.placements) for one in random_contents(task, rng)]
+        proposed_calls = unseen(proposals.calls, seen, content_key)
+        doubts = unseen(most_doubtful(contents, models), seen, content_key)
+        sources = (
+            Source("proposal", round(self.shares.proposals * count), proposed_calls),
+            Source("doubt", round(self.shares.doubts * count), doubts),
+            Source("random", count, self._random_calls(rng)),
+        )
+        return filled(count, sources)
+
+    def _exchanges(
+        self, count: int, proposals: Proposals, measured: Sequence[CommSample], rng: np.random.Generator
+    ) -> list[Chosen[CommSample]]:
+        fresh = unseen(proposals.exchanges, set(map(exchange_key, measured)), exchange_key)
+        sources = (
+            Source("proposal", round(self.shares.proposals * count), fresh),
+            Source("random", count, self._random_exchanges(rng)),
+        )
+        return filled(count, sources)
+
+    def _random_calls(self, rng: np.random.Generator) -> Iterator[ComputeSample]:
+        while True:
+            yield self.calls.draw(self._any_table, _any(self.tasks, rng).batch_size, rng)[0]
+
+    def _random_exchanges(self, rng: np.random.Generator) -> Iterator[CommSample]:
+        while True:
+            task = _any(self._exchanging, rng)
+            devices = task.topology.num_devices
+            yield self.exchanges.draw(devices, task.batch_size, rng, self.devices_per_host(devices))[0]
+
+    @property
+    def _any_table(self) -> TableSplit:
+        """Random combinations are of any tables: what is held out is some samples, not some tables."""
+        return TableSplit(self.tables, self.tables, self.tables)
+
+    @property
+    def _exchanging(self) -> tuple[Task, ...]:
+        return tuple(task for task in self.tasks if task.topology.num_devices > 1)
+
+    @property
+    def _shares(self) -> Shares:
+        """As given, without exchanges where no task has any."""
+        return self.shares if self._exchanging else replace(self.shares, exchanges=0.0)
+
+
+def _any(tasks: Sequence[Task], rng: np.random.Generator) -> Task:
+    return tasks[int(rng.integers(len(tasks)))]
+
+
+def _shuffled(proposals: Proposals, rng: np.random.Generator) -> Proposals:
+    calls, exchanges = (rng.permutation(len(its)).tolist() for its in (proposals.calls, proposals.exchanges))
+    return Proposals(tuple(proposals.calls[i] for i in calls), tuple(proposals.exchanges[i] for i in exchanges))

@@ -1,0 +1,72 @@
+"""What of a round's candidates is measured."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic
+
+import numpy as np
+
+from neuroshard.models import CostModels
+from neuroshard.records.asked import loads_of
+from neuroshard.records.samples import CommSample, ComputeSample, Sample
+from neuroshard.refine.rounds import Why
+
+_LEAST_MS = 1e-9
+
+
+@dataclass(frozen=True)
+class Chosen(Generic[Sample]):
+    """A sample to be measured, and why it was chosen."""
+
+    sample: Sample
+    why: Why
+
+
+@dataclass(frozen=True)
+class Source(Generic[Sample]):
+    """Where samples come from, and how many of them are wanted."""
+
+    why: Why
+    wanted: int
+    samples: Iterable[Sample]
+
+
+def filled(count: int, sources: Sequence[Source[Sample]]) -> list[Chosen[Sample]]:
+    """`count` samples, from each source as many as it is asked for; what one can't give, those behind it do.
+
+    The last source must have any number.
+    """
+    chosen: list[Chosen[Sample]] = []
+    due = 0
+    for number, source in enumerate(sources):
+        due = count if number == len(sources) - 1 else min(due + source.wanted, count)
+        chosen += [Chosen(sample, source.why) for sample in islice(source.samples, due - len(chosen))]
+    return chosen
+
+
+def unseen(samples: Iterable[Sample], seen: set[Hashable], key: Callable[[Sample], Hashable]) -> Iterator[Sample]:
+    """Those whose key isn't in `seen`, which gets it."""
+    for sample in samples:
+        if (its := key(sample)) not in seen:
+            seen.add(its)
+            yield sample
+
+
+def content_key(sample: ComputeSample) -> Hashable:
+    """Alike for calls of the same tables at the same widths."""
+    return frozenset((table.name, table.dim) for table in sample.tables), sample.batch_size
+
+
+def exchange_key(sample: CommSample) -> Hashable:
+    """Alike for exchanges of the same sizes, with the same starts to the millisecond."""
+    return sample.size_bytes, tuple(round(start) for start in sample.start_ms), sample.batch_size
+
+
+def most_doubtful(contents: Sequence[ComputeSample], models: CostModels) -> list[ComputeSample]:
+    """The contents, those first on which the models' members disagree most, relative to what they predict."""
+    if not contents:
+        return []
+    sets = loads_of(contents)
+    doubt = models.compute.spread_ms(sets) / np.maximum(models.compute.predict(sets), _LEAST_MS)
+    return [contents[i] for i in np.argsort(-doubt, kind="stable").tolist()]

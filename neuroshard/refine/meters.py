@@ -1,0 +1,40 @@
+"""Meters that stay open for a whole run, and measuring batches of samples with them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from neuroshard.hardware import Hardware, Meter
+from neuroshard.hardware.hardware import Warn
+from neuroshard.records.samples import CommSample, ComputeSample
+
+
+@dataclass(frozen=True, eq=False)
+class Meters:
+    """The meters of some hardware, each opened when it is first needed."""
+
+    hardware: Hardware
+    warn: Warn
+    _open_for: ExitStack
+    _compute: list[Meter[ComputeSample]] = field(default_factory=list)
+    _comm: dict[int, Meter[CommSample]] = field(default_factory=dict)
+
+    def compute(self) -> Meter[ComputeSample]:
+        """Of kernel calls."""
+        if not self._compute:
+            self._compute.append(self._open_for.enter_context(self.hardware.compute_meter(self.warn)))
+        return self._compute[0]
+
+    def comm(self, num_devices: int) -> Meter[CommSample]:
+        """Of exchanges between so many devices."""
+        if num_devices not in self._comm:
+            meter = self.hardware.comm_meter(num_devices, self.warn)
+            self._comm[num_devices] = self._open_for.enter_context(meter)
+        return self._comm[num_devices]
+
+
+@contextmanager
+def meters_of(hardware: Hardware, warn: Callable[[str], None]) -> Iterator[Meters]:
+    """The hardware's meters; their processes end with the context."""
+    with ExitStack() as open_for:
+        yield Meters(hardware, warn, open_for)

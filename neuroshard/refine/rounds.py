@@ -1,0 +1,161 @@
+"""What was predicted of samples before anything was learned from them, and what came of it, round by round."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+from msgspec import Meta
+
+from neuroshard.arrays import FloatArray
+from neuroshard.checked import checked
+from neuroshard.files import read_json, write_json
+from neuroshard.schema import Count, NonNegative, PositiveCount, Share, of_format, parse
+from neuroshard.timing import repeatability
+
+Part = Literal["compute", "exchange"]
+Why = Literal["proposal", "doubt", "random"]
+PARTS: tuple[Part, ...] = ("compute", "exchange")
+WHYS: tuple[Why, ...] = ("proposal", "doubt", "random")
+
+_FORMAT = "neuroshard-round-1"
+_LEAST = 4  # of proposals, and of second measurements, before anything is concluded from them
+_LEAST_MS = 1e-9
+
+
+@dataclass(frozen=True)
+@checked
+class Shares:
+    """How a round spends its measurements.
+
+    Attributes:
+        measurements: in a round, second ones included.
+        again: share of them that measure a sample of the round a second time, to learn how repeatable they are.
+        exchanges: share of the other ones that are exchanges; the rest are kernel calls.
+        proposals: share of either that are what searches propose.
+        doubts: share of the kernel calls that are those on which the models' members disagree most.
+        tasks: searched in a round, at most.
+        placements: random ones of each of these tasks, whose contents are looked through for doubts.
+    """
+
+    measurements: PositiveCount = 50
+    again: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+    exchanges: Share = 0.25
+    proposals: Share = 0.5
+    doubts: Share = 0.25
+    tasks: PositiveCount = 4
+    placements: Annotated[int, Meta(ge=1, le=1000)] = 8
+
+    def of(self, measurements: int) -> dict[Part, tuple[int, int]]:
+        """Of so many measurements, by part: new samples, and those of them that are measured again."""
+        again = int(self.again * measurements)
+        new = measurements - again
+        exchanges = round(self.exchanges * new)
+        calls = new - exchanges
+        second = max(min(again // 2, exchanges), again - calls)
+        return {"compute": (calls, again - second), "exchange": (exchanges, second)}
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """One sample, predicted by models that hadn't seen it, then measured.
+
+    Milliseconds of an exchange are those of the device that takes longest for both ways, without waiting.
+
+    Attributes:
+        why: a content of proposed plans, one that the models' members disagree on, or a random combination.
+        measured_ms: None where measuring failed.
+        again_ms: measured a second time; None for most.
+    """
+
+    part: Part
+    sample_id: Count
+    why: Why
+    predicted_ms: NonNegative
+    measured_ms: NonNegative | None
+    again_ms: NonNegative | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """All samples of a round, and how many measurements they took, second and failed ones included."""
+
+    number: Count
+    measurements: PositiveCount
+    samples: tuple[Foreseen, ...]
+
+    def of(self, part: Part, why: Why | None = None) -> tuple[Foreseen, ...]:
+        """The samples of a part that were measured, all of them or of one kind."""
+        its = (one for one in self.samples if one.part == part and why in (None, one.why))
+        return tuple(one for one in its if one.measured_ms is not None)
+
+    def ratios(self, part: Part, why: Why | None = None) -> FloatArray:
+        """(n,) measured over predicted."""
+        pairs = [(one.measured_ms or 0.0, one.predicted_ms) for one in self.of(part, why)]
+        measured, predicted = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        ratios: FloatArray = np.maximum(measured, _LEAST_MS) / np.maximum(predicted, _LEAST_MS)
+        return ratios
+
+    def errors(self, part: Part, why: Why | None = None) -> FloatArray:
+        """(n,) of predictions, relative to what was measured."""
+        errors: FloatArray = np.abs(1 / self.ratios(part, why) - 1)
+        return errors
+
+    def count(self, part: Part) -> int:
+        """Samples of the part, failed ones included."""
+        return sum(one.part == part for one in self.samples)
+
+
+def noise_of(rounds: Sequence[Round], part: Part) -> FloatArray:
+    """(n,) by how much two measurements of one sample differ, relative."""
+    pairs = [
+        (one.measured_ms, one.again_ms)
+        for its in rounds
+        for one in its.of(part)
+        if one.measured_ms and one.again_ms is not None
+    ]
+    first, second = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    return repeatability(first, second)
+
+
+def well_predicted(rounds: Sequence[Round], times: float) -> bool:
+    """Whether the last round's proposals were predicted within so many times the noise, in every part on average."""
+    return bool(rounds) and all(_within(rounds, part, times) for part in PARTS if rounds[-1].count(part))
+
+
+def _within(rounds: Sequence[Round], part: Part, times: float) -> bool:
+    errors, noise = rounds[-1].errors(part, "proposal"), noise_of(rounds, part)
+    return min(len(errors), len(noise)) >= _LEAST and bool(errors.mean() <= times * noise.mean())
+
+
+@dataclass(frozen=True)
+class RoundFiles:
+    """The rounds of a run that are done, a file each."""
+
+    directory: Path
+
+    def read(self) -> list[Round]:
+        """In order, up to the first that isn't there.
+
+        Raises:
+            UserError: one is malformed.
+        """
+        found: list[Round] = []
+        while (path := self._path(len(found))).exists():
+            where = f"round {path}"
+            found.append(parse(of_format(read_json(path, "round"), _FORMAT, where), Round, where))
+        return found
+
+    def write(self, one: Round) -> None:
+        """Mark the round as done."""
+        write_json(self._path(one.number), {"format": _FORMAT, **asdict(one)})
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"round-{number:04d}.json"
+
+
+def frame_of(rounds: Sequence[Round]) -> pd.DataFrame:
+    """A row for every sample."""
+    return pd.DataFrame([{"round": its.number, **asdict(one)} for its in rounds for one in its.samples])

@@ -1,0 +1,265 @@
+"""The refine run: searches propose, hardware answers, models learn; round by round, until the budget is spent."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+from rich.progress import Progress, TaskID
+
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.fingerprint import versions
+from neuroshard.hardware.hardware import is_follower
+from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.card import DataSummary
+from neuroshard.progress import printer, progress_bar
+from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.records.splits import TEST, TRAIN, VALID
+from neuroshard.refine.budget import Budget, Clock
+from neuroshard.refine.candidates import Candidates, RoundSamples
+from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, Learner
+from neuroshard.refine.measured import RunSamples
+from neuroshard.refine.meters import meters_of
+from neuroshard.refine.refined import Refined
+from neuroshard.refine.rounds import Round, RoundFiles, Shares, well_predicted
+from neuroshard.run_directory import RunDirectory
+from neuroshard.schema import NonNegative, PathName, PositiveCount, Seed
+from neuroshard.searcher import Searcher
+from neuroshard.tasks.task import Task
+from neuroshard.threads import blas_threads
+
+Minutes = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+@dataclass(frozen=True)
+@checked
+class Refine:
+    """Everything `neuroshard refine` needs.
+
+    Attributes:
+        model: where the models start, a name or a bundle.
+        tasks: whose plans the models are to predict well.
+        searchers: what proposes plans; those that are alike count once.
+        hardware: what answers.
+        calls, exchanges: how random combinations and exchanges are drawn.
+        learner: how models are fitted further.
+        shares: what a round's measurements are spent on.
+        samples, minutes: how much is measured, second measurements included; at most one is given, with neither 200
+            samples. Minutes become samples at the first round's rate.
+        enough: the run ends early when a round's proposals are predicted within so many times the noise; 0 spends the
+            whole budget.
+        seed: fixes whatever is drawn.
+        out: a directory, where a run that was killed goes on.
+        clock: what minutes are counted with.
+    """
+
+    model: PathName
+    tasks: tuple[Task, ...]
+    searchers: Sequence[Searcher]
+    hardware: Hardware
+    calls: DrawsCalls
+    exchanges: DrawsExchanges
+    learner: Learner
+    shares: Shares
+    samples: PositiveCount | None
+    minutes: Minutes | None
+    enough: NonNegative
+    seed: Seed
+    out: PathName
+    clock: Clock = field(default=time.monotonic, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.minutes is not None:
+            raise UserError(f"refine: samples={self.samples} and minutes={self.minutes:g} are both given; give one")
+
+    def run(self) -> Refined | None:
+        """Refine the models, or go on where a run in `out` was stopped; None in processes that only take part.
+
+        Raises:
+            UserError: the models can't be fitted further or can't serve the tasks, this is other hardware than the
+                tasks are for or the run was begun on, nothing could be measured, or `out` holds another run.
+            InfeasibleError: no task has a plan.
+        """
+        start = CostModels.load(self.model)
+        self.learner.check(start)
+        for task in self.tasks:
+            start.check(task)
+            self._check_hosts(task)
+        self._candidates.check()
+        self.hardware.check()
+        if is_follower():
+            self.hardware.follow()
+            return None
+        directory = RunDirectory(Path(self.out))
+        with directory.held(), blas_threads(1), progress_bar() as progress:
+            done, watch = self._files.read(), _Watch(self.clock, progress)
+            first = None if done else self._choose(done, start, (), ())  # tasks without a plan leave nothing behind
+            directory.begin(self._depends(start), self.tasks)
+            records = self._records(directory.path)
+            with meters_of(self.hardware, printer(progress)) as meters:
+                samples = RunSamples.of(records, self.hardware, meters, self.seed)
+                return self._refined(start, first, samples, watch)
+
+    def _check_hosts(self, task: Task) -> None:
+        """Raise UserError unless the hardware's exchanges are between hosts as the task's."""
+        devices, wanted = task.topology.num_devices, task.topology.host_size
+        measured = self.hardware.devices_per_host(devices) or devices
+        if wanted != measured:
+            raise UserError(
+                f"the task has {wanted} of its {devices} devices on each host, and exchanges are measured here with "
+                f"{measured} on each; make topology.devices_per_host and the hardware agree"
+            )
+
+    def _records(self, path: Path) -> DataDirectory:
+        directory, here = DataDirectory(path / "measured"), self.hardware.fingerprint
+        if Manifest.exists(directory.path):
+            directory.manifest().check_hardware(here, directory.path)
+        manifest = Manifest(here.to_json(), versions(), asdict(self.hardware), self.seed)
+        directory.begin(manifest, self._candidates.tables)
+        return directory
+
+    def _refined(self, start: CostModels, first: RoundSamples | None, samples: RunSamples, watch: "_Watch") -> Refined:
+        """All rounds that are left, the first of which may have been chosen already; then the bundle."""
+        rounds, chosen = self._files.read(), first
+        while (measurements := self._next(rounds)) > 0:
+            watch.bar(f"round {len(rounds) + 1}", measurements)
+            models = self._learned(start, rounds, samples)
+            chosen = chosen or self._choose(rounds, models, samples.calls_of(rounds), samples.exchanges_of(rounds))
+            one = Round(len(rounds), measurements, samples.measure(rounds, chosen, models, watch.advance))
+            self._files.write(one)
+            rounds.append(one)
+            self._budget.decide(rounds, watch.measured, watch.seconds)
+            chosen = None
+        return self._finished(start, rounds, samples)
+
+    def _finished(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> Refined:
+        """With the bundle written, if it wasn't."""
+        noise = f"the last round's proposals were predicted within {self.enough:g} times the noise"
+        why = noise if well_predicted(rounds, self.enough) else "the budget is spent"
+        path = Path(self.out)
+        result = Refined(path, path / "models", tuple(rounds), why)
+        if not (result.models / "bundle.json").exists():
+            models = self._learned(start, rounds, samples)
+            result.save()
+            save_bundle(result.models, models, self._card(start, result, samples))
+        return result
+
+    def _next(self, rounds: Sequence[Round]) -> int:
+        """Measurements of the next round; none if the run is over."""
+        if well_predicted(rounds, self.enough):
+            return 0
+        total, most = self._budget.measurements(), self.shares.measurements
+        return most if total is None else min(most, total - sum(one.measurements for one in rounds))
+
+    def _choose(
+        self,
+        rounds: Sequence[Round],
+        models: CostModels,
+        calls: Sequence[Measurement[ComputeSample]],
+        exchanges: Sequence[Measurement[CommSample]],
+    ) -> RoundSamples:
+        """What the round after these measures, from what they measured."""
+        rng = np.random.default_rng([self.seed, len(rounds)])
+        known = [m.sample for m in calls], [m.sample for m in exchanges]
+        return self._candidates.of_round(self._next(rounds), models, *known, rng)
+
+    def _learned(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> CostModels:
+        """Fitted from the start on all rounds so far, so that a run that goes on equals one that wasn't stopped."""
+        if not rounds:
+            return start
+        samples.check(rounds)
+        return self.learner.fit(start, samples.calls_of(rounds), samples.exchanges_of(rounds))
+
+    @property
+    def _files(self) -> RoundFiles:
+        return RoundFiles(Path(self.out) / "rounds")
+
+    @property
+    def _budget(self) -> Budget:
+        return Budget(self.samples, self.minutes, Path(self.out) / "budget.json")
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        different = tuple(one for i, one in enumerate(self.searchers) if one not in self.searchers[:i])
+        return Candidates(
+            self.tasks, different, self.calls, self.exchanges, self.shares, self.hardware.devices_per_host
+        )
+
+    def _depends(self, start: CostModels) -> dict[str, Any]:
+        """What is measured depends on, besides the tasks."""
+        searchers = self._candidates.searchers
+        return {
+            "model": self.model,
+            "reads": [*([start.digest] if start.digest else []), *(one for s in searchers for one in s.reads())],
+            "searchers": [_described(one) for one in searchers],
+            "learner": _described(self.learner),
+            "calls": self.calls.settings,
+            "exchanges": self.exchanges.settings,
+            "shares": asdict(self.shares),
+            "samples": self.samples,
+            "minutes": self.minutes,
+            "enough": self.enough,
+            "seed": self.seed,
+        }
+
+    def _card(self, start: CostModels, result: Refined, samples: RunSamples) -> Card:
+        calls, exchanges = samples.calls_of(result.rounds), samples.exchanges_of(result.rounds)
+        data = DataSummary(
+            directory=result.path.name,
+            seed=self.seed,
+            compute_samples=_sizes(calls),
+            comm_samples=_sizes(exchanges),
+            batch_sizes=tuple(sorted({m.sample.batch_size for m in calls} | {m.sample.batch_size for m in exchanges})),
+            num_devices=tuple(sorted({m.sample.num_devices for m in exchanges})),
+        )
+        training = {
+            "refined_from": self.model,
+            "digest": start.digest,
+            "learner": _described(self.learner),
+            "measurements": sum(one.measurements for one in result.rounds),
+            "rounds": len(result.rounds),
+            "ended": result.why,
+        }
+        return Card(self.hardware.fingerprint, versions(), data, training)
+
+
+class _Watch:
+    """Counts what this process measures, and how long it takes; shows it, a bar for each round."""
+
+    def __init__(self, clock: Clock, progress: Progress) -> None:
+        self.measured = 0
+        self._clock, self._began = clock, clock()
+        self._progress = progress
+        self._bars: list[TaskID] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return self._clock() - self._began
+
+    def bar(self, text: str, total: int) -> None:
+        """What is measured from now on belongs to another round."""
+        self._bars.append(self._progress.add_task(text, total=total))
+
+    def advance(self, count: int) -> None:
+        """So many more are measured."""
+        self.measured += count
+        for bar in self._bars[-1:]:
+            self._progress.advance(bar, count)
+
+
+def _described(part: Any) -> dict[str, Any]:
+    """Its settings, and its class."""
+    settings: dict[str, Any] = asdict(part) if is_dataclass(part) and not isinstance(part, type) else {}
+    return settings | {"class": type(part).__name__}
+
+
+def _sizes(measured: Sequence[Measurement[Any]]) -> dict[str, int]:
+    return {name: sum(m.split == name for m in measured) for name in (TRAIN, VALID, TEST)}

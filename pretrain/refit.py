@@ -1,0 +1,234 @@
+"""Models fitted further to a few samples of another machine: its speed first, then its shape."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray
+from neuroshard.checked import checked
+from neuroshard.errors import UserError
+from neuroshard.models import CommModel, CostModels, SumModel
+from neuroshard.models.additive import AdditiveCompute
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.interface import waits
+from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.models.set_comm import SetComm
+from neuroshard.models.trust import Margin, Margins, Ranges
+from neuroshard.plans.form import IN_COLUMNS, Form
+from neuroshard.records import samples as records
+from neuroshard.records.asked import traffic_of
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.records.splits import TRAIN, VALID
+from neuroshard.schema import PositiveCount, Seed
+from neuroshard.stages.pretrain.additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fitting import ComputeFitter
+from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute
+from neuroshard.stages.pretrain.scaled import scaled_comm, scaled_compute
+from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.threads import torch_threads
+from neuroshard.timing import typical_ms
+from neuroshard.traffic import Collective
+
+_LEAST_MS = 1e-3
+_DIRECTIONS = ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
+
+
+@dataclass(frozen=True)
+@checked
+class Refit:
+    """Fits the models of columns and all-to-alls further.
+
+    Each model is first multiplied by one factor, the median of measured over predicted, which a handful of samples
+    tells; parts that nothing was measured of take the factor of columns, or of all-to-alls. With enough samples
+    networks are then fitted further, and kept where they are better on the validation samples; with enough of these,
+    margins are set on them. Else the start's margins stay, which grow with the costs.
+
+    Attributes:
+        compute, comm: how networks are fitted further.
+        least_train: samples of a kind that shapes are learned from, at least.
+        least_valid: samples of a kind that margins are set on, at least.
+        seed: of the order of samples.
+    """
+
+    compute: TrainingSettings = field(default_factory=TrainingSettings)
+    comm: TrainingSettings = field(default_factory=TrainingSettings)
+    least_train: PositiveCount = 16
+    least_valid: PositiveCount = 8
+    seed: Seed = 0
+
+    def check(self, start: CostModels) -> None:
+        """Raise UserError unless the models of columns and all-to-alls are of kinds that are fitted further."""
+        compute = _of_columns(start)
+        if not isinstance(compute, (ComputeEnsemble, AdditiveCompute)):
+            raise _not_further(start, "compute", compute, "compute_model=ensemble")
+        for name, _ in _DIRECTIONS:
+            model = _of_all_to_alls(getattr(start, name))
+            if not isinstance(model, SetComm):
+                raise _not_further(start, name, model, "comm_model=set")
+
+    def fit(
+        self,
+        start: CostModels,
+        calls: Sequence[Measurement[ComputeSample]],
+        exchanges: Sequence[Measurement[CommSample]],
+    ) -> CostModels:
+        """The start's models, fitted further to the training samples; with margins.
+
+        Kernel calls in columns and all-to-alls count, others are passed over; all must have repeats.
+
+        Raises:
+            UserError: the start is of kinds that can't be fitted further.
+        """
+        self.check(start)
+        in_columns = _split([m for m in calls if m.sample.call == IN_COLUMNS])
+        pooled = [m for m in exchanges if m.sample.collective is Collective.ALL_TO_ALL and m.sample.num_devices > 1]
+        of_pooled = _split(pooled)
+        with torch_threads(1):
+            fitted = replace(
+                start,
+                compute=self._compute(start.compute, in_columns),
+                forward=self._comm(start.forward, of_pooled, records.FORWARD),
+                backward=self._comm(start.backward, of_pooled, records.BACKWARD),
+                input=self._input(start, of_pooled),
+            )
+        return replace(
+            fitted,
+            margins=self._margins(start, fitted, in_columns, of_pooled),
+            ranges=_ranges(start, in_columns, of_pooled),
+            name=None,
+            digest=None,
+        )
+
+    def _compute(self, model: Any, measured: SplitMeasurements) -> SumModel:
+        """All forms multiplied, columns fitted further."""
+        if not measured.train:
+            its: SumModel = model
+            return its
+        factor = _typical_ratio(predict_compute(model, measured.train))
+        scaled = scaled_compute(model, factor)
+        columns = scaled.of_form(Form.COLUMNS)
+        if not self._enough(measured):
+            return scaled
+        fitter = _fitter(columns, self.compute)
+        fitted = fitter.fit(measured, columns, self.seed, _silent)
+        better = _better(columns, fitted, lambda one: predict_compute(one, measured.valid))
+        return ComputeByForm({**scaled.by_call, IN_COLUMNS: better}) if isinstance(scaled, ComputeByForm) else better
+
+    def _comm(self, model: CommModel, measured: SplitMeasurements, direction: int) -> CommModel:
+        """All collectives multiplied, all-to-alls fitted further."""
+        if not measured.train:
+            return model
+        scaled = scaled_comm(model, _transfer_ratio(_of_all_to_alls(model), measured.train, direction))
+        alone = _of_all_to_alls(scaled)
+        if not self._enough(measured):
+            return scaled
+        fitted = SetCommunication(training=self.comm).fit(measured, direction, alone, self.seed, _silent)
+        better = _better(alone, fitted, lambda one: predict_comm(one, measured.valid, direction))
+        if isinstance(scaled, CommByCollective):
+            return CommByCollective({**scaled.exchanges, Collective.ALL_TO_ALL: better}, scaled.serves)
+        its: CommModel = better
+        return its
+
+    def _input(self, start: CostModels, measured: SplitMeasurements) -> CommModel | None:
+        """As forward all-to-alls."""
+        if start.input is None or not measured.train:
+            return start.input
+        ratio = _transfer_ratio(_of_all_to_alls(start.forward), measured.train, records.FORWARD)
+        return scaled_comm(start.input, ratio)
+
+    def _enough(self, measured: SplitMeasurements) -> bool:
+        return len(measured.train) >= self.least_train and bool(measured.valid)
+
+    def _margins(
+        self, start: CostModels, fitted: CostModels, calls: SplitMeasurements, exchanges: SplitMeasurements
+    ) -> Margins | None:
+        """New ones of the parts that enough was measured of, the start's of others."""
+        found: dict[str, Margin] = {}
+        if len(calls.valid) >= self.least_valid:
+            found[COMPUTE] = predict_compute(fitted.compute, calls.valid).margin()
+        if len(exchanges.valid) >= self.least_valid:
+            for name, direction in _DIRECTIONS:
+                found[name] = predict_comm(_of_all_to_alls(getattr(fitted, name)), exchanges.valid, direction).margin()
+        if start.margins is None:
+            return Margins.by_part(found) if len(found) == len(_DIRECTIONS) + 1 else None
+        before = {name: start.margins.of(name) for name in (COMPUTE, FORWARD, BACKWARD)}
+        return Margins.by_part(start.margins.others | before | found)
+
+
+def _split(measured: Sequence[Measurement[Any]]) -> SplitMeasurements:
+    train, valid = ([m for m in measured if m.split == name] for name in (TRAIN, VALID))
+    return SplitMeasurements(train, valid, [], list(measured))
+
+
+def _of_columns(models: CostModels) -> Any:
+    compute = models.compute
+    return compute.of_form(Form.COLUMNS) if isinstance(compute, SumModel) else compute
+
+
+def _of_all_to_alls(model: CommModel) -> Any:
+    return model.of_collective(Collective.ALL_TO_ALL)
+
+
+def _not_further(start: CostModels, name: str, model: object, needed: str) -> UserError:
+    return UserError(
+        f"model={start.name}: its {name} model, {type(model).__name__}, can't be fitted further; refine model=cpu, or "
+        f"a bundle of neuroshard pretrain {needed}"
+    )
+
+
+def _fitter(model: SumModel, training: TrainingSettings) -> ComputeFitter:
+    """What goes on from such a model; widths are the model's own."""
+    one = Additive(training=training)
+    return Ensemble(one) if isinstance(model, ComputeEnsemble) else one
+
+
+def _typical_ratio(predicted: Predicted) -> float:
+    """The median of measured over predicted."""
+    return _median_ratio(predicted.measured_ms, predicted.predicted_ms)
+
+
+def _transfer_ratio(model: CommModel, measured: Sequence[Measurement[CommSample]], direction: int) -> float:
+    """The same of transfers alone: what every device waits is no matter of speed."""
+    pairs = [_transfers(model, m, direction) for m in measured]
+    found, foreseen = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    return _median_ratio(found, foreseen)
+
+
+def _transfers(model: CommModel, measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray]:
+    """(D,) ms measured and predicted, without waiting."""
+    assert measurement.repeats is not None
+    starts = np.array([measurement.sample.start_ms]) * (direction == records.FORWARD)
+    wait = waits(starts)
+    taken = typical_ms(measurement.repeats.times_ms)[direction]
+    return taken - wait[0], model.transfer_ms(traffic_of([measurement.sample]), wait)[0]
+
+
+def _median_ratio(measured: FloatArray, predicted: FloatArray) -> float:
+    return float(np.median(np.maximum(measured, _LEAST_MS) / np.maximum(predicted, _LEAST_MS)))
+
+
+def _better(before: Any, after: Any, ask: Any) -> Any:
+    """`after`, if its mean relative error on the validation samples is smaller."""
+    errors = []
+    for model in (before, after):
+        its: Predicted = ask(model)
+        errors.append(float(np.mean(np.abs(its.predicted_ms / np.maximum(its.measured_ms, _LEAST_MS) - 1))))
+    return after if errors[1] < errors[0] else before
+
+
+def _ranges(start: CostModels, calls: SplitMeasurements, exchanges: SplitMeasurements) -> Ranges | None:
+    """The start's, and of what was trained on."""
+    if start.ranges is None or not calls.train or not exchanges.train:
+        return start.ranges
+    new = Ranges.of([m.sample for m in calls.train], [m.sample for m in exchanges.train])
+    return new.joined(start.ranges)
+
+
+def _silent(_epoch: int, _loss: float) -> None:
+    """Nobody is told of epochs: there are too many short fits in a run."""

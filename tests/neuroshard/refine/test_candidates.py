@@ -1,0 +1,175 @@
+"""What is chosen for a round, and what is said of rounds."""
+
+from itertools import islice, repeat
+
+import numpy as np
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.hardware.plan_samples import kernel_calls
+from neuroshard.models import CostModels
+from neuroshard.plans.plan import assemble
+from neuroshard.records.asked import loads_of
+from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.refine.candidates import Candidates
+from neuroshard.refine.choose import Source, content_key, exchange_key, filled, most_doubtful, unseen
+from neuroshard.refine.contents import random_contents
+from neuroshard.refine.propose import believing, proposed
+from neuroshard.refine.rounds import Foreseen, Round, RoundFiles, Shares, noise_of, well_predicted
+from neuroshard.simulator import Simulator
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.testing import toy_task
+from neuroshard.testing.toys import LinearComm, random_ensemble
+
+MODELS = CostModels(random_ensemble(), LinearComm(4), LinearComm(4), None)
+
+
+def _candidates(*tasks):
+    exchanges = CommAugmentation(max_dim=16, min_tables=2, max_tables=6)
+    return Candidates(
+        tasks, (Greedy("dim"),), ComputeAugmentation(max_dim=16, max_tables=3), exchanges, Shares(), lambda _: None
+    )
+
+
+@pytest.mark.parametrize("measurements", [1, 2, 3, 7, 50, 51, 200])
+@pytest.mark.parametrize(("again", "exchanges"), [(0.0, 0.0), (0.1, 0.25), (0.5, 1.0), (0.5, 0.0), (0.3, 0.9)])
+def test_shares_add_up(measurements, again, exchanges):
+    of = Shares(again=again, exchanges=exchanges).of(measurements)
+    assert sum(new + second for new, second in of.values()) == measurements
+    assert all(0 <= second <= new for new, second in of.values())
+    assert of["exchange"][0] == 0 or exchanges > 0
+
+
+def test_sources_fill_up_what_others_cannot_give():
+    proposals, doubts, endless = ["a", "b"], ["c"] * 9, repeat("d")
+    chosen = filled(7, (Source("proposal", 4, proposals), Source("doubt", 2, doubts), Source("random", 9, endless)))
+    assert [one.sample for one in chosen] == ["a", "b", "c", "c", "c", "c", "d"]
+    assert [one.why for one in chosen] == ["proposal"] * 2 + ["doubt"] * 4 + ["random"]
+    assert len(filled(1, (Source("proposal", 4, proposals), Source("random", 1, endless)))) == 1
+
+
+def test_what_was_measured_is_not_measured_again():
+    tables = toy_task().tables
+    one, other = ComputeSample(tables[:2], 256), ComputeSample(tables[1::-1], 256)
+    wider = ComputeSample((tables[0].with_dim(128), tables[1]), 256)
+    assert list(unseen([one, other, wider], set(), content_key)) == [one, wider]
+    assert list(unseen([one], {content_key(other)}, content_key)) == []
+    starts = [CommSample((8, 8), (0.0, start), 4) for start in (1.0, 1.2, 2.0)]
+    assert list(unseen(starts, set(), exchange_key)) == [starts[0], starts[2]]
+
+
+def test_random_contents_hold_every_table_whole():
+    task = toy_task()
+    for seed in range(20):
+        contents = random_contents(task, np.random.default_rng(seed))
+        widths = {table.name: 0 for table in task.tables}
+        for content in contents:
+            assert len({table.name for table in content.tables}) == len(content.tables)
+            for table in content.tables:
+                widths[table.name] += table.dim
+        assert widths == {table.name: table.dim for table in task.tables}
+        assert len(contents) <= 4
+
+
+def test_some_tables_are_cut():
+    full = {table.name: table.dim for table in toy_task().tables}
+    contents = [one for seed in range(9) for one in random_contents(toy_task(), np.random.default_rng(seed))]
+    narrower = [table.dim < full[table.name] for one in contents for table in one.tables]
+    assert 0.1 < np.mean(narrower) < 0.9
+    assert all(table.dim % 4 == 0 for one in contents for table in one.tables)
+
+
+def test_contents_beyond_memory_are_left_out():
+    task = toy_task(memory_bytes=100_000)
+    contents = [one for seed in range(9) for one in random_contents(task, np.random.default_rng(seed))]
+    assert contents
+    assert all(one.size_bytes <= 100_000 for one in contents)
+
+
+def test_the_most_doubtful_come_first():
+    contents = [one for seed in range(9) for one in random_contents(toy_task(), np.random.default_rng(seed))]
+    found = most_doubtful(contents, MODELS)
+    assert sorted(map(id, found)) == sorted(map(id, contents))
+    sets = loads_of(found)
+    doubt = MODELS.compute.spread_ms(sets) / MODELS.compute.predict(sets)
+    assert (np.diff(doubt) <= 0).all()
+    assert doubt[0] > doubt[-1]
+
+
+def test_proposals_are_what_plans_ask_of_hardware():
+    task = toy_task()
+    plan = Greedy("dim").search(task, Simulator(MODELS))
+    found = proposed([task], [Greedy("dim")], MODELS)
+    assert found.calls == tuple(call for calls in kernel_calls(plan) for call in calls)
+    (exchange,) = found.exchanges
+    assert exchange.dims == tuple(plan.device_dims)
+    cost = Simulator(MODELS).cost(task, plan)
+    ready = cost.compute + cost.backward
+    assert exchange.start_ms == pytest.approx(ready - ready.min())
+    assert assemble(task, [(p.shard.table, p.shard.dim, p.device) for p in plan.placements]) == plan
+
+
+def test_every_gain_is_believed_where_there_is_a_choice():
+    assert NeuroShard().choice is not None
+    assert believing(NeuroShard(beam_width=2)) == NeuroShard(beam_width=2, choice=None)
+    assert believing(Greedy("dim")) == Greedy("dim")
+
+
+def test_rounds_repeat_and_differ_by_seed():
+    candidates = _candidates(toy_task(), toy_task(seed=0, count=8))
+    rounds = [candidates.of_round(30, MODELS, (), (), np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    assert rounds[0] == rounds[1]
+    assert rounds[0] != rounds[2]
+    whys = [one.why for one in rounds[0].calls]
+    assert whys == sorted(whys, key=["proposal", "doubt", "random"].index)
+    assert {one.why for one in rounds[0].exchanges} == {"proposal", "random"}
+    again = candidates.of_round(30, MODELS, [one.sample for one in rounds[0].calls], (), np.random.default_rng(0))
+    before = {content_key(one.sample) for one in rounds[0].calls}
+    assert all(content_key(one.sample) not in before for one in again.calls if one.why != "random")
+
+
+def test_tables_of_one_name_are_one():
+    assert len(_candidates(toy_task(), toy_task(count=8)).tables) == 12
+    with pytest.raises(UserError, match="'toy0' is another one in another task"):
+        _candidates(toy_task(), toy_task(seed=1)).check()
+
+
+def _round(number, errors, noise, part="compute"):
+    samples = [Foreseen(part, i, "proposal", 1 + error, 1.0) for i, error in enumerate(errors)]
+    samples += [Foreseen(part, 100 + i, "random", 5.0, 1.0, 1 + one) for i, one in enumerate(noise)]
+    return Round(number, 10, tuple(samples))
+
+
+def test_the_end_is_near_the_noise():
+    close = _round(0, [0.1, -0.1, 0.1, 0.1], [0.1] * 4)
+    assert noise_of([close], "compute") == pytest.approx([0.1 / 1.05] * 4)
+    assert well_predicted([close], 1.5)
+    assert not well_predicted([close], 1.0)
+    assert not well_predicted([], 1.5)
+    assert not well_predicted([_round(0, [0.1] * 3, [0.1] * 4)], 1.5)  # too few proposals
+    assert not well_predicted([_round(0, [0.1] * 4, [0.1] * 3)], 1.5)  # too few second measurements
+    assert well_predicted([_round(0, [9.0] * 4, [0.1] * 3), _round(1, [0.1] * 4, [0.1])], 1.5)
+    assert not well_predicted([close, _round(1, [0.3] * 4, [0.1] * 4)], 1.5)
+    both = Round(0, 10, close.samples + _round(0, [0.5] * 4, [0.1] * 4, "exchange").samples)
+    assert not well_predicted([both], 1.5)
+
+
+def test_rounds_are_read_as_they_were_written(tmp_path):
+    files = RoundFiles(tmp_path / "rounds")
+    assert files.read() == []
+    rounds = [_round(0, [0.1], [0.2]), _round(1, [0.3], [])]
+    for one in rounds:
+        files.write(one)
+    assert files.read() == rounds
+    (tmp_path / "rounds" / "round-0001.json").write_text('{"format": "neuroshard-round-1", "number": -1}')
+    with pytest.raises(UserError, match=r"round-0001.json"):
+        files.read()
+
+
+def test_random_samples_never_end():
+    candidates = _candidates(toy_task())
+    calls = list(islice(candidates._random_calls(np.random.default_rng(0)), 5))
+    assert all(len(call.tables) <= 3 and call.batch_size == 256 for call in calls)

@@ -1,0 +1,341 @@
+"""Whole refine runs on made-up hardware, where the truth is known; killed ones; and a tiny one on real hardware."""
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from neuroshard.app import cli
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.files import read_json
+from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.hardware.workers import forked_warm
+from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models.trust import Ranges
+from neuroshard.parquet import read_rows
+from neuroshard.plans.form import IN_COLUMNS
+from neuroshard.records import DataDirectory
+from neuroshard.records.splits import split_tables
+from neuroshard.refine.propose import believing
+from neuroshard.refine.rounds import RoundFiles, Shares, noise_of
+from neuroshard.refine.run import Refine
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.pretrain.additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_all import margins_of
+from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.refit import Refit
+from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Topology
+from neuroshard.testing import PATIENCE_S, toy_task
+from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
+from neuroshard.testing.devices.hardware import MadeUpHardware
+from neuroshard.timing import TimingProtocol
+from neuroshard.traffic import Collective
+
+BATCH_SIZE, DEVICES = 4096, 2
+HOME = MADE_UP["cpu"]
+# Slower by much, in caches and vectors more than elsewhere.
+AWAY = replace(
+    HOME,
+    compute=MadeUpCpu(
+        table_ms=0.06, near_bytes=0.5e6, last_bytes=16e6, near_ms=2e-6, last_ms=12e-6, memory_ms=44e-6,
+        memory_line_ms=4e-6, vector_ms=1.4e-6,
+    ),
+    forward=MadeUpExchange(0.3, 2e6, 1.2),
+    backward=MadeUpExchange(0.4, 1.6e6, 1.2),
+)  # fmt: skip
+CALLS = ComputeAugmentation(max_dim=64, max_tables=10, any_width_share=0.5)
+EXCHANGES = CommAugmentation(max_dim=64, min_tables=4, max_tables=16, max_start_ms=20.0)
+SEARCH = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=2))
+FURTHER = TrainingSettings(60, 32, 1e-3, "cosine", "absolute_relative", 60)
+
+
+def _split(measurements):
+    train, valid, test = ([m for m in measurements if m.split == name] for name in ("train", "valid", "test"))
+    return SplitMeasurements(train, valid, test, measurements)
+
+
+def _silent(epoch, loss):
+    pass
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A bundle that was fitted to the device at home."""
+    rng = np.random.default_rng(0)
+    split = split_tables(dlrm_like(num_tables=150, batch_size=BATCH_SIZE, seed=0), 0)
+    calls = [CALLS.draw(split, BATCH_SIZE, rng) for _ in range(500)]
+    exchanges = [EXCHANGES.draw(DEVICES, BATCH_SIZE, rng) for _ in range(200)]
+    compute, comm = _split(measured_compute(HOME, calls, 0.02, rng)), _split(measured_comm(HOME, exchanges, 0.02, rng))
+    training = TrainingSettings(80, 32, 3e-3, "cosine", "absolute_relative", 80)
+    model = Ensemble(Additive((64, 32), training, corrections=8), 2).fit(compute, None, 0, _silent)
+    both = (SetCommunication((32, 16), training).fit(comm, way, None, 0, _silent) for way in (0, 1))
+    ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
+    models = CostModels(model, *both, None, ranges)
+    measured = Measured({IN_COLUMNS: compute}, {Collective.ALL_TO_ALL: comm})
+    path = tmp_path_factory.mktemp("home")
+    save_bundle(path, replace(models, margins=margins_of(models, measured)), Card())
+    return path
+
+
+def _tasks(tasks=3, seed=1):
+    tables = dlrm_like(num_tables=60, batch_size=BATCH_SIZE, seed=seed)
+    draw = TaskDraw(tasks, min_tables=8, max_tables=16, max_dim=64)
+    return drawn(tables, Topology(DEVICES, 4 << 30), BATCH_SIZE, draw)
+
+
+def _run(home, out, **changes):
+    settings = {
+        "model": str(home),
+        "tasks": _tasks(),
+        "searchers": (SEARCH, believing(SEARCH)),
+        "hardware": MadeUpHardware(made_up=AWAY, noise=0.05),
+        "calls": CALLS,
+        "exchanges": EXCHANGES,
+        "learner": Refit(FURTHER, FURTHER),
+        "shares": Shares(measurements=40),
+        "samples": 120,
+        "minutes": None,
+        "enough": 1.5,
+        "seed": 0,
+        "out": str(out),
+    }
+    return Refine(**(settings | changes))
+
+
+def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
+    result = _run(home, tmp_path / "out", samples=200, shares=Shares(measurements=50)).run()
+    first, last = result.rounds[0], result.rounds[-1]
+    for part in ("compute", "exchange"):
+        assert first.errors(part, "proposal").mean() > 0.3
+        noise = noise_of(result.rounds, part)
+        assert len(noise) >= 4
+        assert last.errors(part, "proposal").mean() < 1.5 * noise.mean(), part
+        assert last.errors(part, "proposal").mean() < 0.3 * first.errors(part, "proposal").mean()
+
+
+def test_what_a_run_leaves(home, tmp_path):
+    result = _run(home, tmp_path / "out").run()
+    models, card = load_bundle(tmp_path / "out" / "models")
+    assert models.margins is not None
+    assert card.training["refined_from"] == str(home)
+    assert card.hardware.device == "made up"
+    calls = DataDirectory(tmp_path / "out" / "measured").compute().read()
+    assert card.data.compute_samples["train"] == sum(m.split == "train" and not m.second_pass for m in calls)
+    assert {m.sample_id for m in calls if m.split == "valid"} == {m.sample_id for m in calls if m.sample_id % 5 == 4}
+    rows = read_rows(tmp_path / "out" / "rounds.parquet", "rounds")
+    assert len(rows) == sum(len(one.samples) for one in result.rounds)
+    assert {row["why"] for row in rows} == {"proposal", "doubt", "random"}
+    assert (tmp_path / "out" / "refine.png").stat().st_size > 1000
+    console = Console(record=True, width=160)
+    result.show(console)
+    assert "120 measurements, 0 failed" in console.export_text()
+    again = _run(home, tmp_path / "out").run()
+    assert again == result
+
+
+def test_a_run_ends_when_proposals_are_predicted_well_enough(home, tmp_path):
+    settings = {"searchers": (Greedy("dim"),), "tasks": _tasks(6), "shares": Shares(40, again=0.2, tasks=6)}
+    early = _run(home, tmp_path / "early", enough=100.0, **settings).run()
+    assert len(early.rounds) == 1
+    assert early.why == "the last round's proposals were predicted within 100 times the noise"
+    assert len(_run(home, tmp_path / "late", enough=0.0, **settings).run().rounds) == 3
+
+
+@pytest.mark.parametrize(("samples", "each"), [(7, 40), (41, 40), (45, 15)])
+def test_the_budget_is_kept_exactly(home, tmp_path, samples, each):
+    still = MadeUpHardware(made_up=AWAY, noise=1e-4)  # never as good as so little noise
+    shares = Shares(measurements=each)
+    result = _run(
+        home, tmp_path / "out", samples=samples, shares=shares, hardware=still, searchers=(Greedy("dim"),)
+    ).run()
+    directory = DataDirectory(tmp_path / "out" / "measured")
+    assert len(directory.compute().read()) + len(directory.comm().read()) == samples
+    assert [one.measurements for one in result.rounds] == [each] * (samples // each) + [samples % each] * (
+        samples % each > 0
+    )
+
+
+def test_minutes_become_samples_once(home, tmp_path):
+    seconds = count(0, 30)  # every look at the clock is 30 s later
+    run = {"samples": None, "minutes": 2.0, "searchers": (Greedy("dim"),), "shares": Shares(measurements=20)}
+    result = _run(home, tmp_path / "out", clock=lambda: float(next(seconds)), **run).run()
+    decided = read_json(tmp_path / "out" / "budget.json", "budget")
+    assert decided == {"measurements": 80, "measured": 20, "seconds": 30.0}
+    assert sum(one.measurements for one in result.rounds) == 80
+    slower = count(0, 1000)
+    assert _run(home, tmp_path / "out", clock=lambda: float(next(slower)), **run).run() == result
+
+
+def test_a_first_round_longer_than_the_minutes_is_the_only_one(home, tmp_path):
+    seconds = count(0, 600)
+    run = {"samples": None, "minutes": 1.0, "searchers": (Greedy("dim"),), "shares": Shares(measurements=20)}
+    assert len(_run(home, tmp_path / "out", clock=lambda: float(next(seconds)), **run).run().rounds) == 1
+
+
+def _refine_and_die(home, out, settings, number, when):
+    """Refine in this process, which kills itself before or after it puts its file of this number in place."""
+    files, rename = count(), Path.replace
+
+    def deadly(self, target):
+        fatal = next(files) == number
+        if fatal and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(self, target)
+        if fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Path.replace = deadly
+    _run(home, out, **settings).run()
+
+
+def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path):
+    settings = {"samples": 45, "shares": Shares(measurements=20), "searchers": (Greedy("dim"),), "tasks": _tasks(2)}
+    kept: dict[Path, int] = {}
+    for number, when in [(1, "before"), (3, "before"), (3, "after"), (2, "after"), (2, "before")]:
+        arguments = (home, tmp_path / "killed", settings, number, when)
+        process = forked_warm().Process(target=_refine_and_die, args=arguments)
+        process.start()
+        process.join(PATIENCE_S)
+        assert process.exitcode == -signal.SIGKILL  # it was still at work
+        now = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "measured").rglob("part-*.parquet")}
+        assert kept.items() <= now.items()  # what was measured stays as it was
+        kept = now
+    assert kept
+    assert len(RoundFiles(tmp_path / "killed" / "rounds").read()) == 1
+    for out in ("killed", "whole"):
+        _run(home, tmp_path / out, **settings).run()
+    bundles = [read_json(tmp_path / out / "models" / "bundle.json", "bundle") for out in ("killed", "whole")]
+    for bundle in bundles:
+        del bundle["card"]["data"]["directory"]
+    assert bundles[0] == bundles[1]
+    rounds = [RoundFiles(tmp_path / out / "rounds").read() for out in ("killed", "whole")]
+    assert rounds[0] == rounds[1]
+
+
+def test_a_run_goes_on_with_the_same_settings_only(home, tmp_path):
+    settings = {"samples": 10, "searchers": (Greedy("dim"),)}
+    _run(home, tmp_path / "out", **settings).run()
+    with pytest.raises(UserError, match="holds a run already, begun with samples=10, not 11"):
+        _run(home, tmp_path / "out", **(settings | {"samples": 11})).run()
+    with pytest.raises(UserError, match="other tasks"):
+        _run(home, tmp_path / "out", **settings, tasks=_tasks(2)).run()
+
+
+def test_users_mistakes_are_one_line(home, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="samples=0 must be a whole number of at least 1"):
+        _run(home, out, samples=0)
+    with pytest.raises(UserError, match="samples=5 and minutes=2 are both given"):
+        _run(home, out, samples=5, minutes=2)
+    with pytest.raises(UserError, match="minutes=-1"):
+        _run(home, out, samples=None, minutes=-1)
+    with pytest.raises(UserError, match="model=roofline:h100: its compute model, RooflineCompute, can't be fitted"):
+        _run("roofline:h100", out).run()
+    on_hosts = toy_task(num_devices=4)
+    on_hosts = replace(on_hosts, topology=replace(on_hosts.topology, devices_per_host=2))
+    with pytest.raises(UserError, match="2 of its 4 devices on each host"):
+        _run(home, out, tasks=(on_hosts,)).run()
+    other = replace(_tasks()[0].tables[0], rows=77)
+    with pytest.raises(UserError, match="is another one in another task"):
+        _run(home, out, tasks=(_tasks()[0], replace(toy_task(), tables=(other,)))).run()
+    tight = replace(_tasks()[0], topology=Topology(DEVICES, 1 << 20))
+    with pytest.raises(InfeasibleError):
+        _run(home, out, tasks=(tight,)).run()
+    assert not out.exists()
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """Measures nothing."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def measure(self, samples, seeds):
+        return [Outcome(None, "MemoryError: too much", 0.0) for _ in seeds]
+
+
+@dataclass(frozen=True)
+class _BrokenHardware(MadeUpHardware):
+    """Kernels fail; exchanges too, if they are to."""
+
+    exchanges_too: bool = False
+
+    def compute_meter(self, warn):
+        return _Broken()
+
+    def comm_meter(self, num_devices, warn):
+        return _Broken() if self.exchanges_too else super().comm_meter(num_devices, warn)
+
+
+def test_failed_samples_are_counted_and_left_out(home, tmp_path):
+    settings = {"samples": 20, "searchers": (Greedy("dim"),)}
+    result = _run(home, tmp_path / "half", hardware=_BrokenHardware(made_up=AWAY), **settings).run()
+    failed = [one for one in result.rounds[0].samples if one.measured_ms is None]
+    assert {one.part for one in failed} == {"compute"}
+    console = Console(record=True, width=160)
+    result.show(console)
+    assert f"20 measurements, {len(failed)} failed" in console.export_text()
+    before, after = CostModels.load(home), CostModels.load(tmp_path / "half" / "models")
+    assert after.forward.scale_ms > before.forward.scale_ms
+    assert [m.scale_ms for m in after.compute.members] == [m.scale_ms for m in before.compute.members]
+    with pytest.raises(UserError, match="nothing could be measured: MemoryError: too much; what was tried stands in"):
+        _run(home, tmp_path / "none", hardware=_BrokenHardware(exchanges_too=True), **settings).run()
+
+
+def test_the_command_refuses_in_a_line(home, tmp_path, capsys):
+    (tmp_path / "tables.csv").write_text("name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\n")
+    for setting, message in (
+        ("model=roofline:h100", "can't be fitted further"),
+        ("samples=0", "samples=0 must be a whole number"),
+        ("shares.again=0.9", "again=0.9 must be a number of at most 0.5"),
+        ("learner.compute.loss=mape", "unknown loss 'mape'"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["refine", f"tables={tmp_path}/tables.csv", f"out={tmp_path}/out", setting])
+        assert stop.value.code == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+
+
+def test_one_device_exchanges_nothing(home, tmp_path):
+    alone = tuple(replace(task, topology=Topology(1, 16 << 30)) for task in _tasks(2))
+    result = _run(home, tmp_path / "out", tasks=alone, samples=20, searchers=(Greedy("dim"),)).run()
+    assert result.rounds[0].count("compute") == 18
+    assert result.rounds[0].count("exchange") == 0
+
+
+@pytest.mark.xdist_group("measures")
+def test_a_tiny_run_on_real_hardware(home, tmp_path):
+    timing = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
+    hardware = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), timing, timing, PATIENCE_S)
+    task = toy_task(num_devices=2)
+    calls = ComputeAugmentation(max_dim=16, max_tables=3)
+    result = _run(
+        home, tmp_path / "out", hardware=hardware, tasks=(task,), calls=calls, searchers=(Greedy("dim"),), samples=16,
+        shares=Shares(measurements=8, again=0.25),
+    ).run()  # fmt: skip
+    assert sum(one.measurements for one in result.rounds) <= 16
+    assert all(one.measured_ms for its in result.rounds for one in its.samples)
+    models = CostModels.load(tmp_path / "out" / "models")
+    assert models.hardware.kind == "cpu"

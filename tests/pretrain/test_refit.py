@@ -1,0 +1,187 @@
+"""Models fitted further to a few samples of another machine."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.loads import LoadSets
+from neuroshard.models import CostModels
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.plans.form import IN_COLUMNS, Form
+from neuroshard.records.asked import loads_of, traffic_of
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.stages.pretrain.refit import Refit
+from neuroshard.stages.pretrain.scaled import scaled_compute
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.testing import toy_tables
+from neuroshard.testing.toys import (
+    random_ensemble,
+    random_form_models,
+    random_models,
+    random_regression,
+    random_set_comm,
+)
+from neuroshard.traffic import Collective
+
+TABLES = toy_tables(40)
+BRIEF = TrainingSettings(20, 16, 1e-3, "cosine", "absolute_relative", 20)
+MARGINS = Margins(Margin(0.1, 2.0), Margin(0.2, 2.0), Margin(0.3, 2.0))
+
+
+def _start():
+    return CostModels(random_ensemble(), random_set_comm(0), random_set_comm(1), None, margins=MARGINS, name="toys")
+
+
+def _calls(model, count, bend=lambda ms: ms):
+    rng = np.random.default_rng(0)
+    samples = [ComputeSample(tuple(TABLES[i] for i in rng.permutation(40)[: 1 + n % 6]), 256) for n in range(count)]
+    times = model.predict(loads_of(samples)) if count else []
+    return [
+        _measured(sample, n, np.array([bend(ms)])) for n, (sample, ms) in enumerate(zip(samples, times, strict=True))
+    ]
+
+
+def _exchanges(models, count, factor=1.0):
+    rng = np.random.default_rng(1)
+    found = []
+    for n in range(count):
+        starts = rng.uniform(0, 5, size=3)
+        sample = CommSample.of_columns((rng.integers(1, 200, size=3) * 4).tolist(), starts.tolist(), 256)
+        traffic, wait = traffic_of([sample]), starts.max() - starts
+        forward = wait + models.forward.transfer_ms(traffic, wait[None])[0] * factor
+        backward = models.backward.transfer_ms(traffic, 0 * wait[None])[0] * factor
+        found.append(_measured(sample, n, np.stack([forward, backward])[None]))
+    return found
+
+
+def _measured(sample, number, times):
+    return Measurement(sample, number, "valid" if number % 5 == 4 else "train", 0, Repeats(times, np.zeros(1)))
+
+
+def _relative(model, other, calls):
+    sets = loads_of([m.sample for m in calls])
+    return other.predict(sets) / model.predict(sets)
+
+
+def test_a_handful_of_samples_tells_the_speed():
+    start = _start()
+    fitted = Refit(BRIEF, BRIEF).fit(start, _calls(start.compute, 8, lambda ms: 3 * ms), _exchanges(start, 0))
+    calls = _calls(start.compute, 30)
+    assert np.allclose(_relative(start.compute, fitted.compute, calls), 3, rtol=1e-4)
+    sets = loads_of([m.sample for m in calls])
+    assert np.allclose(fitted.compute.spread_ms(sets), 3 * start.compute.spread_ms(sets), rtol=1e-4)
+    assert fitted.margins == MARGINS
+    assert fitted.forward is start.forward
+
+
+def test_speed_of_transfers_leaves_waiting_out():
+    start = _start()
+    without_leads = [replace(model, lead=np.zeros_like(model.lead)) for model in (start.forward, start.backward)]
+    start = replace(start, forward=without_leads[0], backward=without_leads[1])
+    fitted = Refit(BRIEF, BRIEF).fit(start, [], _exchanges(start, 6, factor=0.5))
+    assert fitted.forward.scale_ms == pytest.approx(start.forward.scale_ms / 2, rel=1e-4)
+    assert fitted.backward.scale_ms == pytest.approx(start.backward.scale_ms / 2, rel=1e-4)
+    assert fitted.compute is start.compute
+
+
+def test_shape_is_learned_from_more():
+    start = _start()
+    bent = lambda ms: 2 * ms**1.2  # noqa: E731
+    calls = _calls(start.compute, 150, bent)
+    test = calls[100:]
+    true = np.array([m.repeats.times_ms[0] for m in test])
+    errors = []
+    longer = TrainingSettings(80, 16, 1e-2, "cosine", "absolute_relative", 80)
+    for refit in (Refit(longer, longer, least_train=1000), Refit(longer, longer)):
+        fitted = refit.fit(start, calls[:100], [])
+        errors.append(np.abs(fitted.compute.predict(loads_of([m.sample for m in test])) / true - 1).mean())
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_validation_samples_are_never_trained_on_and_set_the_margins():
+    start = _start()
+    calls = _calls(start.compute, 50)
+    factors = [10 if m.split == "valid" else 1 for m in calls]
+    wrong = [_measured(m.sample, m.sample_id, f * m.repeats.times_ms) for f, m in zip(factors, calls, strict=True)]
+    fitted = Refit(BRIEF, BRIEF, least_train=1000).fit(start, wrong, [])
+    assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-4)
+    valid = [m for m in wrong if m.split == "valid"]
+    sets = loads_of([m.sample for m in valid])
+    predicted = fitted.compute.predict(sets)
+    margin = fitted.margins.compute(predicted, fitted.compute.spread_ms(sets))
+    assert (np.abs(predicted - [m.repeats.times_ms[0] for m in valid]) <= margin).mean() >= 0.9
+    assert (fitted.margins.forward, fitted.margins.backward) == (MARGINS.forward, MARGINS.backward)
+
+
+def test_a_worse_fit_is_not_kept():
+    start = _start()
+    wild = TrainingSettings(2, 16, 1.0, "constant", "absolute_relative", 2)
+    fitted = Refit(wild, wild).fit(start, _calls(start.compute, 50), _exchanges(start, 30))
+    calls = _calls(start.compute, 20)
+    assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-3)
+    assert fitted.forward.scale_ms == pytest.approx(start.forward.scale_ms, rel=1e-3)
+    assert np.array_equal(fitted.forward.network.weights[0], start.forward.network.weights[0])
+
+
+def test_other_forms_and_collectives_are_scaled_like_columns():
+    start = random_form_models()
+    columns = start.compute.of_form(Form.COLUMNS)
+    pooled = CostModels(
+        columns, *(m.of_collective(Collective.ALL_TO_ALL) for m in (start.forward, start.backward)), None
+    )
+    flat = [replace(m, lead=np.zeros_like(m.lead)) for m in (pooled.forward, pooled.backward)]
+    pooled = replace(pooled, forward=flat[0], backward=flat[1])
+    both = [
+        CommByCollective({**m.exchanges, Collective.ALL_TO_ALL: one}, m.serves)
+        for m, one in zip((start.forward, start.backward), flat, strict=True)
+    ]
+    start = replace(start, forward=both[0], backward=both[1])
+    calls, exchanges = _calls(columns, 8, lambda ms: 2 * ms), _exchanges(pooled, 8, factor=4.0)
+    fitted = Refit(BRIEF, BRIEF).fit(start, calls, exchanges)
+    assert fitted.forms == start.forms
+    one = LoadSets.of([TABLES[:5]], 256)
+    for form in Form:
+        assert fitted.compute.of_form(form).predict(one) == pytest.approx(
+            2 * start.compute.of_form(form).predict(one), rel=1e-4
+        )
+    for collective in start.backward.collectives:
+        ratio = fitted.backward.of_collective(collective).scale_ms / start.backward.of_collective(collective).scale_ms
+        assert ratio == pytest.approx(4, rel=1e-3)
+    assert fitted.input.scale_ms / start.input.scale_ms == pytest.approx(4, rel=1e-3)
+
+
+def test_every_kind_is_scaled():
+    one = LoadSets.of([TABLES[:5]], 256)
+    for model in (random_ensemble(), random_ensemble().members[0], random_regression(), random_models().compute):
+        assert scaled_compute(model, 3.0).predict(one) == pytest.approx(3 * model.predict(one), rel=1e-4)
+    by_form = ComputeByForm({IN_COLUMNS: random_ensemble()})
+    assert scaled_compute(by_form, 3.0).predict(one) == pytest.approx(3 * by_form.predict(one), rel=1e-4)
+
+
+def test_the_same_samples_give_the_same_models():
+    start = _start()
+    calls, exchanges = _calls(start.compute, 40, lambda ms: ms**1.1), _exchanges(start, 30, 2.0)
+    one, other = (Refit(BRIEF, BRIEF).fit(start, calls, exchanges) for _ in range(2))
+    sets = loads_of([m.sample for m in calls])
+    assert np.array_equal(one.compute.predict(sets), other.compute.predict(sets))
+    assert one.forward.share.tolist() == other.forward.share.tolist()
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (CostModels.load("roofline:h100"), "model=roofline:h100: its compute model, RooflineCompute, can't be fitted"),
+        (replace(random_models(), name="paper"), "model=paper: its compute model, NeuralCompute"),
+        (replace(random_models(), compute=random_ensemble()), "its forward model, NeuralComm, .*comm_model=set"),
+        (replace(_start(), compute=random_regression()), "its compute model, RegressionCompute"),
+    ],
+)
+def test_models_that_cannot_be_fitted_further_are_refused(start, message):
+    with pytest.raises(UserError, match=message):
+        Refit().check(start)
+    Refit().check(CostModels.load("cpu"))
+    Refit().check(random_form_models())
