@@ -12,7 +12,7 @@ from neuroshard.loads import Loads, LoadSets
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kinds import COMPUTE_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form, call_named
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, call_named
 from neuroshard.schema import parse
 
 
@@ -34,11 +34,6 @@ class ComputeByForm(SumModel):
     kind: ClassVar[str] = "by_form"
 
     by_call: dict[Call, SumModel]
-
-    @property
-    def forms(self) -> frozenset[Form]:
-        """Those of pooled tables that there are models of."""
-        return frozenset(call.form for call in self.by_call if call.pooled)
 
     @property
     def calls(self) -> frozenset[Call]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.plans.form import Call, Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.traffic import EXCHANGED, Collective, Traffic
 
 NUM_WAITS = 5
@@ -17,14 +17,14 @@ class ComputeModel(ABC):
     """Compute cost of what devices hold, each set's loads of one kernel call (`Call`). An empty set costs nothing."""
 
     @property
-    def forms(self) -> frozenset[Form]:
-        """The forms of pooled tables that it knows costs of."""
-        return frozenset({Form.COLUMNS})
+    def calls(self) -> frozenset[Call]:
+        """The kernel calls that it knows costs of: by default that of pooled tables in columns."""
+        return frozenset({IN_COLUMNS})
 
     @property
-    def calls(self) -> frozenset[Call]:
-        """The kernel calls that it knows costs of: by default none of sequence tables."""
-        return frozenset(Call(form) for form in self.forms)
+    def forms(self) -> frozenset[Form]:
+        """The forms of pooled tables that it knows costs of."""
+        return frozenset(call.form for call in self.calls if call.pooled)
 
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
@@ -33,6 +33,11 @@ class ComputeModel(ABC):
     def spread_ms(self, sets: LoadSets) -> FloatArray:
         """(B,) what the members of an ensemble disagree by, ms; 0 for a model that has none."""
         return np.zeros(len(sets))
+
+    def device_ms(self, devices: LoadSets) -> FloatArray:
+        """(B,) ms of B devices with loads of any calls, one call after the other."""
+        cost: FloatArray = self.predict(devices.by_call()).reshape(len(devices), len(CALLS)).sum(axis=1)
+        return cost
 
 
 @dataclass(frozen=True)

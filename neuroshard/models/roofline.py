@@ -40,11 +40,6 @@ class RooflineCompute(SumModel):
         return ReluHead.of_cost(self.launch_ms)
 
     @property
-    def forms(self) -> frozenset[Form]:
-        """All."""
-        return frozenset(Form)
-
-    @property
     def calls(self) -> frozenset[Call]:
         """All."""
         return frozenset(CALLS)

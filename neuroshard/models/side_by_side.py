@@ -10,7 +10,7 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models.interface import ComputeModel, ReluHead, SumModel
 from neuroshard.models.one_by_one import OneByOne
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.plans.form import IN_COLUMNS, Call, Form
 from neuroshard.tables import Table
 
 _SEQUENCES = Call(Form.COLUMNS, False)
@@ -43,8 +43,7 @@ class CallsApart(ComputeModel):
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads, of any calls."""
-        cost: FloatArray = self.calls_model.predict(sets.by_call()).reshape(len(sets), len(CALLS)).sum(axis=1)
-        return cost
+        return self.calls_model.device_ms(sets)
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,7 @@ def _of_sets(plan: Plan, changes: Sequence[Change], model: ComputeModel) -> Floa
         kept = here[here != gone[row]]
         chosen.append(np.append(kept, number[row]) if row in number else kept)
     counts = np.array([len(numbers) for numbers in chosen])
-    calls = LoadSets(loads.take(np.concatenate(chosen)), counts).by_call()
-    cost: FloatArray = model.predict(calls).reshape(len(changes), len(CALLS)).sum(axis=1)
-    return cost
+    return model.device_ms(LoadSets(loads.take(np.concatenate(chosen)), counts))
 
 
 def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArray:

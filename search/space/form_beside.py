@@ -4,7 +4,6 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.plans.form import CALLS
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.forms import FormedTask
 from neuroshard.traffic import Collective, Traffic, given_bytes
@@ -23,8 +22,7 @@ class _Beside(Simulator):
         task, devices = formed.task, formed.task.topology.num_devices
         places = np.array([placed.device for placed in formed.others], dtype=np.int64)
         loads = Loads.placed(task.tables, formed.others, task.batch_size, devices)
-        calls = LoadSets.grouped(loads, places, devices).by_call()
-        self._compute_ms = self.models.compute.predict(calls).reshape(devices, len(CALLS)).sum(axis=1)
+        self._compute_ms = self.models.compute.device_ms(LoadSets.grouped(loads, places, devices))
         self._given = np.zeros((devices, len(Collective)))
         np.add.at(self._given, places, given_bytes(loads, devices))
         self._host_size = task.topology.host_size

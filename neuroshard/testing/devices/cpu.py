@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.plans.form import CALLS, Call
 from neuroshard.testing.devices.lookups import dense_update_bytes, hit_share, owners, rounded_up, totals, unique_rows
 
 _LINE_BYTES = 64
@@ -43,13 +43,8 @@ class MadeUpCpu(ComputeModel):
     rest_vectors: float = 1.6
 
     @property
-    def forms(self) -> frozenset[Form]:
-        """All: blocks of rows as other tables, copies with an update of every row."""
-        return frozenset(Form)
-
-    @property
     def calls(self) -> frozenset[Call]:
-        """All."""
+        """All: blocks of rows as other tables, copies with an update of every row."""
         return frozenset(CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:

@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.plans.form import CALLS, Call
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.testing.devices.lookups import (
     bounded_by,
@@ -48,13 +48,8 @@ class MadeUpGpu(ComputeModel):
     crowd_ms: float = 2e-6
 
     @property
-    def forms(self) -> frozenset[Form]:
-        """All: blocks of rows as other tables, copies with an update of every row."""
-        return frozenset(Form)
-
-    @property
     def calls(self) -> frozenset[Call]:
-        """All."""
+        """All: blocks of rows as other tables, copies with an update of every row."""
         return frozenset(CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:
