@@ -1,6 +1,7 @@
 """The memories that tables may lie in: what each takes and costs, and the cheapest choice that fits."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class HomeOptions:
             if not path:
                 return None
             chosen[table] = path[0]
-            for before, after in zip(path, path[1:], strict=False):
+            for before, after in pairwise(path):
                 more = int(self.device_bytes[table, after] - self.device_bytes[table, before])
                 steps.append((float(cost[table, after] - cost[table, before]) / more, table, more, after))
         left = device_bytes - int(self.device_bytes[np.arange(len(chosen)), chosen].sum())
