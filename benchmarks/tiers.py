@@ -3,9 +3,9 @@
 usage: tiers.py [MODEL]    (MODEL: a datasheet, roofline:h100 if none is named)
 
 Devices have less and less memory for the tables of some tasks: at a share of 1.0 as much as these take, with the same
-for hosts. Searched are columns and rows in device memory alone, all memories by the default search, and all memories by
-TorchRec's planner with its caching kernels, which has three cache sizes to choose from; its plans are costed by the same
-model. In the last column TorchRec's own estimates cost both plans: a device's kernels, the largest sum.
+for hosts. Searched are columns and rows in device memory alone, all memories by the default search, and all memories
+by TorchRec's planner with its caching kernels, which has three cache sizes to choose from; its plans are costed by the
+same model. In the last column TorchRec's own estimates cost both plans: a device's kernels, the largest sum.
 
 The second table costs every plan of tiny tasks: whole tables on 2 devices, in every memory.
 """
@@ -32,6 +32,10 @@ from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tables.table import Table
 from neuroshard.tasks.task import Task, Topology
 
+_HEAD = (
+    "| tables | devices | their memory, of what the tables take | device memory alone, ms | all memories, ms | tables on "
+    "device, cached, on host | CPU time | TorchRec's planner, ms | by its estimates: ours, its own |"
+)
 _BATCH_SIZE = 65536
 _SHARES = (1.05, 0.8, 0.6, 0.4, 0.2)
 _TINY_TASKS = 20
@@ -40,8 +44,7 @@ _TINY_HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.05), Home(Tier.CACHED, 0.2), Home(
 
 def main() -> None:
     simulator = Simulator(CostModels.load(sys.argv[1] if len(sys.argv) > 1 else "roofline:h100"))
-    print("| tables | devices | their memory, of what the tables take | device memory alone, ms | all memories, ms | "
-          "tables on device, cached, on host | CPU time | TorchRec's planner, ms | by its estimates: ours, its own |")  # fmt: skip
+    print(_HEAD)
     print("| --- " * 9 + "|")
     for name, tables, devices in _tasks():
         for share in _SHARES:
@@ -74,10 +77,8 @@ def _row(name: str, task: Task, share: float, simulator: Simulator) -> str:
     tiers = [] if found is None else [home.tier for home in found.homes]
     counts = ", ".join(str(tiers.count(tier)) for tier in Tier)
     costs = [_ms(simulator, plan) for plan in (on_device, found, peer)]
-    return (
-        f"| {name} | {task.topology.num_devices} | {share:.2f} | {costs[0]} | {costs[1]} | {counts} | {seconds:.1f} s | "
-        f"{costs[2]} | {', '.join(own)} |"
-    )
+    what = f"| {name} | {task.topology.num_devices} | {share:.2f} | {costs[0]} | {costs[1]} | {counts}"
+    return f"{what} | {seconds:.1f} s | {costs[2]} | {', '.join(own)} |"
 
 
 def _ms(simulator: Simulator, plan: Plan | None) -> str:
@@ -114,12 +115,12 @@ def _tiny_task(seed: int) -> Task:
 
 
 def _every_plan(task: Task) -> list[Plan]:
+    dims = [table.dim for table in task.tables]
+    places = [(0, *others) for others in product(range(2), repeat=len(dims) - 1)]
     placed = [
-        Plan(task, tuple(in_columns(task, ((t, table.dim, d) for t, (table, d) in enumerate(zip(task.tables, devices, strict=True))))))
-        for devices in product(range(2), repeat=4)
-        if devices[0] == 0
-    ]  # fmt: skip
-    return [rehomed(plan, task, homes) for plan in placed for homes in product(_TINY_HOMES, repeat=4)]
+        Plan(task, tuple(in_columns(task, zip(range(len(dims)), dims, devices, strict=True)))) for devices in places
+    ]
+    return [rehomed(plan, task, homes) for plan in placed for homes in product(_TINY_HOMES, repeat=len(dims))]
 
 
 if __name__ == "__main__":

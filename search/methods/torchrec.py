@@ -161,17 +161,12 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
 
     devices = task.topology.num_devices
     memory = task.shard_memory
-    host, own = (
-        task.topology.host_size,
-        task.topology.host_bytes // task.topology.host_size,
-    )  # an even part of the host's
-    sizes: dict[str, Any] = (
-        {"hbm_cap": memory[0], "ddr_cap": own}
-        if len(set(memory)) == 1
-        else {
-            "custom_topology_data": CustomTopologyData({"hbm_cap": list(memory), "ddr_cap": [own] * devices}, devices)
-        }
-    )
+    host = task.topology.host_size
+    on_host = task.topology.host_bytes // host  # an even part of its host's
+    sizes: dict[str, Any] = {"hbm_cap": memory[0], "ddr_cap": on_host}
+    if len(set(memory)) > 1:
+        each = {"hbm_cap": list(memory), "ddr_cap": [on_host] * devices}
+        sizes = {"custom_topology_data": CustomTopologyData(each, devices)}
     topology = Topology(devices, "cuda", local_world_size=host, created_by_factory=True, **sizes)
     batch_size = max(task.batch_size // devices, 1)
     estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
