@@ -33,8 +33,8 @@ from neuroshard.tables.table import Table
 from neuroshard.tasks.task import Task, Topology
 
 _HEAD = (
-    "| tables | devices | their memory, of what the tables take | device memory alone, ms | all memories, ms | tables on "
-    "device, cached, on host | CPU time | TorchRec's planner, ms | by its estimates: ours, its own |"
+    "| tables | devices | their memory, of what the tables take | device memory alone, ms | all memories, ms | tables "
+    "on device, cached, on host | CPU time | TorchRec's planner, ms | by its estimates: ours, its own |"
 )
 _BATCH_SIZE = 65536
 _SHARES = (1.05, 0.8, 0.6, 0.4, 0.2)
@@ -117,10 +117,9 @@ def _tiny_task(seed: int) -> Task:
 def _every_plan(task: Task) -> list[Plan]:
     dims = [table.dim for table in task.tables]
     places = [(0, *others) for others in product(range(2), repeat=len(dims) - 1)]
-    placed = [
-        Plan(task, tuple(in_columns(task, zip(range(len(dims)), dims, devices, strict=True)))) for devices in places
-    ]
-    return [rehomed(plan, task, homes) for plan in placed for homes in product(_TINY_HOMES, repeat=len(dims))]
+    placed = [in_columns(task, zip(range(len(dims)), dims, devices, strict=True)) for devices in places]
+    plans = [Plan(task, tuple(placements)) for placements in placed]
+    return [rehomed(plan, task, homes) for plan in plans for homes in product(_TINY_HOMES, repeat=len(dims))]
 
 
 if __name__ == "__main__":

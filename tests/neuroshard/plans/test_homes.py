@@ -26,7 +26,7 @@ TASK = Task(TABLES, TOPOLOGY, 64, MemoryUse("rowwise_adagrad"), fixed_homes=HOME
 
 
 def _plan(task=TASK):
-    return Plan(task, tuple([*in_columns(task, [(0, 4, 0), (0, 4, 2), (2, 8, 3)]), *in_rows(task, 1, range(4))]))
+    return Plan(task, (*in_columns(task, [(0, 4, 0), (0, 4, 2), (2, 8, 3)]), *in_rows(task, 1, range(4))))
 
 
 def test_shards_lie_in_their_tasks_homes():
@@ -103,7 +103,7 @@ def test_copies_lie_on_devices():
     task = replace(TASK, fixed_homes=())
     copies = [replace(placed, home=Home(Tier.HOST)) for placed in in_copies(task, 1)]
     with pytest.raises(UserError, match="copies of table 'b' lie in host; copies lie on devices only"):
-        Plan(task, tuple([*in_columns(task, [(0, 8, 0), (2, 8, 3)]), *copies]))
+        Plan(task, (*in_columns(task, [(0, 8, 0), (2, 8, 3)]), *copies))
 
 
 def test_a_host_that_holds_too_much_is_named():
