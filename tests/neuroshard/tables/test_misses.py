@@ -92,9 +92,7 @@ def test_more_lookups_miss_more(rows, lookups, exponent, share):
 
 def test_more_lookups_at_known_rates_miss_more():
     rates = 50 * _chances(1000, 1.05)
-    missed = [
-        Popularity(np.ones((len(SHARES), 1000)), factor * rates) for factor in (1, 2, 4, 8)
-    ]
+    missed = [Popularity(np.ones((len(SHARES), 1000)), factor * rates) for factor in (1, 2, 4, 8)]
     found = np.array([one.missed_share(SHARES) * one.unique_rows(np.ones(1))[:, 0] for one in missed])
     assert (np.diff(found, axis=0) > 0).all()
 
@@ -110,5 +108,7 @@ def test_tables_are_costed_one_by_one():
     rows, lookups = rng.integers(1, 10**6, 12) * 1.0, rng.uniform(1, 1e5, 12)
     reuse, cached = rng.dirichlet(np.ones(17), 12), rng.uniform(0, 1, 12)
     twice = [np.concatenate([values, values[::-1]]) for values in (rows, lookups, reuse, cached)]
-    alone = [cache_misses(rows[i : i + 1], lookups[i : i + 1], reuse[i : i + 1], cached[i : i + 1])[0] for i in range(12)]
+    alone = [
+        cache_misses(rows[i : i + 1], lookups[i : i + 1], reuse[i : i + 1], cached[i : i + 1])[0] for i in range(12)
+    ]
     assert cache_misses(*twice) == pytest.approx([*alone, *alone[::-1]])
