@@ -34,8 +34,8 @@ class Replan(Searcher):
     The task may differ from the plan's own in anything but its tables' rows and dims, and the number of devices: in
     pooling factors, reuse, batch size, memory, constraints. The plan must fit it as it is.
 
-    Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get another form, where that is estimated to help and
-    its bytes are within the limit.
+    Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
+    another form, where that is estimated to help and its bytes are within the limit.
 
     Attributes:
         start: the plan, or the path of its JSON.

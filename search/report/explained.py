@@ -8,8 +8,8 @@ import numpy as np
 from neuroshard.cost import described_expectation
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.form import Form
-from neuroshard.plans.shard import Tier
 from neuroshard.plans.picture import plan_png
+from neuroshard.plans.shard import Tier
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
 from neuroshard.stages.search.report.moves import Places, TableMove, table_moves
 from neuroshard.stages.search.report.page import Grid, Picture, Section
