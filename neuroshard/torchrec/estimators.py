@@ -85,7 +85,7 @@ class SimulatorShardEstimator(ShardEstimator):
         compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, shards)))
         forward, backward = self._ms_per_column()
         for (table, shard), ms in zip(shards, compute.tolist(), strict=True):
-            columns = shard.size[1] * table.features
+            columns = table.output_columns
             shard.perf = Perf(
                 fwd_compute=ms, fwd_comms=forward * columns, bwd_compute=0.0, bwd_comms=backward * columns
             )

@@ -21,6 +21,7 @@ from neuroshard.plans.shard import Placement, Shard
 from neuroshard.plans.tiling import check_cover
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.torchrec.sequences import check_sequences
 
 _FUSED, _DENSE = "fused", "dense"
 _TYPES = tuple(kind.value for kind in ShardingType)
@@ -42,14 +43,14 @@ def to_sharding_plan(
         plan: table-wise where a table is whole, column-wise where it is cut in columns (shards of unequal width stay
             as they are), data-parallel where it is copied. Blocks of rows are row-wise on all devices, table-row-wise
             on those of one host, and a grid where column ranges of them lie on several hosts.
-        modules: path of the EmbeddingBagCollection inside the model, such as "sparse_arch.ebc"; or the path for each
-            table's name, where there are several.
+        modules: path of the collection inside the model, such as "sparse_arch.ebc"; or the path for each table's name,
+            where there are several.
         compute_device: "cuda" or "cpu".
         local_world_size: devices of one host; None takes what the plan's topology says.
 
     Raises:
-        UserError: a table has no module, the devices don't fill whole hosts, or hosts are others than those that
-            blocks of rows were laid out for.
+        UserError: a table has no module, the devices don't fill whole hosts, hosts are others than those that blocks of
+            rows were laid out for, or TorchRec doesn't serve sequence tables that lie so.
     """
     topology = plan.task.topology
     local = topology.host_size if local_world_size is None else local_world_size
@@ -59,6 +60,7 @@ def to_sharding_plan(
     for placed in sorted(plan.placements):
         placements.setdefault(placed.shard.table, []).append(placed)
     found: dict[str, EmbeddingModuleShardingPlan] = {}
+    shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(plan.task.tables):
         path = _module_of(table, modules)
         module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
@@ -69,7 +71,9 @@ def to_sharding_plan(
                 f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
                 f"{topology.host_size} devices"
             )
-        module_plan[parameter_name(table.name, path)] = _parameter(places, kind)
+        module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind)
+        shardings.append((path, table, sharding))
+    check_sequences(shardings)
     return ShardingPlan(dict(found))
 
 
@@ -126,17 +130,21 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
         UserError: the plan lacks a table of the task, its shards don't make up a table, or they lie such that
             TorchRec would fail with them or train other rows than it should.
     """
-    found: dict[str, list[ParameterSharding]] = {}
+    found: dict[str, list[tuple[str, ParameterSharding]]] = {}
     for path, module_plan in sharding_plan.plan.items():
         for name, parameter in module_plan.items():
             for known_as in {name, f"{path}.{name}"}:
-                found.setdefault(known_as, []).append(parameter)
+                found.setdefault(known_as, []).append((path, parameter))
     placed: list[Placement] = []
+    shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(task.tables):
         parameters = found.get(table.name, [])
         if len(parameters) != 1:
             raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
-        placed += _placements(task, index, parameters[0])
+        ((path, parameter),) = parameters
+        placed += _placements(task, index, parameter)
+        shardings.append((path, table, parameter))
+    check_sequences(shardings)
     return Plan(task, tuple(placed))
 
 

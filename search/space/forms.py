@@ -10,7 +10,8 @@ import numpy as np
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.loads import Loads
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.models.model_set import ModelSet
+from neuroshard.plans.form import FORMS, Call, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import has_row_blocks
@@ -24,17 +25,22 @@ from neuroshard.units import readable_bytes
 COLUMNS, ROWS, COPIES = (FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
 
 
-def allowed_forms(task: Task, forms: Collection[Form]) -> BoolArray:
-    """(T, F) which of `forms` each table may lie in, by the task's constraints and by what each form asks for.
+def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[Call]:
+    """The kernel calls of tables in some forms, by name, that models know costs of, what is exchanged included."""
+    known = models.forms.intersection(forms)
+    return frozenset(call for call in models.compute.calls if call.form in known)
 
-    Rows and copies lie on every device, so each must be allowed. Tables that are pinned, kept together or kept apart
-    stay in columns, and so do sequence tables. One device has columns only.
+
+def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
+    """(T, F) which forms each table may lie in: those that there are `calls` of, for pooled or for sequence tables.
+
+    As far as the task's constraints and what each form asks for let it. Rows and copies lie on every device, so each
+    must be allowed. Tables that are pinned, kept together or kept apart stay in columns. One device has columns only.
     """
     constraints = task.constraints
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart)
-    return np.array(
-        [_allowed(task, table, frozenset(forms), table.name in bound or not table.pooled) for table in task.tables]
-    )
+    forms = {pooled: frozenset(call.form for call in calls if call.pooled is pooled) for pooled in (True, False)}
+    return np.array([_allowed(task, table, forms[table.pooled], table.name in bound) for table in task.tables])
 
 
 def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:
