@@ -17,7 +17,7 @@ from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import ExistingPlan
 from neuroshard.stages.search.space.form_beside import beside
-from neuroshard.stages.search.space.forms import FormedTask
+from neuroshard.stages.search.space.forms import FormedTask, known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tasks.task import Task
@@ -78,7 +78,7 @@ class Replan(Searcher):
 
     def _in_other_forms(self, start: Plan, simulator: Simulator) -> Iterator[Plan]:
         """Plans with other forms, for changes of form that take all of the limit, and half of it."""
-        changes = FormChanges.of(start, simulator, simulator.models.forms.intersection(self.forms))
+        changes = FormChanges.of(start, simulator, known_calls(simulator.models, self.forms))
         if changes is None:
             return
         most, seen = self.max_moved_bytes, [start]

@@ -209,3 +209,58 @@ def _spec(*rectangles):
 def test_what_our_plans_cannot_say_is_refused(exported, message):
     with pytest.raises(UserError, match=message):
         from_sharding_plan(TASK, exported)
+
+
+SEQUENCES = Task(
+    (*(replace(t, pooled=False) for t in TABLES[:3]), replace(TABLES[0], name="pooled")), Topology(4, 1 << 20), 64
+)
+SEQUENCE_PLAN = Plan(
+    SEQUENCES,
+    (
+        *in_columns(SEQUENCES, [(0, 8, 3), (0, 8, 1)]),
+        *in_rows(SEQUENCES, 1, range(4)),
+        *in_columns(SEQUENCES, [(2, 16, 2), (3, 4, 0), (3, 12, 1)]),
+    ),
+)
+PATHS = {"columns": "ec", "rows": "ec", "host": "ec", "pooled": "ebc"}
+
+
+def test_sequence_tables_are_whole_halved_or_in_rows(tmp_path):
+    exported = to_sharding_plan(SEQUENCE_PLAN, PATHS)
+    assert {name: p.sharding_type for name, p in exported.plan["ec"].items()} == {
+        "columns": "column_wise", "rows": "row_wise", "host": "table_wise",
+    }  # fmt: skip
+    assert {p.compute_kernel for p in exported.plan["ec"].values()} == {"fused"}
+    assert from_sharding_plan(SEQUENCES, exported) == SEQUENCE_PLAN
+    save_sharding_plan(exported, tmp_path / "plan.json")
+    assert from_sharding_plan(SEQUENCES, load_sharding_plan(tmp_path / "plan.json")) == SEQUENCE_PLAN
+
+
+@pytest.mark.parametrize(
+    ("placements", "message"),
+    [
+        ([(0, 4, 3), (0, 12, 1), (2, 16, 2)], "'columns' and 'columns' are in shards of 12 and 4 columns"),
+        ([(0, 8, 3), (0, 8, 1), *((2, 4, d) for d in range(4))], "'columns' and 'host' are in shards of 8 and 4 col"),
+        (in_copies(SEQUENCES, 0), "'columns' is a sequence table, sharded data_parallel; plans have"),
+    ],
+)
+def test_sequence_tables_that_torchrec_would_not_serve_are_refused(placements, message):
+    columns = [(2, 16, 2), (3, 16, 0)]
+    given = placements
+    if isinstance(placements[0], tuple):
+        given, columns = in_columns(SEQUENCES, placements), [(3, 16, 0)]
+    plan = Plan(SEQUENCES, (*given, *in_columns(SEQUENCES, columns), *in_rows(SEQUENCES, 1, range(4))))
+    with pytest.raises(UserError, match=message):
+        to_sharding_plan(plan, PATHS)
+    pooled = replace(SEQUENCES, tables=tuple(replace(table, pooled=True) for table in SEQUENCES.tables))
+    exported = to_sharding_plan(Plan(pooled, plan.placements), PATHS)
+    with pytest.raises(UserError, match=message):
+        from_sharding_plan(SEQUENCES, exported)
+
+
+def test_sequence_tables_have_fewer_words():
+    for table, kind in (("rows", "table_row_wise"), ("columns", "table_column_wise")):
+        broken = to_sharding_plan(SEQUENCE_PLAN, PATHS)
+        broken.plan["ec"][table].sharding_type = kind
+        with pytest.raises(UserError, match=f"'{table}' is a sequence table, sharded {kind}"):
+            from_sharding_plan(SEQUENCES, broken)
