@@ -6,6 +6,8 @@ import torch
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import Home, Tier
+from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.gloo import on_gloo, shard_of
@@ -23,6 +25,7 @@ PLANS = {
     "unequal columns": [(0, 4, 1), (0, 12, 0), (1, 28, 0), (1, 4, 1), (2, 20, 1), (2, 44, 0)],
     "an empty device": [(0, 16, 1), (1, 32, 1), (2, 64, 1)],
 }
+HOMES = (Home(Tier.CACHED, 0.5), Home(Tier.HOST), Home(Tier.CACHED, 0.1))  # FBGEMM keeps no caches on CPU
 WIDE = {"over all four": [(0, 16, 3), (1, 8, 0), (1, 24, 2), (2, 4, 0), (2, 12, 1), (2, 40, 2), (2, 8, 3)]}
 
 
@@ -145,4 +148,6 @@ def test_sharded_training_computes_what_the_whole_module_does(world_size, placed
     plans = {name: assemble(task, places) for name, places in placed.items()}
     formed = _formed(task) | (_formed_on_hosts(task) if world_size == 4 else {})
     plans |= {name: Plan(task, tuple(places)) for name, places in formed.items()}
+    rows = Plan(task, (*formed["rows"][:-world_size], *in_columns(task, [(2, 20, 1), (2, 44, 0)])))
+    plans["behind caches and in host memory"] = rehomed(rows, task, HOMES)
     on_gloo(world_size, _train_all, world_size, plans, local_world_size=2)
