@@ -1,7 +1,7 @@
 """Real hardware, ready to measure samples on."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +16,9 @@ from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint, no_device
 from neuroshard.hardware.hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link
+from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link, check_tiers
 from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
+from neuroshard.plans.shard import Tier
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import Seconds
 from neuroshard.timing import TimingProtocol
@@ -73,6 +74,10 @@ class Hardware:
             raise UserError(f"measuring needs FBGEMM, which isn't installed: pip install -e '.[{extra}]' in a checkout")
         if self.fingerprint.count == 0:
             raise no_device()
+
+    def check_tiers(self, tiers: Iterable[Tier]) -> None:
+        """Raise UserError unless tables can be measured in these tiers of memory."""
+        check_tiers(self.device.kind, tiers)
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
         """Measures compute samples on the first device, in a process of its own."""

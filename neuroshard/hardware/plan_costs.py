@@ -33,7 +33,11 @@ def measure_plans(
     and then forward, each device starting when its measured backward exchange and compute have ended. With
     `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told
     of every call and exchange measured.
+
+    Raises:
+        UserError: a plan puts tables into memory that the hardware doesn't have.
     """
+    hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
     compute = _measure_compute(plans, hardware, seed, warn, advance)
     costs: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
     ready = {i: np.array(ms) for i, ms in enumerate(compute) if not isinstance(ms, str)}

@@ -225,6 +225,15 @@ def test_impossible_batch_sizes_are_refused(tmp_path):
         replace(collect_run(tmp_path), batch_sizes=())
 
 
+def test_a_cpu_has_no_second_tier(tmp_path):
+    run = collect_run(tmp_path / "data")
+    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory") as caught:
+        replace(run, compute=replace(run.compute, tiers=("device", "cached")))
+    assert "\n" not in str(caught.value)
+    on_cuda = replace(run.hardware, device=DeviceSpec("cuda"))
+    replace(run, hardware=on_cuda, compute=replace(run.compute, tiers=("device", "cached")))
+
+
 def test_another_runs_directory_is_refused(tmp_path):
     RunDirectory(tmp_path / "data").finish("evaluate", {})
     with pytest.raises(UserError, match=r"data holds a run \(run.json\)"):
