@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neuroshard.models.cost_models import CostModels
     from neuroshard.plans.plan import Plan
     from neuroshard.plans.prediction import Prediction
-    from neuroshard.plans.shard import Placement, Shard
+    from neuroshard.plans.shard import Home, Placement, Shard, Tier
     from neuroshard.searcher import Searcher
     from neuroshard.searching import search
     from neuroshard.simulator import Simulator
@@ -38,6 +38,7 @@ __all__ = [
     "Cost",
     "CostModels",
     "Counted",
+    "Home",
     "InfeasibleError",
     "MeasuredTables",
     "MemoryUse",
@@ -52,6 +53,7 @@ __all__ = [
     "TableRule",
     "TableShape",
     "Task",
+    "Tier",
     "Topology",
     "UserError",
     "load_tables",
@@ -70,7 +72,7 @@ _HOMES = {
     "models.cost_models": ("CostModels",),
     "plans.plan": ("Plan",),
     "plans.prediction": ("Prediction",),
-    "plans.shard": ("Placement", "Shard"),
+    "plans.shard": ("Home", "Placement", "Shard", "Tier"),
     "searcher": ("Searcher",),
     "searching": ("search",),
     "simulator": ("Simulator",),

@@ -38,6 +38,11 @@ class Searcher(ABC):
         """The plan of `search`, with a warning where one is due."""
         return Found(self.search(task, simulator))
 
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether it places sequence tables, not pooled ones only."""
+        return True
+
     def reads(self) -> tuple[str, ...]:
         """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
         return ()

@@ -18,7 +18,7 @@ from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.host_rows import RowsOver, on_hosts
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms
+from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, known_calls
 from neuroshard.tasks.task import Task
 
 
@@ -67,11 +67,11 @@ class FormSearch(Searcher):
 
     def _found(self, task: Task, simulator: Simulator) -> Found:
         """With rows over all devices."""
-        forms = simulator.models.forms.intersection(self.forms)
-        if forms <= {Form.COLUMNS}:
+        calls = known_calls(simulator.models, self.forms)
+        if all(call.form is Form.COLUMNS for call in calls):
             return self.columns.find(task, simulator)
         simulator.models.check(task)
-        allowed = allowed_forms(task, forms)
+        allowed = allowed_forms(task, calls)
         if not np.delete(allowed, COLUMNS, axis=1).any() or device_memory(task).min() < 1:
             return self.columns.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
