@@ -41,8 +41,10 @@ class PopularRows:
         hottest = popularity.rate.argsort()[::-1]
         size = popularity.rows[0, hottest]
         chance = (size * popularity.rate[hottest]).cumsum()
-        groups = (torch.from_numpy(values).to(device) for values in (size.cumsum() - size, size, chance / chance[-1]))
-        return cls(table.rows, lookups, *groups, _stride(table.rows))
+        first, sizes, chances = (
+            torch.from_numpy(values).to(device) for values in (size.cumsum() - size, size, chance / chance[-1])
+        )
+        return cls(table.rows, lookups, first, sizes, chances, _stride(table.rows))
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
         """(lookups,) rows, in random order, on the generator's device."""
