@@ -71,3 +71,7 @@ class NeuroShard(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short."""
         return self.form_search.find(task, simulator)
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """First plans and ends of local searches, of several choices of forms."""
+        return self.form_search.finalists(plan, simulator, count)
