@@ -43,6 +43,13 @@ class Searcher(ABC):
         """Whether it places sequence tables, not pooled ones only."""
         return True
 
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """`plan`, which this method found, and others of its task that hardware may turn out to prefer.
+
+        At most `count` in all, no two alike on hardware (`layout_key`). A method that has no others gives `plan` alone.
+        """
+        return (plan,)
+
     def reads(self) -> tuple[str, ...]:
         """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
         return ()

@@ -21,6 +21,7 @@ from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
 from neuroshard.plans.shard import Tier
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import Seconds
+from neuroshard.tasks.task import Topology
 from neuroshard.timing import TimingProtocol
 
 Warn = Callable[[str], None]
@@ -98,6 +99,16 @@ class Hardware:
         if num_devices % NUM_HOSTS:
             raise UserError(f"{num_devices} processes can't be shared equally by {NUM_HOSTS} hosts (hardware.link)")
         return num_devices // NUM_HOSTS
+
+    def check_hosts(self, topology: Topology) -> None:
+        """Raise UserError unless exchanges are measured here between hosts as the topology's."""
+        devices, wanted = topology.num_devices, topology.host_size
+        measured = self.devices_per_host(devices) or devices
+        if wanted != measured:
+            raise UserError(
+                f"the task has {wanted} of its {devices} devices on each host, and exchanges are measured here with "
+                f"{measured} on each; make topology.devices_per_host and the hardware agree"
+            )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> AbstractContextManager[Meter[CommSample]]:
         """Measures exchanges between `num_devices` processes of this host, or of all hosts under torchrun.

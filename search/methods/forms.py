@@ -14,6 +14,7 @@ from neuroshard.schema import Count
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.finalists import in_other_forms, of_forms
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.host_rows import RowsOver, on_hosts
 from neuroshard.stages.search.methods.starts import Start
@@ -64,6 +65,12 @@ class FormSearch(Searcher):
             return found
         moved = on_hosts(found.plan, simulator)
         return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Of the plan's own forms, of columns alone, and of the best choices with all forms and with one fewer."""
+        calls = known_calls(simulator.models, self.forms)
+        others = in_other_forms(plan, simulator, calls, self.quick, self.tries)
+        return of_forms(plan, self.columns, others, simulator, count)
 
     def _found(self, task: Task, simulator: Simulator) -> Found:
         """With rows over all devices."""
