@@ -28,6 +28,9 @@ class TableRule:
             max_shards=1 never splits it.
         min_dim: columns of every shard of a table that is split, at least; None sets no limit.
         forms: that a table may lie in; None allows all.
+        min_blocks: devices that rows of a table are spread over, at least; None sets no limit.
+        equal_widths: shards of a table that is split are all as wide: two halves, or as many parts as `min_shards` asks
+            for.
     """
 
     tables: str
@@ -36,13 +39,15 @@ class TableRule:
     max_shards: int | None = None
     min_dim: int | None = None
     forms: tuple[str, ...] | None = None
+    min_blocks: int | None = None
+    equal_widths: bool = False
 
     def __post_init__(self) -> None:
         if self.devices is not None:
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.forms is not None:
             object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
-        for name in ("min_shards", "max_shards", "min_dim"):
+        for name in ("min_shards", "max_shards", "min_dim", "min_blocks"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
@@ -67,13 +72,12 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class TableLimits:
-    """What holds for one table: the rules, and what sequence tables are: whole, in two equal halves, or in rows.
+    """What holds for one table: the rules, and what sequence tables are: whole, in equal shards, or in rows.
 
     Attributes:
         devices: that may hold it.
-        min_shards: devices that columns or rows of it are spread over, at least; copies count as one shard.
-        max_shards: devices that columns of it are spread over, at most.
-        max_blocks: the same of rows.
+        min_shards, max_shards: devices that columns of it are spread over; copies count as one shard.
+        min_blocks, max_blocks: devices that rows of it are spread over.
         min_dim: columns on each device, at least.
         forms: that it may lie in.
     """
@@ -81,6 +85,7 @@ class TableLimits:
     devices: tuple[int, ...]
     min_shards: int
     max_shards: int
+    min_blocks: int
     max_blocks: int
     min_dim: int
     forms: frozenset[Form]
@@ -120,12 +125,15 @@ class Constraints:
         only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
         devices = tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices))
         least = max((rule.min_shards or 1 for rule in matching), default=1)
-        narrowest = max(_narrowest(table), *(rule.min_dim or DIM_MULTIPLE for rule in matching), DIM_MULTIPLE)
+        equal = not table.pooled or any(rule.equal_widths for rule in matching)
+        narrowest = _equal_width(table, max(least, 2)) if equal else DIM_MULTIPLE
+        narrowest = max(narrowest, *(rule.min_dim or DIM_MULTIPLE for rule in matching), DIM_MULTIPLE)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
         most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
         known = Form if table.pooled else SEQUENCE_FORMS
         forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in matching))
-        limits = TableLimits(devices, least, min(most, table.dim // narrowest), most, narrowest, forms)
+        blocks = max(least, *(rule.min_blocks or 1 for rule in matching), 1)
+        limits = TableLimits(devices, least, min(most, table.dim // narrowest), blocks, most, narrowest, forms)
         _check_limits(table, limits, together, num_devices)
         return limits
 
@@ -252,11 +260,12 @@ class Constraints:
         return asdict(self)
 
 
-def _narrowest(table: Table) -> int:
-    """Columns that a shard of a table that is split may have at least: half of a sequence table, if it has halves."""
-    if table.pooled:
-        return DIM_MULTIPLE
-    return table.dim if table.dim % (2 * DIM_MULTIPLE) else table.dim // 2
+def _equal_width(table: Table, parts: int) -> int:
+    """Columns of a table's shard that may be whole or one of so many equal parts; all, if it has no such parts.
+
+    With 2 parts, or where as many are the least that there may be, no other widths are as large.
+    """
+    return table.dim if table.dim % (parts * DIM_MULTIPLE) else table.dim // parts
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
