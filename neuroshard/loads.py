@@ -7,12 +7,22 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.plans.form import CALLS, FORMS, Form, forms_of
-from neuroshard.plans.shard import TIERS, Placement, Tier
+from neuroshard.plans.form import CALLS, FORMS, Call, Form, forms_of
+from neuroshard.plans.shard import TIERS, Home, Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.tables.spread import lookup_share, range_reuse
 from neuroshard.tables.table import NUM_REUSE_BINS
+
+_NUMBER = {call: number for number, call in enumerate(CALLS)}
+
+# (tiers, pooled or not, forms): places in `CALLS`; beyond them, where there is no such call.
+_CALL_NUMBERS: IntArray = np.array(
+    [
+        [[_NUMBER.get(Call(form, pooled, tier), len(CALLS)) for form in FORMS] for pooled in (False, True)]
+        for tier in TIERS
+    ]
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +39,7 @@ class Loads:
         bytes_per_element: (n,) of the weights.
         reuse: (n, 17) histogram, as in `Table`.
         tier: (n,) memory that holds the weights, by its place in `TIERS`.
+        cached: (n,) share of the rows that the device holds: 1 of those in its memory, 0 of those in the host's.
         form: (n,) how the table is laid out, by its place in `FORMS`.
         sharers: (n,) devices that have a part in each of its outputs: those of a row block's group; else 1.
     """
@@ -42,6 +53,7 @@ class Loads:
     bytes_per_element: FloatArray
     reuse: FloatArray
     tier: IntArray
+    cached: FloatArray
     form: IntArray
     sharers: IntArray
 
@@ -53,11 +65,11 @@ class Loads:
         reuse = np.array([t.reuse for t in tables], dtype=np.float64).reshape(len(tables), NUM_REUSE_BINS)
         rows, dim, pooling_factor, bytes_per_element, features = plain.T
         samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
-        tier = np.full(len(tables), TIERS.index(Tier.DEVICE))
+        tier, cached = np.full(len(tables), TIERS.index(Tier.DEVICE)), np.ones(len(tables))
         form, sharers = np.full(len(tables), FORMS.index(Form.COLUMNS)), np.ones(len(tables), dtype=np.int64)
         amounts = samples * pooling_factor, samples, samples * features
         pooled = np.array([t.pooled for t in tables], dtype=np.bool_)
-        return cls(rows, dim, *amounts, pooled, bytes_per_element, reuse, tier, form, sharers)
+        return cls(rows, dim, *amounts, pooled, bytes_per_element, reuse, tier, cached, form, sharers)
 
     @classmethod
     def placed(
@@ -71,10 +83,10 @@ class Loads:
         """
         table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
         dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
-        tier = np.array([TIERS.index(placement.tier) for placement in placements], dtype=np.int64)
         numbers = np.array([FORMS.index(form) for form in forms_of(tables, placements)], dtype=np.int64)
         form = numbers[table]
-        loads = replace(cls.of(tables, batch_size).take(table).columns(dim), tier=tier, form=form)
+        loads = replace(cls.of(tables, batch_size).take(table).columns(dim), form=form)
+        loads = loads.at([placement.home for placement in placements])
         loads = loads._in_blocks(tables, placements, np.flatnonzero(form == FORMS.index(Form.ROWS)))
         return loads._copied(num_devices, np.flatnonzero(form == FORMS.index(Form.COPIES)))
 
@@ -127,12 +139,16 @@ class Loads:
     @property
     def call(self) -> IntArray:
         """(n,) what kernels are called with for each, by its place in `CALLS`."""
-        call: IntArray = np.where(self.pooled, self.form, self.form + len(FORMS))
-        return call
+        return _CALL_NUMBERS[self.tier, self.pooled.astype(np.int64), self.form]
 
     def take(self, indices: IntArray) -> "Loads":
         """The loads at `indices` (m,)."""
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
+
+    def at(self, homes: Sequence[Home]) -> "Loads":
+        """The same loads of tables that lie in these memories (n,)."""
+        tier = np.array([TIERS.index(home.tier) for home in homes], dtype=np.int64)
+        return replace(self, tier=tier, cached=np.array([home.cached_share for home in homes], dtype=np.float64))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
         """Of shards of the same rows that are `dim` (n,) wide."""

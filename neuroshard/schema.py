@@ -40,6 +40,7 @@ FirstRow = Annotated[int, Meta(ge=0, lt=MAX_ROWS)]  # of a shard
 PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
 Features = Annotated[int, Meta(ge=1, le=MAX_FEATURES)]  # that read one table
 Share = Annotated[float, Meta(ge=0, le=1)]
+CacheShare = Annotated[float, Meta(gt=0, le=1)]  # of a table's rows
 BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32
 Devices = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
 Device = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]

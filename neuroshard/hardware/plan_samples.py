@@ -30,7 +30,7 @@ def _calls(plan: Plan, placements: Sequence[Placement]) -> list[ComputeSample]:
     by_kernel: dict[tuple[int, int], list[Placement]] = defaultdict(list)
     for placement in placements:
         pooled = plan.task.tables[placement.shard.table].pooled
-        call = CALLS.index(Call(plan.forms[placement.shard.table], pooled))
+        call = CALLS.index(Call(plan.forms[placement.shard.table], pooled, placement.home.tier))
         by_kernel[call, 0 if pooled else placement.shard.dim].append(placement)
     return [_call(plan, CALLS[call].form, its) for (call, _), its in sorted(by_kernel.items())]
 

@@ -7,6 +7,7 @@ from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.form import CALLS, Call, Form
 from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Tier
 from neuroshard.records.samples import name_of
 from neuroshard.tasks.task import Task
 from neuroshard.traffic import EXCHANGED, Traffic
@@ -44,8 +45,7 @@ class ModelSet:
     def check_plan(self, plan: Plan) -> None:
         """Raise UserError unless the models can cost the forms of `plan`."""
         for call in dict.fromkeys(CALLS[number] for number in plan.device_loads.loads.call.tolist()):
-            if not call.pooled and call not in self.compute.calls:
-                raise _unknown_sequences(f"sequence tables in {call.form.value}")
+            self._check_call(call, f"sequence tables in {call.form.value}")
         plan.check_forms(
             self.forms,
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
@@ -63,6 +63,18 @@ class ModelSet:
                     "need; collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
                 )
 
+    def _check_call(self, call: Call, what: str) -> None:
+        """Raise UserError unless the models know costs of sequence tables and of host memory, where it is called so."""
+        if call in self.compute.calls:
+            return
+        if call.tier is not Tier.DEVICE:
+            raise UserError(
+                f"these cost models don't know costs of tables in tier {call.tier.value}; take models that do, such as "
+                "model=roofline:h100, or leave the tables in device memory"
+            )
+        if not call.pooled:
+            raise _unknown_sequences(what)
+
     def check(self, task: Task) -> None:
         """Raise UserError unless the models can cost plans of `task`."""
         if self.num_devices not in (None, task.topology.num_devices):
@@ -70,10 +82,8 @@ class ModelSet:
                 f"the cost models were made for {self.num_devices} devices, the task has "
                 f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
             )
-        if Call(Form.COLUMNS, False) not in self.compute.calls:
-            for table in task.tables:
-                if not table.pooled:
-                    raise _unknown_sequences(f"sequence tables such as {table.name!r}")
+        for table, home in zip(task.tables, task.homes, strict=True):
+            self._check_call(Call(Form.COLUMNS, table.pooled, home.tier), f"sequence tables such as {table.name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
                 f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "

@@ -1,56 +1,62 @@
 """A plan in a few lines: what lies on each device."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from neuroshard.plans.form import Form, forms_of
 from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plans.shard import Placement, Shard, Tier
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
 
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
+_IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
 
 
 def plan_lines(
     task: Task, placements: Sequence[Placement], device_bytes: Sequence[int], prediction: Prediction | None
 ) -> Iterator[str]:
     """A line for the plan and one for each of the first devices, which hold `device_bytes` (D,)."""
+    tiers = Counter({placement.shard.table: placement.home.tier for placement in placements}.values())
     devices, forms = task.topology.num_devices, forms_of(task.tables, placements)
     what = f"{len(task.tables)} tables in {len(placements)} shards on {devices} devices, batch {task.batch_size}"
     other = [f"{forms.count(form)} in {form.value}" for form in (Form.ROWS, Form.COPIES) if form in forms]
+    other += [f"{tiers[tier]} {word}" for tier, word in _IN_HOST_MEMORY.items() if tiers[tier]]
     what = f"{what} ({', '.join(other)})" if other else what
     yield what if prediction is None else f"{what}: {prediction}"
     for device in range(min(devices, _SHOWN_DEVICES)):
-        here = [placement.shard for placement in placements if placement.device == device]
+        here = [placement for placement in placements if placement.device == device]
         yield f"device {device}: {_contents(task, here, forms, device_bytes[device])}"
     if devices > _SHOWN_DEVICES:
         yield f"... and {devices - _SHOWN_DEVICES} more devices"
 
 
-def _contents(task: Task, shards: Sequence[Shard], forms: Sequence[Form], size_bytes: int) -> str:
+def _contents(task: Task, placements: Sequence[Placement], forms: Sequence[Form], size_bytes: int) -> str:
     """What lies on one device: the first shards named are the largest ones."""
-    pairs = [(shard, task.tables[shard.table]) for shard in shards]
-    pairs.sort(key=lambda pair: -pair[0].dim * pair[0].rows * pair[1].bytes_per_element)
-    names = [_name(shard, table, forms[shard.table]) for shard, table in pairs]
+    pairs = [(placement, task.tables[placement.shard.table]) for placement in placements]
+    pairs.sort(key=lambda pair: -pair[0].shard.dim * pair[0].shard.rows * pair[1].bytes_per_element)
+    names = [_name(placed, table, forms[placed.shard.table]) for placed, table in pairs]
     more = f", ... {len(names) - _SHOWN_SHARDS} more" if len(names) > _SHOWN_SHARDS else ""
     count = f"{len(names)} shard{'' if len(names) == 1 else 's'}"
-    columns = sum(shard.dim for shard in shards)
+    columns = sum(placed.shard.dim for placed in placements)
     listed = ", ".join(names[:_SHOWN_SHARDS]) or "nothing"
     return f"{count}, {columns} columns, {readable_bytes(size_bytes)}: {listed}{more}"
 
 
-def _name(shard: Shard, table: Table, form: Form) -> str:
+def _name(placed: Placement, table: Table, form: Form) -> str:
     """A copy as "name (copy)"; the columns of a shard as "name[0:8]", the rows before them, as in an array.
 
-    What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)".
+    What several features read says how many, sequence tables that they are: "name[0:8] (3 features, sequence)", and
+    tables in host memory which part of the rows the device's cache holds: "name (cached 0.2)", "name (host)".
     """
     said = {
         "copy": form is Form.COPIES, f"{table.features} features": table.features > 1, "sequence": not table.pooled,
+        str(placed.home): placed.home.tier is not Tier.DEVICE,
     }  # fmt: skip
     notes = ", ".join(note for note, holds in said.items() if holds)
-    name = table.name + _inside(shard, table, form)
+    name = table.name + _inside(placed.shard, table, form)
     return f"{name} ({notes})" if notes else name
 
 

@@ -1,11 +1,11 @@
 """How a table is laid out over devices."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from neuroshard.errors import unknown_name
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plans.shard import TIERS, Placement, Shard, Tier
 from neuroshard.tables import Table
 
 
@@ -32,19 +32,26 @@ FORMS = tuple(Form)  # in the order of whatever has one number for each
 
 @dataclass(frozen=True, order=True)
 class Call:
-    """What a kernel is called with: tables in one form, all of them pooled or none."""
+    """What a kernel is called with: tables in one form and one tier of memory, all of them pooled or none."""
 
     form: Form
     pooled: bool = True
+    tier: Tier = Tier.DEVICE
 
     @property
     def name(self) -> str:
-        """As settings and bundles name it: the form of pooled tables, "sequence_columns", "sequence_rows"."""
-        return self.form.value if self.pooled else f"sequence_{self.form.value}"
+        """As settings and bundles name it: "columns", "sequence_rows", "cached_columns", "host_sequence_rows"."""
+        name = self.form.value if self.pooled else f"sequence_{self.form.value}"
+        return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
 
 
-# In the order of whatever has one number for each; pooled tables as in `FORMS`. Sequence tables are never copies.
-CALLS = (*(Call(form) for form in FORMS), Call(Form.COLUMNS, False), Call(Form.ROWS, False))
+# In the order of whatever has one number for each; pooled tables as in `FORMS`. Copies are pooled and on the device.
+_CUT = tuple(Call(form, pooled) for pooled in (True, False) for form in (Form.COLUMNS, Form.ROWS))
+CALLS = (
+    *(Call(form) for form in FORMS),
+    *_CUT[2:],
+    *(replace(call, tier=tier) for tier in TIERS[1:] for call in _CUT),
+)
 IN_COLUMNS = CALLS[0]
 
 

@@ -1,4 +1,4 @@
-"""Placements of tables, form by form: what plans are put together from."""
+"""Placements of tables, form by form: what plans are put together from. Each table lies in its task's home for it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,8 @@ def in_columns(task: Task, placed: Iterable[tuple[int, int, int]]) -> list[Place
     column, previous = 0, -1
     for (table, device), dim in sorted(dims.items()):
         column = 0 if table != previous else column
-        placements.append(Placement(Shard(table, column, dim, 0, table_of(task, table).rows), device))
+        shard = Shard(table, column, dim, 0, table_of(task, table).rows)
+        placements.append(Placement(shard, device, task.homes[table]))
         column, previous = column + dim, table
     return placements
 
@@ -45,7 +46,7 @@ def in_rows(task: Task, table: int, devices: Sequence[int], columns: tuple[int, 
     first, end = columns or (0, whole.dim)
     ranks = sorted(devices)
     return [
-        Placement(Shard(table, first, end - first, row, rows), device)
+        Placement(Shard(table, first, end - first, row, rows), device, task.homes[table])
         for device, (row, rows) in zip(ranks, row_blocks(whole, len(ranks)), strict=True)
     ]
 

@@ -17,7 +17,7 @@ from neuroshard.plans.describe import plan_lines
 from neuroshard.plans.form import FORMS, Form, forms_of
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import Home, Placement, Tier
 from neuroshard.plans.tiling import check_tiling
 from neuroshard.plans.violations import violations
 from neuroshard.tables import Table
@@ -60,6 +60,16 @@ class Plan:
             if form not in served:
                 raise UserError(f"plan: table {table.name!r} lies in {form.value}, and {what}; {do}")
 
+    def check_on_devices(self, what: str, do: str) -> None:
+        """Refuse tables in host memory: `what` says who doesn't serve it, and `do` what to do.
+
+        Raises:
+            UserError: a table lies there; the line names it.
+        """
+        for table, home in zip(self.task.tables, self.homes, strict=True):
+            if home.tier is not Tier.DEVICE:
+                raise UserError(f"plan: table {table.name!r} lies in tier {home.tier.value}, and {what}; {do}")
+
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
         """(D,) the tables on each device, each as wide as its shard there; blocks of rows count as all rows."""
@@ -73,6 +83,11 @@ class Plan:
     def by_device(self) -> tuple[Placement, ...]:
         """(S,) the placements, device by device: in the order of `device_loads`."""
         return tuple(sorted(self.placements, key=lambda placement: placement.device))
+
+    @cached_property
+    def table_loads(self) -> Loads:
+        """(T,) of the whole tables, each in columns on a device, in the memory that it lies in."""
+        return Loads.of(self.task.tables, self.task.batch_size).at(self.homes)
 
     @cached_property
     def device_loads(self) -> LoadSets:
@@ -101,6 +116,21 @@ class Plan:
         return tuple(self.form_bytes.sum(axis=1).tolist())
 
     @cached_property
+    def host_bytes(self) -> tuple[int, ...]:
+        """(H,) bytes of every host's memory that shards of its devices take."""
+        used = self.task.memory.host_bytes(self.device_loads.loads)
+        device = np.repeat(np.arange(len(self.device_loads)), self.device_loads.counts)
+        total = np.zeros(len(self.task.topology.hosts), dtype=np.int64)
+        np.add.at(total, device // self.task.topology.host_size, used)
+        return tuple(total.tolist())
+
+    @cached_property
+    def homes(self) -> tuple[Home, ...]:
+        """(T,) the memory that each table lies in."""
+        of_table = {placement.shard.table: placement.home for placement in self.placements}
+        return tuple(of_table[table] for table in range(len(self.task.tables)))
+
+    @cached_property
     def device_dims(self) -> tuple[int, ...]:
         """(D,) columns that a sample gets of each device's column shards: theirs for each of a table's outputs.
 
@@ -114,14 +144,14 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every device's shards fit in its memory."""
+        """Whether every device's shards fit in its memory, and in its host's."""
         pairs = zip(self.device_bytes, self.task.shard_memory, strict=True)
-        return all(used <= free for used, free in pairs)
+        return all(used <= free for used, free in pairs) and max(self.host_bytes) <= self.task.topology.host_bytes
 
     @cached_property
     def violations(self) -> tuple[str, ...]:
         """What the plan breaks of the task's memory and constraints, one line each; empty if nothing."""
-        return tuple(violations(self.task, self.placements, self.device_bytes))
+        return tuple(violations(self.task, self.placements, self.device_bytes, self.host_bytes))
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self.task, self.placements, self.device_bytes, self.prediction))

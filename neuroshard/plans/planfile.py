@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from neuroshard.errors import UserError
 from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement, Shard, Tier
+from neuroshard.plans.shard import Home, Placement, Shard, Tier
 from neuroshard.plans.tiling import table_of
-from neuroshard.schema import Count, Device, Dim, FirstRow, Name, Offset, Rows, of_format, parse
+from neuroshard.schema import CacheShare, Count, Device, Dim, FirstRow, Name, Offset, Rows, of_format, parse
 from neuroshard.tasks.task import Task
 
 _Plan = TypeVar("_Plan")
@@ -33,7 +33,7 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
 
 
 def _as_fields(placement: Placement) -> dict[str, Any]:
-    shard = placement.shard
+    shard, home = placement.shard, placement.home
     return {
         "table": shard.table,
         "column": shard.column,
@@ -41,7 +41,8 @@ def _as_fields(placement: Placement) -> dict[str, Any]:
         "row": shard.row,
         "rows": shard.rows,
         "device": placement.device,
-        "tier": placement.tier.value,
+        "tier": home.tier.value,
+        **({} if home.cached is None else {"cached": home.cached}),
     }
 
 
@@ -77,10 +78,12 @@ class _Placed:
     rows: Rows
     device: Device
     tier: Name
+    cached: CacheShare | None = None
 
     def read(self) -> Placement:
         """The placement."""
-        return Placement(Shard(self.table, self.column, self.dim, self.row, self.rows), self.device, Tier(self.tier))
+        shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
+        return Placement(shard, self.device, Home(Tier(self.tier), self.cached))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Whether shards make up their tables, each exactly once: the one place that knows."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form, form_of
 from neuroshard.plans.row_blocks import check_row_blocks
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plans.shard import ON_DEVICE, Home, Placement, Shard
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 
@@ -29,12 +29,21 @@ def check_tiling(task: Task, placements: Sequence[Placement]) -> None:
 def _check_table(table: Table, placements: Sequence[Placement], topology: Topology) -> None:
     shards = [placement.shard for placement in placements]
     form = form_of(table, shards)
+    _check_homes(table, {placement.home for placement in placements}, form)
     if form is Form.COPIES:
         _check_copies(table, placements, topology.num_devices)
         return
     check_cover(table, shards)
     if form is Form.ROWS:
         check_row_blocks(table, placements, topology)
+
+
+def _check_homes(table: Table, homes: Collection[Home], form: Form) -> None:
+    if len(homes) > 1:
+        first, second = sorted(map(str, homes))[:2]
+        raise UserError(f"plan: shards of table {table.name!r} lie in {first} and in {second}; put all in one memory")
+    if form is Form.COPIES and ON_DEVICE not in homes:
+        raise UserError(f"plan: copies of table {table.name!r} lie in {min(homes)}; copies lie on devices only")
 
 
 def _check_copies(table: Table, placements: Sequence[Placement], num_devices: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from neuroshard.matching import own_places
 from neuroshard.plans.form import Form, forms_of
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import Home, Placement
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
@@ -14,15 +14,25 @@ from neuroshard.units import readable_bytes
 _Held = Mapping[str, Mapping[int, int]]  # columns by table and device
 
 
-def violations(task: Task, placements: Sequence[Placement], device_bytes: Sequence[int]) -> Iterator[str]:
-    """A line for everything that placements of all the task's tables break, with `device_bytes` (D,) on the devices."""
+def violations(
+    task: Task, placements: Sequence[Placement], device_bytes: Sequence[int], host_bytes: Sequence[int]
+) -> Iterator[str]:
+    """A line for everything that placements of all the task's tables break.
+
+    With `device_bytes` (D,) on the devices, and `host_bytes` (H,) on the hosts.
+    """
     for device, (used, free) in enumerate(zip(device_bytes, task.shard_memory, strict=True)):
         if used > free:
             yield f"device {device} needs {readable_bytes(used)}, it has {readable_bytes(free)}"
+    for host, used in enumerate(host_bytes):
+        if used > (free := task.topology.host_bytes):
+            yield f"host {host} needs {readable_bytes(used)} of its memory for tables, it has {readable_bytes(free)}"
     held, forms = _held(task, placements), forms_of(task.tables, placements)
-    for table, form in zip(task.tables, forms, strict=True):
+    homes = {placement.shard.table: placement.home for placement in placements}
+    for number, (table, form) in enumerate(zip(task.tables, forms, strict=True)):
         limits = task.constraints.limits(table, task.topology.num_devices)
         yield from _broken_limits(table.name, form, limits, held[table.name])
+        yield from _broken_home(table.name, homes[number], limits)
         if not table.pooled:
             yield from _broken_sequence(table.name, form, held[table.name], task.topology.num_devices)
     others = {table.name for table, form in zip(task.tables, forms, strict=True) if form is not Form.COLUMNS}
@@ -50,6 +60,14 @@ def _broken_limits(name: str, form: Form, limits: TableLimits, held: Mapping[int
         yield f"table {name!r} is on {len(held)} devices{copied}, not on {least} to {most}"
     if min(held.values()) < limits.min_dim:
         yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
+
+
+def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
+    """Of one table."""
+    if home.tier not in limits.tiers:
+        yield f"table {name!r} must not lie in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
+    elif not limits.may_lie_in(home):
+        yield f"table {name!r} has a cache for {home.cached} of its rows, not for {limits.cached}"
 
 
 def _broken_sequence(name: str, form: Form, held: Mapping[int, int], num_devices: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
 from neuroshard.targets.target import Splits, Target, placements_by_table
@@ -109,5 +109,6 @@ HUGECTR = Target(
     _write,
     sequence_forms=frozenset({Form.ROWS}),
     splits=Splits.EQUAL,
+    tiers=frozenset({Tier.DEVICE}),
     element_bytes=(4,),
 )

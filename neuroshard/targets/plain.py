@@ -31,8 +31,8 @@ def _write(plan: Plan) -> Exported:
     )
 
 
-def _placed(table: str, placed: Placement) -> dict[str, str | int]:
-    shard = placed.shard
+def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None]:
+    shard, home = placed.shard, placed.home
     return {
         "table": table,
         "first_row": shard.row,
@@ -40,7 +40,8 @@ def _placed(table: str, placed: Placement) -> dict[str, str | int]:
         "first_column": shard.column,
         "columns": shard.dim,
         "device": placed.device,
-        "tier": placed.tier.value,
+        "tier": home.tier.value,
+        "cached": home.cached,
     }
 
 

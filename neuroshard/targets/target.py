@@ -8,7 +8,7 @@ from typing import Literal
 from neuroshard.errors import UserError
 from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import TIERS, Placement, Tier
 from neuroshard.schema import MAX_DIM
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
@@ -42,6 +42,7 @@ class Target:
         sequence_forms: the same of sequence tables.
         splits: how it cuts columns.
         rows_over: devices that rows lie over: "all"; or "hosts", all or those of one host.
+        tiers: of memory that it has.
         element_bytes: of weights that it stores.
     """
 
@@ -52,6 +53,7 @@ class Target:
     sequence_forms: frozenset[Form] = frozenset({Form.COLUMNS, Form.ROWS})
     splits: Splits = Splits.ANY
     rows_over: Literal["all", "hosts"] = "hosts"
+    tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
 
     def export(self, plan: Plan) -> Exported:
@@ -95,6 +97,7 @@ class Target:
             "*",
             min_dim=MAX_DIM if self.splits is Splits.NONE else None,
             forms=None if self.forms == set(Form) else tuple(form for form in FORMS if form in self.forms),
+            tiers=None if self.tiers == set(Tier) else tuple(tier for tier in TIERS if tier in self.tiers),
             equal_widths=self.splits is Splits.EQUAL,
             min_blocks=num_devices if self.rows_over == "all" else None,
         )
@@ -112,8 +115,10 @@ class Target:
         forms, kind = (self.forms, "") if table.pooled else (self.sequence_forms, " of sequence tables")
         if form not in forms:
             return f"lies in {form.value}, and {self.title} has {_listed(forms)}{kind} only"
-        widths = dict.fromkeys(placement.shard.dim for placement in placed)
-        if self.splits is Splits.NONE and list(widths) != [table.dim]:
+        if (tier := placed[0].home.tier) not in self.tiers:
+            return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
+        widths = {placement.shard.dim for placement in placed}
+        if self.splits is Splits.NONE and widths != {table.dim}:
             return f"is cut in columns, and {self.title} leaves columns together"
         if self.splits is Splits.EQUAL and len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))

@@ -11,10 +11,12 @@ import numpy as np
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.matching import own_places
 from neuroshard.plans.form import Form
-from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES, parse
+from neuroshard.plans.shard import ON_DEVICE, TIERS, Home, Tier
+from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
 from neuroshard.tables import Table
 
-SEQUENCE_FORMS = (Form.COLUMNS, Form.ROWS)
+SEQUENCE_FORMS = (Form.COLUMNS, Form.ROWS)  # and those of tables in host memory
+_CACHED = 0.2  # of a table's rows, where nobody says how many: FBGEMM's own choice
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class TableRule:
             max_shards=1 never splits it.
         min_dim: columns of every shard of a table that is split, at least; None sets no limit.
         forms: that a table may lie in; None allows all.
+        tiers: of memory that a table may lie in; None allows all.
+        cached: share of its rows that the cache has room for where it lies in tier "cached"; None leaves it open.
         min_blocks: devices that rows of a table are spread over, at least; None sets no limit.
         equal_widths: shards of a table that is split are all as wide: two halves, or as many parts as `min_shards` asks
             for.
@@ -39,10 +43,14 @@ class TableRule:
     max_shards: int | None = None
     min_dim: int | None = None
     forms: tuple[str, ...] | None = None
+    tiers: tuple[str, ...] | None = None
+    cached: CacheShare | None = None
     min_blocks: int | None = None
     equal_widths: bool = False
 
     def __post_init__(self) -> None:
+        if self.tiers is not None:
+            object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.devices is not None:
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.forms is not None:
@@ -80,6 +88,8 @@ class TableLimits:
         min_blocks, max_blocks: devices that rows of it are spread over.
         min_dim: columns on each device, at least.
         forms: that it may lie in.
+        tiers: of memory that it may lie in.
+        cached: share of its rows that a cache has room for; None for any.
     """
 
     devices: tuple[int, ...]
@@ -89,6 +99,18 @@ class TableLimits:
     max_blocks: int
     min_dim: int
     forms: frozenset[Form]
+    tiers: frozenset[Tier] = frozenset(Tier)
+    cached: float | None = None
+
+    @property
+    def home(self) -> Home:
+        """The memory it lies in where nobody chooses: the fastest that it may."""
+        tier = min(self.tiers, key=TIERS.index)
+        return Home(tier, (self.cached or _CACHED) if tier is Tier.CACHED else None)
+
+    def may_lie_in(self, home: Home) -> bool:
+        """Whether it may lie there."""
+        return home.tier in self.tiers and (home.cached is None or self.cached in (None, home.cached))
 
 
 @dataclass(frozen=True)
@@ -130,12 +152,21 @@ class Constraints:
         narrowest = max(narrowest, *(rule.min_dim or DIM_MULTIPLE for rule in matching), DIM_MULTIPLE)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
         most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
-        known = Form if table.pooled else SEQUENCE_FORMS
+        tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in matching))
+        known = Form if table.pooled and Tier.DEVICE in tiers else SEQUENCE_FORMS
         forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in matching))
+        cached = _cached_share(table, matching)
         blocks = max(least, *(rule.min_blocks or 1 for rule in matching), 1)
-        limits = TableLimits(devices, least, min(most, table.dim // narrowest), blocks, most, narrowest, forms)
+        shards = min(most, table.dim // narrowest)
+        limits = TableLimits(devices, least, shards, blocks, most, narrowest, forms, tiers, cached)
         _check_limits(table, limits, together, num_devices)
         return limits
+
+    def homes(self, tables: Sequence[Table], num_devices: int) -> tuple[Home, ...]:
+        """(T,) the memory that each table lies in where nobody chooses: the fastest that its rules allow."""
+        if all(rule.tiers is None for rule in self.rules):
+            return (ON_DEVICE,) * len(tables)
+        return tuple(self.limits(table, num_devices).home for table in tables)
 
     def _whole(self, table: Table) -> list[PinnedShard]:
         """Pinned shards of a table that hold all of it."""
@@ -257,7 +288,27 @@ class Constraints:
 
     def to_json(self) -> dict[str, Any]:
         """The constraints as JSON-ready fields."""
-        return asdict(self)
+        content = asdict(self)
+        for rule in content["rules"]:
+            for name in ("tiers", "cached", "min_blocks", "equal_widths"):  # as before there were any
+                if not rule[name]:
+                    del rule[name]
+        return content
+
+
+def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
+    """Share of a table's rows that its rules want cached; None if they leave it open.
+
+    Raises:
+        UserError: they want different ones.
+    """
+    shares = {rule.cached for rule in rules if rule.cached is not None}
+    if len(shares) > 1:
+        raise UserError(
+            f"constraints: the rules for table {table.name!r} want {min(shares)} and {max(shares)} of its rows "
+            "cached; name one share"
+        )
+    return shares.pop() if shares else None
 
 
 def _equal_width(table: Table, parts: int) -> int:
@@ -273,6 +324,8 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
         raise UserError(f"constraints: no device may hold table {table.name!r}")
     if not limits.forms:
         raise UserError(f"constraints: the rules for table {table.name!r} leave no form that it may lie in")
+    if not limits.tiers:
+        raise UserError(f"constraints: the rules for table {table.name!r} leave no memory that it may lie in")
     if limits.forms == {Form.COPIES} and len(limits.devices) < num_devices:
         raise UserError(
             f"constraints: table {table.name!r} may lie in copies only, which every device has, and only on "

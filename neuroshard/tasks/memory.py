@@ -1,4 +1,4 @@
-"""Bytes that a table takes on a device: weights and, where asked for, optimizer state and buffers of batches."""
+"""Bytes that a table takes of device and host memory: weights and, where asked for, optimizer state and buffers."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -17,6 +17,10 @@ from neuroshard.units import MAX_BYTES
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
 _INDEX_BYTES = 8
+
+# Of a cache's own lists, by FBGEMM: of every row that there is room for, which row it is, and when it was used; of
+# every row of the table, which table's it is.
+_CACHED_ROW_BYTES, _KNOWN_ROW_BYTES = 16, 4
 
 # Floats of optimizer state: for every element of the weights, and for every row of a shard.
 _STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
@@ -44,17 +48,21 @@ class MemoryUse:
     def state_bytes(self, loads: Loads) -> IntArray:
         """(n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
         per_element, per_row = _STATE_FLOATS[self.optimizer]
-        element_bytes = _whole(loads.bytes_per_element) + per_element * _FLOAT_BYTES
-        row_bytes = _whole(loads.dim) * element_bytes + per_row * _FLOAT_BYTES
-        state: IntArray = _whole(loads.rows) * row_bytes  # below 2^60 for every table there may be
+        state: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
         return state
 
-    def device_bytes(self, loads: Loads) -> IntArray:
-        """(n,) bytes of device memory that n loads take; see `tier_bytes`."""
-        return self.tier_bytes(loads)[:, TIERS.index(Tier.DEVICE)]
+    def host_bytes(self, loads: Loads) -> IntArray:
+        """(n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
+        per_element, _ = _STATE_FLOATS[self.optimizer]
+        size = _weights(loads, per_element)
+        host: IntArray = np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, size)
+        return host
 
-    def tier_bytes(self, loads: Loads) -> IntArray:
-        """(n, M) bytes that n loads take of every tier of memory, with their part of the buffers.
+    def device_bytes(self, loads: Loads) -> IntArray:
+        """(n,) bytes of device memory that n loads take, with their part of the buffers.
+
+        Of tables in host memory an optimizer's state of every row is on the device, as FBGEMM has it, and so are a
+        cache, as wide as the table, and its lists.
 
         A batch's buffers are a load's indices and offsets, and its outputs and their gradients; they lie in device
         memory. Blocks of rows have pooled embeddings of all samples, as column shards have; those of a copy are
@@ -68,7 +76,9 @@ class MemoryUse:
         outputs = np.where(copied, 0, _times(_whole(np.ceil(loads.outputs)), 2 * _FLOAT_BYTES * _whole(loads.dim)))
         buffers = _index_bytes(loads.lookups) + _index_bytes(loads.bags) + outputs  # (n,) of a batch, below 2^61
         gradient = np.where(copied, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
-        size = self.state_bytes(loads) + _times(buffers, self.batches_in_flight)
+        on_device = loads.tier == TIERS.index(Tier.DEVICE)
+        size = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads))
+        size = size + _times(buffers, self.batches_in_flight)
         size = size + gradient * min(self.batches_in_flight, 1)
         if (size > MAX_BYTES).any():
             raise UserError(
@@ -76,9 +86,17 @@ class MemoryUse:
                 f"buffers of {self.batches_in_flight} batches of {int(loads.samples.max())} samples; "
                 "count fewer batches in flight"
             )
-        in_tiers = np.zeros((len(loads), len(TIERS)), dtype=np.int64)
-        in_tiers[np.arange(len(loads)), loads.tier] = size
-        return in_tiers
+        return size
+
+    def _cache_bytes(self, loads: Loads) -> IntArray:
+        """(n,) bytes on the device of tables in host memory: the cache, its lists, and the state of every row."""
+        _, per_row = _STATE_FLOATS[self.optimizer]
+        rows = _whole(loads.rows)
+        room = np.minimum(_whole(np.ceil(loads.rows * loads.cached)), rows)
+        cache = room * (_whole(loads.dim) * _whole(loads.bytes_per_element) + _CACHED_ROW_BYTES)
+        listed = np.where(loads.tier == TIERS.index(Tier.CACHED), _KNOWN_ROW_BYTES * rows, 0)
+        size: IntArray = cache + listed + per_row * _FLOAT_BYTES * rows
+        return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int) -> int:
         """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples.
@@ -87,6 +105,13 @@ class MemoryUse:
         """
         own_samples = -(-batch_size // num_devices)
         return self.batches_in_flight * 2 * _FLOAT_BYTES * ceil(own_samples * output_columns)
+
+
+def _weights(loads: Loads, state_floats: int) -> IntArray:
+    """(n,) bytes of all elements, each with so many floats of state; below 2^60 for every table there may be."""
+    element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
+    size: IntArray = _whole(loads.rows) * _whole(loads.dim) * element_bytes
+    return size
 
 
 def _whole(values: FloatArray) -> IntArray:

@@ -7,6 +7,7 @@ from typing import Any
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads
+from neuroshard.plans.shard import Home, Tier
 from neuroshard.schema import MAX_TABLES, BatchSize, Devices, parse
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tasks.constraints import Constraints
@@ -26,12 +27,14 @@ class Topology:
         memory_bytes: of each device; one size for all, or (D,). Sizes are numbers of bytes, or text such as "32GiB".
         reserved_bytes: of that for the rest of the model; one size for all, or (D,).
         devices_per_host: hosts have so many each, in order of rank; it divides D. None: one host has all.
+        host_memory_bytes: of each host, for weights of tables that its devices share it for; 0 where there is none.
     """
 
     num_devices: Devices
     memory_bytes: Size | tuple[Size, ...]
     reserved_bytes: Size | tuple[Size, ...] = 0
     devices_per_host: Devices | None = None
+    host_memory_bytes: Size = 0
 
     def __post_init__(self) -> None:
         if self.num_devices % self.host_size:
@@ -46,8 +49,9 @@ class Topology:
                 object.__setattr__(self, name, tuple(to_bytes(size, f"topology: {name}") for size in value))
             else:
                 object.__setattr__(self, name, to_bytes(value, f"topology: {name}"))
-        if sum(self._each("memory_bytes")) > MAX_BYTES:
-            raise UserError("topology: all devices together have more than 2^60 bytes of memory")
+        object.__setattr__(self, "host_memory_bytes", to_bytes(self.host_memory_bytes, "topology: host_memory_bytes"))
+        if sum(self._each("memory_bytes")) > MAX_BYTES or self.host_bytes * len(self.hosts) > MAX_BYTES:
+            raise UserError("topology: all devices, or all hosts, together have more than 2^60 bytes of memory")
         for device, free in enumerate(self.device_memory):
             if free < 1:
                 raise UserError(
@@ -60,6 +64,11 @@ class Topology:
         """(D,) bytes for embeddings on each device."""
         pairs = zip(self._each("memory_bytes"), self._each("reserved_bytes"), strict=True)
         return tuple(memory - reserved for memory, reserved in pairs)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of each host's memory for tables."""
+        return int(self.host_memory_bytes)
 
     @property
     def host_size(self) -> int:
@@ -86,6 +95,7 @@ class Task:
         batch_size: global: samples per step over all devices.
         memory: what counts against a device's memory.
         constraints: what a plan must keep to besides.
+        fixed_homes: (T,) the memory that each table lies in; empty where that is open.
     """
 
     tables: tuple[Table, ...]
@@ -93,6 +103,7 @@ class Task:
     batch_size: BatchSize
     memory: MemoryUse = field(default_factory=MemoryUse)
     constraints: Constraints = field(default_factory=Constraints)
+    fixed_homes: tuple[Home, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.tables) <= MAX_TABLES:
@@ -110,6 +121,25 @@ class Task:
             )
         check_unique_names(self.tables)
         self.constraints.check(self.tables, self.topology.num_devices)
+        if self.fixed_homes and len(self.fixed_homes) != len(self.tables):
+            raise UserError(f"task: fixed_homes lists {len(self.fixed_homes)} tables, there are {len(self.tables)}")
+        if not self.topology.host_bytes:
+            for table, home in zip(self.tables, self.homes, strict=True):
+                if home.tier is not Tier.DEVICE:
+                    raise UserError(
+                        f"task: table {table.name!r} may lie in host memory only, and hosts have none for tables; set "
+                        "topology.host_memory_bytes"
+                    )
+
+    @cached_property
+    def homes(self) -> tuple[Home, ...]:
+        """(T,) the memory that each table lies in where no search chooses it."""
+        return self.fixed_homes or self.constraints.homes(self.tables, self.topology.num_devices)
+
+    @cached_property
+    def loads(self) -> Loads:
+        """(T,) of the whole tables, each in columns on a device, in its home."""
+        return Loads.of(self.tables, self.batch_size).at(self.homes)
 
     @property
     def size_bytes(self) -> int:
@@ -147,12 +177,17 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """The task as JSON-ready fields."""
+        topology = asdict(self.topology)
+        if not self.topology.host_bytes:
+            del topology["host_memory_bytes"]  # as before there was any
+        homes = [{"tier": home.tier.value, "cached": home.cached} for home in self.fixed_homes]
         return {
-            "topology": asdict(self.topology),
+            "topology": topology,
             "batch_size": self.batch_size,
             "memory": asdict(self.memory),
             "constraints": self.constraints.to_json(),
             "tables": [table.to_json() for table in self.tables],
+            **({"fixed_homes": homes} if homes else {}),
         }
 
     @classmethod

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.loads import LoadSets
 from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
@@ -78,7 +78,7 @@ class FormChanges:
         """(table, columns, device) of some tables, whole: the dearest first, where least is computed so far."""
         task, simulator = self.start.task, self.choices.simulator
         compute_ms = simulator.cost(task, self.start).compute.copy()
-        loads = Loads.of([task.tables[table] for table in tables], task.batch_size)
+        loads = task.loads.take(tables)
         alone_ms = simulator.models.compute.predict(LoadSets.alone(loads))
         for place in np.argsort(-alone_ms, kind="stable"):
             table = int(tables[place])
@@ -102,7 +102,7 @@ def _on_hosts(plan: Plan) -> BoolArray:
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
     """(T, F) bytes that arrive somewhere where a table changes to a form, at most; 0 where it has it, or may not."""
     task, found = start.task, np.zeros(allowed.shape, dtype=np.int64)
-    whole = task.memory.state_bytes(Loads.of(task.tables, task.batch_size))
+    whole = task.memory.state_bytes(task.loads)
     found[:, COLUMNS] = np.where(now == ROWS, whole, 0)  # a copy is there already
     for form in (ROWS, COPIES):
         to = allowed[:, form] & (now != form)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.loads import LoadSets
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_rows
 from neuroshard.plans.plan import Plan
@@ -27,7 +27,7 @@ def on_hosts(plan: Plan, simulator: Simulator) -> Plan:
     if not tables:
         return plan
     task, hosts = plan.task, plan.task.topology.hosts
-    blocks = Loads.of([task.tables[table] for table in tables], task.batch_size).first_blocks(len(hosts[0]))
+    blocks = task.loads.take(np.array(tables)).first_blocks(len(hosts[0]))
     block_ms = simulator.models.compute.predict(LoadSets.alone(blocks))
     homes: dict[int, int] = {}
     plans, busy_ms = [plan], np.zeros(len(hosts))

@@ -1,5 +1,6 @@
 """The published search and evenly split layouts, then local search from the cheaper plan, where that is believed;
-some tables in rows or copies, where models know those and they are predicted to pay.
+some tables in rows or copies, where models know those and they are predicted to pay, or in host memory, where
+devices have too little.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from neuroshard.stages.search.methods.host_rows import RowsOver
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.methods.tiers import TierSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tasks.task import Task
 
@@ -53,8 +55,13 @@ class NeuroShard(Searcher):
         object.__setattr__(self, "forms", searched_forms(self.forms))
 
     @property
+    def tier_search(self) -> TierSearch:
+        """All of it, and without steps to rank choices of memories."""
+        return TierSearch(self.form_search, EvenLayouts(self.grid))
+
+    @property
     def form_search(self) -> FormSearch:
-        """All of it: the parts for what lies in columns, and placements without steps to rank choices of forms."""
+        """The parts for what lies in columns, and placements without steps to rank choices of forms."""
         return FormSearch(self.parts, EvenLayouts(self.grid), self.forms, self.form_tries, self.choice, self.rows_over)
 
     @property
@@ -70,4 +77,4 @@ class NeuroShard(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short."""
-        return self.form_search.find(task, simulator)
+        return self.tier_search.find(task, simulator)

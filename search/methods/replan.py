@@ -7,7 +7,6 @@ from pathlib import Path
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.files import digest_of
-from neuroshard.loads import Loads
 from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import shown
@@ -145,4 +144,4 @@ def _cheaper(first: Plan, other: Plan, simulator: Simulator) -> Plan:
 
 def total_state_bytes(task: Task) -> int:
     """Bytes of all weights and their optimizer state, unsplit."""
-    return int(task.memory.state_bytes(Loads.of(task.tables, task.batch_size)).sum())
+    return int(task.memory.state_bytes(task.loads).sum())

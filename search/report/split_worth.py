@@ -8,7 +8,6 @@ import numpy as np
 
 from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.cost import Cost
-from neuroshard.loads import Loads
 from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
@@ -89,7 +88,7 @@ class _Parts:
         placed = [plan.by_device[number] for number in numbers]
         loads = plan.device_loads.loads.take(numbers)
         table = np.array([one.shard.table for one in placed], dtype=np.int64)
-        whole = Loads.of(task.tables, task.batch_size).take(table)
+        whole = plan.table_loads.take(table)
         gone = [Change(one.shard.table, one.device, 0) for one in placed]
         full = [change._replace(dim=task.tables[change.table].dim) for change in gone]
         without_ms, whole_ms = np.split(changed_compute_ms(plan, [*gone, *full], simulator.models.compute), 2)

@@ -86,7 +86,7 @@ def _added(plan: Plan, changes: Sequence[Change]) -> tuple[IntArray, Loads]:
     """Which changes leave columns on their devices, (m,), and those columns' loads."""
     rows = np.array([row for row, change in enumerate(changes) if change.dim], dtype=np.int64)
     table, dim = (np.array([getattr(changes[row], name) for row in rows], dtype=np.int64) for name in ("table", "dim"))
-    return rows, Loads.of(plan.task.tables, plan.task.batch_size).take(table).columns(dim)
+    return rows, plan.table_loads.take(table).columns(dim)
 
 
 def _gone(plan: Plan, changes: Sequence[Change]) -> IntArray:

@@ -12,6 +12,7 @@ from torch import nn
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
+from neuroshard.plans.shard import Tier
 from neuroshard.stages.search.space.feasibility import check_total, check_whole, device_memory
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.limits import Limits
@@ -110,6 +111,8 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     for table in task.tables:
         if not table.pooled:
             raise UserError(f"learned policies know pooled tables only, and {table.name!r} is a sequence table")
+    if any(home.tier is not Tier.DEVICE for home in task.homes):
+        raise UserError("learned policies know tables in device memory only; take searcher=neuroshard")
     sizes = Sizes.of(items)
     check_total(sizes)
     every = [items.tables(index, item.width) for index, item in enumerate(items.items)]

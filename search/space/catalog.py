@@ -50,7 +50,7 @@ class Catalog(Sizes):
     @classmethod
     def costed(cls, sizes: Sizes, model: ComputeModel) -> "Catalog":
         """With costs, in one call of the compute model."""
-        model = columns_model(model, sizes.items.task.tables)
+        model = columns_model(model, sizes.items.task.loads)
         vectors, cost_ms = _vectors_and_costs(sizes, model)
         return cls(
             sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, sizes.given,
@@ -60,13 +60,10 @@ class Catalog(Sizes):
 
 def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array, FloatArray]:
     """(N, H) vectors, with H = 0 for models that have none, and (N,) ms."""
-    items, first = sizes.items, sizes.first
-    entry, shards = entry_loads(items, first)
-    cost_ms, filled = np.zeros(len(sizes.size_bytes)), np.unique(entry)
+    entry, shards = entry_loads(sizes.items, sizes.first)
+    cost_ms, (filled, place) = np.zeros(len(sizes.size_bytes)), np.unique(entry, return_inverse=True)
     if not isinstance(model, SumModel):
-        item = np.searchsorted(first, filled, side="right") - 1
-        sets = [items.tables(i, w) for i, w in zip(item.tolist(), (filled - first[item]).tolist(), strict=True)]
-        cost_ms[filled] = model.predict(LoadSets.of(sets, items.task.batch_size))
+        cost_ms[filled] = model.predict(LoadSets.grouped(shards, place, len(filled)))
         return np.zeros((len(cost_ms), 0), dtype=np.float32), cost_ms
     embedded = model.embed(shards)
     vectors = np.zeros((len(cost_ms), embedded.shape[1]), dtype=np.float32)

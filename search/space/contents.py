@@ -3,7 +3,7 @@
 import numpy as np
 
 from neuroshard.arrays import IntArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.loads import LoadSets
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.items import Items
 
@@ -12,7 +12,7 @@ class DeviceLoads:
     """Turns units of I items on devices into loads."""
 
     def __init__(self, items: Items) -> None:
-        self._loads = Loads.of(items.task.tables, items.task.batch_size)
+        self._loads = items.task.loads
         self._parts = np.array([len(item.parts) for item in items.items], dtype=np.int64)
         self._first_part = self._parts.cumsum() - self._parts
         self._table, self._units = np.array([part for item in items.items for part in item.parts], dtype=np.int64).T

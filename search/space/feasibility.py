@@ -18,9 +18,25 @@ def device_memory(task: Task) -> IntArray:
     return np.array(task.shard_memory, dtype=np.int64)
 
 
+def check_hosts(task: Task) -> None:
+    """Raise InfeasibleError if tables in host memory take more of it than there is."""
+    used, hosts, each = (
+        int(task.memory.host_bytes(task.loads).sum()),
+        len(task.topology.hosts),
+        task.topology.host_bytes,
+    )
+    if used > hosts * each:
+        raise InfeasibleError(
+            f"the tables in host memory take {readable_bytes(used)}, {hosts} host(s) of {readable_bytes(each)} hold "
+            f"{readable_bytes(hosts * each)}; give each at least {readable_bytes(used / hosts)}: "
+            "topology.host_memory_bytes"
+        )
+
+
 def check_total(sizes: Sizes) -> None:
     """Raise InfeasibleError if no plan at all can fit: one item at its narrowest, or the total, is too much."""
     items, memory = sizes.items, device_memory(sizes.items.task)
+    check_hosts(items.task)
     if memory.min() < 0:
         raise InfeasibleError(
             f"the buffers of every device's own samples leave {readable_bytes(-int(memory.min()))} too little memory; "

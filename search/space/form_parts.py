@@ -131,7 +131,7 @@ def dearest_blocks(task: Task, tables: IntArray) -> Loads:
     Where lookups are spread evenly that is the first one, which is no smaller than the others.
     """
     devices, kept = task.topology.num_devices, [task.tables[table] for table in tables]
-    first = Loads.of(kept, task.batch_size).first_blocks(devices)
+    first = task.loads.take(tables).first_blocks(devices)
     uneven = np.flatnonzero([bool(table.row_lookups) for table in kept])
     placed = [block for table in tables[uneven].tolist() for block in in_rows(task, table, range(devices))]
     blocks = Loads.placed(task.tables, placed, task.batch_size, devices)
@@ -143,5 +143,4 @@ def dearest_blocks(task: Task, tables: IntArray) -> Loads:
 
 def copies(task: Task, tables: IntArray) -> Loads:
     """(t,) of some `tables` (t,) a copy."""
-    loads = Loads.of([task.tables[table] for table in tables], task.batch_size)
-    return loads.copies(task.topology.num_devices)
+    return task.loads.take(tables).copies(task.topology.num_devices)

@@ -14,11 +14,11 @@ from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import has_row_blocks
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import Home, Placement, Tier
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
 
 COLUMNS, ROWS, COPIES = (FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
@@ -33,17 +33,21 @@ def allowed_forms(task: Task, forms: Collection[Form]) -> BoolArray:
     constraints = task.constraints
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart)
     return np.array(
-        [_allowed(task, table, frozenset(forms), table.name in bound or not table.pooled) for table in task.tables]
+        [
+            _allowed(task, table, home, frozenset(forms), table.name in bound or not table.pooled)
+            for table, home in zip(task.tables, task.homes, strict=True)
+        ]
     )
 
 
-def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:
-    """(F,) of one table, which may be bound to others or to a device."""
+def _allowed(task: Task, table: Table, home: Home, forms: frozenset[Form], bound: bool) -> list[bool]:
+    """(F,) of one table in its home, which may be bound to others or to a device."""
     devices, limits = task.topology.num_devices, task.constraints.limits(table, task.topology.num_devices)
     forms &= limits.forms
     everywhere = not bound and devices > 1 and len(limits.devices) == devices
     in_blocks = everywhere and limits.min_blocks <= devices <= limits.max_blocks and has_row_blocks(table, devices)
-    may = {Form.COLUMNS: True, Form.ROWS: in_blocks, Form.COPIES: everywhere and limits.min_shards == 1}
+    copied = everywhere and limits.min_shards == 1 and home.tier is Tier.DEVICE
+    may = {Form.COLUMNS: True, Form.ROWS: in_blocks, Form.COPIES: copied}
     return [form in forms and may[form] for form in FORMS]
 
 
@@ -54,8 +58,9 @@ def part_of(task: Task, tables: Sequence[int], free_bytes: IntArray) -> Task:
         sum(table.output_columns for table in kept), task.batch_size, topology.num_devices
     )
     memory = tuple((free_bytes + received).tolist())
-    devices = Topology(topology.num_devices, memory, devices_per_host=topology.devices_per_host)
-    return replace(task, tables=kept, topology=devices, constraints=task.constraints.of(kept))
+    devices = replace(topology, memory_bytes=memory, reserved_bytes=0)
+    homes = tuple(task.fixed_homes[table] for table in tables) if task.fixed_homes else ()
+    return replace(task, tables=kept, topology=devices, constraints=task.constraints.of(kept), fixed_homes=homes)
 
 
 class Spread:

@@ -97,5 +97,5 @@ def entry_loads(items: Items, first: IntArray) -> tuple[IntArray, Loads]:
             tables.append(np.full(item.width, item.parts[0][0]))
             widths.append(width)
     dims = np.concatenate(widths).astype(np.float64) * DIM_MULTIPLE
-    loads = Loads.of(items.task.tables, items.task.batch_size).take(np.concatenate(tables)).columns(dims)
+    loads = items.task.loads.take(np.concatenate(tables)).columns(dims)
     return np.concatenate(entries), loads

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.loads import LoadSets
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CostModels, ReluHead, SumModel
 from neuroshard.models.one_by_one import OneByOne
 from neuroshard.models.side_by_side import CallsApart, columns_model
@@ -14,6 +14,7 @@ from neuroshard.testing import LinearCompute, OpaqueCompute, SumModelConformance
 from neuroshard.testing.devices import MADE_UP
 
 TABLES = sequence_task(14).tables
+ALL = Loads.of(TABLES, 256)
 
 
 class WithOffset(LinearCompute):
@@ -26,7 +27,7 @@ class WithOffset(LinearCompute):
 
 class TestSideBySide(SumModelConformance):
     def make(self):
-        return columns_model(random_by_form(), TABLES)
+        return columns_model(random_by_form(), ALL)
 
     def _tables(self):
         return TABLES
@@ -37,7 +38,7 @@ def test_costs_are_those_of_both_calls(model):
     rng, pooled, sequences = np.random.default_rng(0), TABLES[1::2], TABLES[::2]
     sets = [pooled[:3], sequences[:2], (), TABLES]
     sets += [tuple(TABLES[i] for i in rng.choice(14, size=n, replace=False)) for n in range(1, 12)]
-    together = columns_model(model, TABLES)
+    together = columns_model(model, ALL)
     assert isinstance(together, SumModel)
     kinds = [([t for t in some if t.pooled], [t for t in some if not t.pooled]) for some in sets]
     expected = [model.predict(LoadSets.of(pair, 256)).sum() for pair in kinds]
@@ -47,15 +48,15 @@ def test_costs_are_those_of_both_calls(model):
 
 def test_one_kind_alone_is_asked_of_its_own_model():
     model = random_by_form()
-    assert columns_model(model, TABLES[1::2]) is model
-    assert columns_model(model, TABLES[::2]) is model.of_call(Call(Form.COLUMNS, False))
+    assert columns_model(model, Loads.of(TABLES[1::2], 256)) is model
+    assert columns_model(model, Loads.of(TABLES[::2], 256)) is model.of_call(Call(Form.COLUMNS, False))
 
 
 def test_models_of_other_forms_are_asked_call_by_call():
     device = MADE_UP["gpu"].compute
-    model = columns_model(device, TABLES)
+    model = columns_model(device, ALL)
     assert not isinstance(model, SumModel)
     both, pooled, sequences = model.predict(LoadSets.of([TABLES, TABLES[1::2], TABLES[::2]], 256))
     assert both == pytest.approx(pooled + sequences)
-    assert isinstance(columns_model(OneByOne(device), TABLES), OneByOne)
-    assert columns_model(OpaqueCompute(), [replace(TABLES[0], pooled=True)]) == OpaqueCompute()
+    assert isinstance(columns_model(OneByOne(device), ALL), OneByOne)
+    assert columns_model(OpaqueCompute(), Loads.of([replace(TABLES[0], pooled=True)], 256)) == OpaqueCompute()

@@ -1,0 +1,143 @@
+"""The memories that tables may lie in: what each takes and costs, and the cheapest choice that fits."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.models import ComputeModel
+from neuroshard.plans.form import CALLS
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.tasks.task import Task
+
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
+_PRICES = 40  # of host memory that are tried
+
+
+@dataclass(frozen=True, eq=False)
+class HomeOptions:
+    """O memories for each of T tables, whole and in columns.
+
+    Attributes:
+        homes: (O,).
+        cost_ms: (T, O) of the table alone; infinite where it may not lie there, or models don't know what it costs.
+        device_bytes, host_bytes: (T, O) that it takes.
+    """
+
+    homes: tuple[Home, ...]
+    cost_ms: FloatArray
+    device_bytes: IntArray
+    host_bytes: IntArray
+
+    @classmethod
+    def of(cls, task: Task, model: ComputeModel) -> "HomeOptions":
+        """Of a task's tables, by a compute model of kernel calls."""
+        limits = [task.constraints.limits(table, task.topology.num_devices) for table in task.tables]
+        shares = sorted({*_SHARES, *(its.cached for its in limits if its.cached is not None)})
+        homes = (ON_DEVICE, *(Home(Tier.CACHED, share) for share in shares), Home(Tier.HOST))
+        columns = [_costed(task, home, model) for home in homes]
+        cost_ms, device_bytes, host_bytes = (np.stack(kind, axis=1) for kind in zip(*columns, strict=True))
+        may = np.array([[its.may_lie_in(home) for home in homes] for its in limits])
+        return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
+
+    def of_tables(self, tables: IntArray) -> "HomeOptions":
+        """Those of some tables (t,)."""
+        return replace(
+            self,
+            cost_ms=self.cost_ms[tables],
+            device_bytes=self.device_bytes[tables],
+            host_bytes=self.host_bytes[tables],
+        )
+
+    def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
+        """(T,) which memory each table lies in, for little cost in all and within bytes of both kinds; None if none is.
+
+        As many tables as find room there take their best memory, those first that gain most for a byte of the devices;
+        host memory has the lowest price at which it suffices.
+        """
+        free = self._within(device_bytes, 0.0)
+        if free is None or self._on_hosts(free) <= host_bytes:
+            return free
+        most = float(np.nanmax(np.where(np.isfinite(self.cost_ms), self.cost_ms, np.nan)))
+        low, high, best = 0.0, most, None  # ms for a byte: beyond that no byte is worth it
+        for _ in range(_PRICES):
+            price = high if low == 0.0 and best is None else float(np.sqrt(max(low, high * 1e-12) * high))
+            found = self._within(device_bytes, price)
+            if found is not None and self._on_hosts(found) <= host_bytes:
+                best, high = found, price
+            elif best is None:
+                return None
+            else:
+                low = price
+        return best
+
+    def _on_hosts(self, chosen: IntArray) -> int:
+        return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
+
+    def _within(self, device_bytes: float, host_price: float) -> IntArray | None:
+        """(T,) with a price, in ms, of every byte of host memory; None where not even the smallest choices fit."""
+        cost = self.cost_ms + host_price * self.host_bytes
+        steps: list[tuple[float, int, int, int]] = []  # what a byte costs less, the table, bytes, the option
+        chosen = np.empty(len(cost), dtype=np.int64)
+        for table in range(len(cost)):
+            path = _hull(self.device_bytes[table], cost[table])
+            if not path:
+                return None
+            chosen[table] = path[0]
+            for before, after in pairwise(path):
+                more = int(self.device_bytes[table, after] - self.device_bytes[table, before])
+                steps.append((float(cost[table, after] - cost[table, before]) / more, table, more, after))
+        left = device_bytes - int(self.device_bytes[np.arange(len(chosen)), chosen].sum())
+        if left < 0:
+            return None
+        stopped = set[int]()
+        for _, table, more, after in sorted(steps):  # a table's own are in order: each byte more gains less
+            if more > left:
+                stopped.add(table)
+            if table not in stopped:
+                left -= more
+                chosen[table] = after
+        return chosen
+
+
+def _hull(size: IntArray, cost: FloatArray) -> list[int]:
+    """Options on the lower left border of all, from the smallest to the cheapest: every byte more gains less."""
+    order = [int(o) for o in np.lexsort((cost, size)) if np.isfinite(cost[o])]
+    path: list[int] = []
+    for option in order:
+        if path and cost[option] >= cost[path[-1]]:
+            continue
+        while len(path) > 1 and _slope(size, cost, path[-2], path[-1]) >= _slope(size, cost, path[-1], option):
+            path.pop()
+        if path and size[option] == size[path[-1]]:
+            path.pop()
+        path.append(option)
+    return path
+
+
+def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
+    return float((cost[after] - cost[before]) / max(size[after] - size[before], 1))
+
+
+def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
+    """(T,) ms, bytes of devices and of hosts, with all tables there."""
+    loads = Loads.of(task.tables, task.batch_size).at([home] * len(task.tables))
+    known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
+    cost_ms = np.full(len(loads), np.inf)
+    if len(known):
+        cost_ms[known] = model.predict(LoadSets.alone(loads.take(known)))
+    return cost_ms, task.memory.device_bytes(loads), task.memory.host_bytes(loads)
+
+
+def homed(task: Task, homes: tuple[Home, ...]) -> Task:
+    """The task with each table in a memory (T,) that searches leave it in."""
+    return replace(task, fixed_homes=homes)
+
+
+def rehomed(plan: Plan, task: Task, homes: tuple[Home, ...]) -> Plan:
+    """The plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
+    placements = (replace(placed, home=homes[placed.shard.table]) for placed in plan.placements)
+    return Plan(task, tuple(placements))
