@@ -62,12 +62,20 @@ class Target:
         Raises:
             UserError: it has none for it; the line names the table, the limit and what to do.
         """
+        self.check(plan)
+        return self.write(plan)
+
+    def check(self, plan: Plan) -> None:
+        """Check that the plan lays every table out as the target can.
+
+        Raises:
+            UserError: it doesn't; the line names the table, the limit and what to do.
+        """
         for number, placed in enumerate(placements_by_table(plan)):
             table, form = plan.task.tables[number], plan.forms[number]
             self._check_stored(table)
             if (why := self._refused(table, form, placed, plan.task)) is not None:
                 raise UserError(f"plan: table {table.name!r} {why}; find another with search target={self.name}")
-        return self.write(plan)
 
     def constrained(self, task: Task) -> Task:
         """The task with rules that keep its plans to what the target can express; as it is where that is everything.

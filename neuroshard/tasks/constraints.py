@@ -80,7 +80,7 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class TableLimits:
-    """What holds for one table: the rules, and what sequence tables are: whole, in equal shards, or in rows.
+    """What holds for one table: the rules, and what sequence tables are: whole, in two equal halves, or in rows.
 
     Attributes:
         devices: that may hold it.
@@ -147,9 +147,7 @@ class Constraints:
         only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
         devices = tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices))
         least = max((rule.min_shards or 1 for rule in matching), default=1)
-        equal = not table.pooled or any(rule.equal_widths for rule in matching)
-        narrowest = _equal_width(table, max(least, 2)) if equal else DIM_MULTIPLE
-        narrowest = max(narrowest, *(rule.min_dim or DIM_MULTIPLE for rule in matching), DIM_MULTIPLE)
+        narrowest = max(_narrowest(table, matching, least), *(rule.min_dim or DIM_MULTIPLE for rule in matching), 1)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
         most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in matching))
@@ -311,11 +309,15 @@ def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
     return shares.pop() if shares else None
 
 
-def _equal_width(table: Table, parts: int) -> int:
-    """Columns of a table's shard that may be whole or one of so many equal parts; all, if it has no such parts.
+def _narrowest(table: Table, rules: Sequence[TableRule], least: int) -> int:
+    """Columns that a shard of a table that is split may have at least, of which there are `least` or more.
 
-    With 2 parts, or where as many are the least that there may be, no other widths are as large.
+    Of sequence tables, and where widths must be equal, those of one of as many equal parts as there may be: then no
+    wider shards are possible beside it.
     """
+    if table.pooled and not any(rule.equal_widths for rule in rules):
+        return DIM_MULTIPLE
+    parts = max(least, 2) if table.pooled else 2
     return table.dim if table.dim % (parts * DIM_MULTIPLE) else table.dim // parts
 
 
