@@ -6,9 +6,8 @@ that number modulo theirs, not in a block: each has as many rows as with blocks.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pprint import pformat
 from typing import Any
 
 from neuroshard.plans.form import Form
@@ -19,7 +18,6 @@ from neuroshard.targets.exported import Exported
 from neuroshard.targets.target import Splits, Target, placements_by_table
 
 _FORMAT = "neuroshard-hugectr-1"
-_WIDTH = 110
 
 _Entry = str | tuple[str, int]  # a table, or one that is cut in so many columns
 _Strategy = list[tuple[str, list[_Entry]]]
@@ -72,25 +70,24 @@ def _plain(entry: _Entry) -> str | list[str | int]:
 
 
 def _snippet(tables: Sequence[Table], sharding: _Sharding) -> str:
-    shapes = {table.name: (table.rows, table.dim) for table in tables}
+    shapes = [(table.name, table.rows, table.dim) for table in tables]
     return (
         f'"""Embedding tables for HugeCTR on {len(sharding.matrix)} GPUs; written by neuroshard export.\n'
         "\n"
-        "tables = make_tables(); config = hugectr.EmbeddingCollectionConfig(); config.embedding_lookup(...) for each\n"
-        "feature; shard(config); model.add(config)\n"
+        "Give config.embedding_lookup the tables of make_tables() for every feature, then call shard(config).\n"
         '"""\n'
         "\n"
         "import hugectr\n"
         "\n"
-        f"SHAPES = {_python(shapes)}\n"
-        f"SHARD_MATRIX = {_python(sharding.matrix)}\n"
-        f"SHARD_STRATEGY = {_python(sharding.strategy)}\n"
+        f"TABLES = {_lines(shapes)}  # name, rows, columns\n"
+        f"SHARD_MATRIX = {_lines(sharding.matrix)}  # of each GPU, the tables that it has a part of\n"
+        f"SHARD_STRATEGY = {_lines(sharding.strategy)}\n"
         "\n\n"
         "def make_tables():\n"
         '    """The configuration of each table, by the table\'s name."""\n'
         "    return {\n"
         "        name: hugectr.EmbeddingTableConfig(name=name, max_vocabulary_size=rows, ev_size=columns)\n"
-        "        for name, (rows, columns) in SHAPES.items()\n"
+        "        for name, rows, columns in TABLES\n"
         "    }\n"
         "\n\n"
         "def shard(config):\n"
@@ -99,8 +96,9 @@ def _snippet(tables: Sequence[Table], sharding: _Sharding) -> str:
     )
 
 
-def _python(value: object) -> str:
-    return pformat(value, width=_WIDTH, compact=True, sort_dicts=False)
+def _lines(entries: Iterable[object]) -> str:
+    """A list in Python, a line an entry."""
+    return "[\n" + "".join(f"    {entry!r},\n" for entry in entries) + "]"
 
 
 HUGECTR = Target(
