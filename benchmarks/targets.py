@@ -1,5 +1,5 @@
-"""What the limits of the systems that train tables cost, by prediction alone: the default search's plans for each target
-that `neuroshard export` writes for, beside those in all forms that the models know.
+"""What the limits of the systems that train tables cost, by prediction alone: the default search's plans for each
+target that `neuroshard export` writes for, beside those in all forms that the models know.
 
 usage: targets.py [MODEL ...]    (roofline:h100 and cpu if none is named)
 

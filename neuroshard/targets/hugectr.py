@@ -1,8 +1,8 @@
 """NVIDIA's HugeCTR, its embedding collection: which GPUs hold each table, and which tables are cut or copied.
 
-A table that k GPUs list is cut over them: in c columns that are all as wide where the strategy says so, each of which is
-in rows over k / c GPUs that follow each other; c divides k. Columns go to GPUs in their order. Row r is on the GPU of
-that number modulo theirs, not in a block: each has as many rows as with blocks.
+A table that k GPUs list is cut over them: in c column shards that are all as wide where the strategy says so, each of
+which is in rows over k / c GPUs that follow each other; c divides k. Columns go to GPUs in their order. Row r is on the
+GPU of that number modulo theirs, not in a block: each has as many rows as with blocks.
 """
 
 from collections import defaultdict
@@ -36,9 +36,7 @@ def _write(plan: Plan) -> Exported:
     content: dict[str, Any] = {
         "format": _FORMAT,
         "num_gpus": plan.task.topology.num_devices,
-        "tables": [
-            {"name": table.name, "max_vocabulary_size": table.rows, "ev_size": table.dim} for table in tables
-        ],
+        "tables": [{"name": table.name, "max_vocabulary_size": table.rows, "ev_size": table.dim} for table in tables],
         "shard_matrix": sharding.matrix,
         "shard_strategy": [[kind, [_plain(entry) for entry in entries]] for kind, entries in sharding.strategy],
     }

@@ -103,8 +103,8 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
         return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
     if table.bytes_per_element != _FLOAT_BYTES:
         raise UserError(
-            f"plan: table {table.name!r} has {table.bytes_per_element} bytes per element in host memory, and SOK stores "
-            f"{_FLOAT_BYTES} there; plan it with bytes_per_element={_FLOAT_BYTES}, or in device memory"
+            f"plan: table {table.name!r} has {table.bytes_per_element} bytes per element in host memory, and SOK "
+            f"stores {_FLOAT_BYTES} there; plan it with bytes_per_element={_FLOAT_BYTES}, or in device memory"
         )
     rows = max(placement.shard.rows for placement in placed)
     in_gpu = 0 if home.cached is None else int(rows * home.cached * table.dim * _FLOAT_BYTES)

@@ -57,7 +57,10 @@ def test_torchrec_in_its_module(here, capsys):
         (["plan=plan.json", "to=soc", "out=x.py"], "unknown target 'soc'; did you mean 'sok'?"),
         (["plan=plan.json", "to=sok", "out=x.json"], "out=x.json must end in .py"),
         (["plan=plan.json", "to=json", "out=x"], "out=x must end in .json"),
-        (["plan=plan.json", "to=sok", "out=plan.py"], "plan.json is the plan that is exported; give another out=FILE.py"),
+        (
+            ["plan=plan.json", "to=sok", "out=plan.py"],
+            "plan.json is the plan that is exported; give another out=FILE.py",
+        ),
         (["plan=plan.json", "to=json", "out=plan.json"], "plan.json is the plan that is exported"),
         (["plan=plan.json", "to=sok", "out=folder.py"], "folder.py is a directory"),
         (["plan=plan.json", "to=sok", "out=x.py", "module=a"], "module='a' goes with torchrec only"),
@@ -69,7 +72,7 @@ def test_torchrec_in_its_module(here, capsys):
 def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, message):
     Path("folder.py").mkdir()
     before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
-    code, out, err = _run(capsys, "export", *arguments)
+    code, _, err = _run(capsys, "export", *arguments)
     assert code == 2
     assert err.startswith("neuroshard: error: ")
     assert err.count("\n") == 1

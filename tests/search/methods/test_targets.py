@@ -8,7 +8,7 @@ import neuroshard as ns
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.targets.export import TARGETS, constrained
+from neuroshard.targets.export import constrained
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.testing.exhaustive import tiny_task
@@ -16,11 +16,11 @@ from neuroshard.testing.exhaustive import tiny_task
 SIMULATOR = ns.Simulator(ns.CostModels.load("roofline:h100"))
 
 
-def _hot_task(num_devices=4, devices_per_host=None):
+def _hot_task():
     """One table that is worth cutting, among others."""
-    task = toy_task(6, num_devices)
+    task = toy_task(6)
     hot = replace(task.tables[0], name="hot", rows=2_000_000, dim=64, pooling_factor=300.0)
-    topology = replace(task.topology, memory_bytes=1 << 34, devices_per_host=devices_per_host)
+    topology = replace(task.topology, memory_bytes=1 << 34)
     return replace(task, tables=(hot, *task.tables[1:]), topology=topology, batch_size=65536)
 
 
@@ -45,16 +45,6 @@ def test_a_target_is_searched_for():
 
 def test_torchrec_has_words_for_everything():
     assert ns.search(_hot_task(), SIMULATOR, target="torchrec") == ns.search(_hot_task(), SIMULATOR)
-
-
-def test_rows_for_sok_lie_on_all_devices_of_all_hosts():
-    task, over_hosts = _hot_task(4, 2), NeuroShard(rows_over="hosts")
-    rules = TableRule("hot", forms=("rows",))
-    task = replace(task, constraints=replace(task.constraints, rules=(TableRule("toy*", forms=("columns",)),)))
-    assert rules.forms == (Form.ROWS,)
-    for name in TARGETS:
-        plan = ns.search(task, SIMULATOR, over_hosts, target=name)
-        TARGETS[name].check(plan)
 
 
 def test_equal_widths_have_plans_wherever_there_are_any():
