@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self
 from neuroshard.errors import unknown_name
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
@@ -59,7 +60,7 @@ class Described:
 
 
 COMPUTE_KINDS: dict[str, Any] = {
-    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute)
+    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers)
 }
 COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
 

@@ -9,60 +9,81 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
+from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
-from neuroshard.plans.form import CALLS, FORMS, Call, Form
-from neuroshard.tables.reuse import MEAN_COUNTS
-from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective, Traffic
+from neuroshard.models.kernel_bytes import memory_bytes
+from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.plans.shard import Tier
+from neuroshard.traffic import Collective, Traffic
 
-_SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
 _BYTES_PER_MS = 1e6  # of 1 GB/s
+_MS_OF_GB_PER_S = 1e3  # that 10^9 bytes take
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What tables in host memory cost besides: bandwidth of a device's link to its host, one way, and the cache's care.
+
+    Attributes:
+        link_gb_per_s: of rows that are fetched; others are written back at the same time.
+        cache_lookup_ns: of every lookup in tables behind a cache: finding out whether it has the row, and keeping order.
+        cache_call_ms: of a call, besides its launch: the cache's own kernels.
+    """
+
+    link_gb_per_s: float
+    cache_lookup_ns: float
+    cache_call_ms: float
 
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Bytes moved over memory bandwidth, plus a fixed time for every call: the fused one of column shards, the fused
-    one of row blocks, and the dense one of copies.
+    """Bytes moved over memory bandwidth (`memory_bytes`), plus a fixed time for every call: the fused one of column
+    shards, the fused one of row blocks, and the dense one of copies.
 
-    Bytes in a batch, of rows in sectors of 32 bytes: every lookup's index and row are read going forward, its index and
-    its sample's gradient going backward; outputs are written once. The fused update reads and writes every unique row;
-    the dense one writes every unique row's gradient, clears and reads the gradient of the whole table, and reads and
-    writes all its weights.
+    With a link to the host it knows calls of tables in host memory too (`HostTiers`), each one's rows over the link.
     """
 
     memory_gb_per_s: float
     launch_ms: float
+    host: HostLink | None = None
 
     @property
     def head(self) -> ReluHead:
-        """The sum of the times, plus the launch."""
+        """Of tables in device memory: the sum of the times, plus the launch."""
         return ReluHead.of_cost(self.launch_ms)
 
     @property
     def calls(self) -> frozenset[Call]:
-        """All."""
-        return frozenset(CALLS)
+        """All, or all of tables in device memory."""
+        return frozenset(call for call in CALLS if call.tier is Tier.DEVICE or self.host is not None)
+
+    def of_call(self, call: Call) -> SumModel:
+        """The call's own: itself of tables in device memory."""
+        if call.tier is Tier.DEVICE or self.host is None:
+            return self
+        more_ms = self.host.cache_call_ms if call.tier is Tier.CACHED else 0.0
+        return HostTiers(
+            memory_ms_per_gb=_MS_OF_GB_PER_S / self.memory_gb_per_s,
+            link_ms_per_gb=_MS_OF_GB_PER_S / self.host.link_gb_per_s,
+            cache_lookup_ns=self.host.cache_lookup_ns,
+            call_ms=self.launch_ms + more_ms,
+        )
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) ms of each load's bytes."""
-        unique = np.minimum(loads.lookups / (loads.reuse @ MEAN_COUNTS), loads.rows)
-        row_bytes, gradient_bytes = (
-            _in_sectors(loads.dim * loads.bytes_per_element),
-            _in_sectors(loads.dim * ELEMENT_BYTES),
+        """(n, 1) ms of each load's bytes, in device memory; those of other calls are those of `of_call`."""
+        cost_ms: Float32Array = (memory_bytes(loads) / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(
+            np.float32
         )
-        moved = loads.lookups * (2 * INDEX_BYTES + row_bytes + gradient_bytes) + loads.outputs * gradient_bytes
-        fused = 2 * unique * row_bytes
-        dense = unique * gradient_bytes + 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES)
-        moved = moved + np.where(loads.form == FORMS.index(Form.COPIES), dense, fused)
-        cost_ms: Float32Array = (moved / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(np.float32)
         return cost_ms
 
-
-def _in_sectors(row_bytes: FloatArray) -> FloatArray:
-    """(n,) bytes that are moved to read so many in a row."""
-    moved: FloatArray = np.ceil(row_bytes / _SECTOR_BYTES) * _SECTOR_BYTES
-    return moved
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """(B,) ms of each of the B sets of loads; those of a set are of one call."""
+        if not sets.loads.tier.any():
+            return super().predict(sets)
+        return ComputeByForm({call: self.of_call(call) for call in self.calls}).predict(sets)
 
 
 @dataclass(frozen=True)
@@ -131,9 +152,13 @@ def roofline(
     devices_per_host: int,
     launch_ms: float,
     latency_ms: float,
+    host_link_gb_per_s: float,
+    cache_lookup_ns: float,
+    cache_call_ms: float,
     source: str,  # noqa: ARG001  # where the figures stand; for readers of the config
 ) -> CostModels:
     """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction."""
     comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms)
     before = replace(comm, latency_ms=2 * latency_ms)  # the number of indices, then the indices
-    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms), comm, comm, None, input=before)
+    host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
+    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms, host), comm, comm, None, input=before)

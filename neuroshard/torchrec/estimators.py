@@ -1,7 +1,7 @@
 """Costs across the bridge: our simulator inside TorchRec's planner, TorchRec's estimates inside our simulator."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,38 +20,42 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
-from torchrec.distributed.types import ShardingType
+from torchrec.distributed.types import CacheParams, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from neuroshard.arrays import Float32Array
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
+from neuroshard.plans.form import Call, Form
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import TIERS, Home, Placement, Tier
 from neuroshard.plans.shard import Shard as PlanShard
 from neuroshard.simulator import Simulator
-from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
+from neuroshard.torchrec.kernels import KERNELS, home_of
 from neuroshard.traffic import Traffic
 
 
 def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:
     """The plan of sharding options whose shards have ranks; options bear the names of the task's tables."""
     index = {table.name: number for number, table in enumerate(task.tables)}
-    return assemble(
+    homes = {index[option.name]: _home(option) for option in options}
+    plan = assemble(
         task, [(index[option.name], shard.size[1], shard.rank) for option in options for shard in option.shards]
     )
+    return Plan(task, tuple(replace(placed, home=homes[placed.shard.table]) for placed in plan.placements))
 
 
-def _shards(task: Task, options: Sequence[ShardingOption]) -> list[tuple[Table, Shard]]:
-    """Every shard of the options, with its table as wide as the shard."""
+def _home(option: ShardingOption) -> Home:
+    return home_of(option.name, option.compute_kernel, option.cache_params)
+
+
+def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
+    """Of every shard of the options, its table as wide as the shard."""
     table = {table.name: table for table in task.tables}
-    return [(table[option.name].with_dim(shard.size[1]), shard) for option in options for shard in option.shards]
-
-
-def _loads(task: Task, shards: Sequence[tuple[Table, Shard]]) -> Loads:
-    return Loads.of([table for table, _ in shards], task.batch_size)
+    shards = [(table[option.name].with_dim(shard.size[1]), option) for option in options for shard in option.shards]
+    return Loads.of([one for one, _ in shards], task.batch_size).at([_home(option) for _, option in shards])
 
 
 class SimulatorPerfModel(PerfModel):
@@ -81,11 +85,12 @@ class SimulatorShardEstimator(ShardEstimator):
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `perf` of all shards."""
-        shards = _shards(self._task, sharding_options)
-        compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, shards)))
+        compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, sharding_options)))
         forward, backward = self._ms_per_column()
-        for (table, shard), ms in zip(shards, compute.tolist(), strict=True):
-            columns = shard.size[1] * table.features
+        features = {table.name: table.features for table in self._task.tables}
+        shards = [(features[option.name], shard) for option in sharding_options for shard in option.shards]
+        for (outputs, shard), ms in zip(shards, compute.tolist(), strict=True):
+            columns = shard.size[1] * outputs
             shard.perf = Perf(
                 fwd_compute=ms, fwd_comms=forward * columns, bwd_compute=0.0, bwd_comms=backward * columns
             )
@@ -110,15 +115,16 @@ class TaskStorageEstimator(ShardEstimator):
         """Fill in `storage` of all shards."""
         index = {table.name: number for number, table in enumerate(self._task.tables)}
         for option in sharding_options:
-            loads = self._loads(index[option.name], option)
-            for shard, size in zip(option.shards, self._task.memory.device_bytes(loads).tolist(), strict=True):
-                shard.storage = Storage(hbm=size, ddr=0)
+            loads, memory = self._loads(index[option.name], option), self._task.memory
+            sizes = zip(memory.device_bytes(loads).tolist(), memory.host_bytes(loads).tolist(), strict=True)
+            for shard, (device, host) in zip(option.shards, sizes, strict=True):
+                shard.storage = Storage(hbm=device, ddr=host)
 
     def _loads(self, table: int, option: ShardingOption) -> Loads:
         """(n,) of the option's shards, in their form; which devices they will lie on makes no difference."""
-        task = self._task
+        task, home = self._task, _home(option)
         placed = [
-            Placement(PlanShard(0, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device)
+            Placement(PlanShard(0, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)
             for device, shard in enumerate(option.shards)
         ]
         return Loads.placed([task.tables[table]], placed, task.batch_size, task.topology.num_devices)
@@ -135,6 +141,11 @@ class TorchRecCompute(SumModel):
     topology: TorchRecTopology
 
     @property
+    def calls(self) -> frozenset[Call]:
+        """Pooled columns, in any memory."""
+        return frozenset(Call(Form.COLUMNS, tier=tier) for tier in Tier)
+
+    @property
     def head(self) -> ReluHead:
         """The sum itself."""
         return ReluHead.of_cost()
@@ -144,8 +155,10 @@ class TorchRecCompute(SumModel):
         local = np.maximum(loads.samples // self.topology.world_size, 1)
         features = np.maximum(np.round(loads.outputs / loads.samples), 1)
         numbers = (loads.rows, loads.dim, loads.bytes_per_element, local, features)
-        each = zip(loads.pooling_factor.tolist(), np.stack(numbers, axis=1).astype(np.int64).tolist(), strict=True)
-        options = [self._option(pooling, *whole) for pooling, whole in each]
+        whole = np.stack(numbers, axis=1).astype(np.int64).tolist()
+        kernels = [KERNELS[TIERS[tier]] for tier in loads.tier.tolist()]
+        each = zip(loads.pooling_factor.tolist(), kernels, loads.cached.tolist(), whole, strict=True)
+        options = [self._option(pooling, kernel, cached, *sizes) for pooling, kernel, cached, sizes in each]
         if options:
             self._estimator.estimate(options, self._sharder_data)
         return np.array([[option.total_perf] for option in options], dtype=np.float32).reshape(-1, 1)
@@ -165,7 +178,15 @@ class TorchRecCompute(SumModel):
         return EmbeddingBagCollection([config], device=torch.device("meta"))
 
     def _option(
-        self, pooling: float, rows: int, dim: int, element_bytes: int, batch_size: int, features: int
+        self,
+        pooling: float,
+        kernel: str,
+        cached: float,
+        rows: int,
+        dim: int,
+        element_bytes: int,
+        batch_size: int,
+        features: int,
     ) -> ShardingOption:
         dtype = torch.float16 if element_bytes == torch.float16.itemsize else torch.float32
         return ShardingOption(
@@ -176,7 +197,8 @@ class TorchRecCompute(SumModel):
             batch_size=batch_size,
             sharding_type=ShardingType.TABLE_WISE.value,
             partition_by="device",
-            compute_kernel="fused",
+            compute_kernel=kernel,
+            cache_params=CacheParams(load_factor=cached) if kernel == KERNELS[Tier.CACHED] else None,
             shards=[Shard(size=[rows, dim], offset=[0, 0])],
             is_pooled=True,
         )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from neuroshard.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plans.shard import Home, Tier
+from neuroshard.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.forms import searched_forms
@@ -87,12 +88,15 @@ class TorchRecSearch(Searcher):
         estimates: what it searches with.
         forms: columns, and what its planner may choose besides: "rows" (row_wise, on several hosts table_row_wise too)
             and "copies" (data_parallel). Of these, what the models know and the task allows.
+        cached: one run for each, where hosts have memory for tables: its planner takes the share of a table's rows that
+            a cache has room for as given.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)
     sort_by: Sequence[str] = _SORTS
     estimates: Estimates = field(default_factory=TorchRecEstimates)
     forms: tuple[str, ...] = (Form.COLUMNS,)
+    cached: tuple[CacheShare, ...] = (0.05, 0.2, 0.5)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
@@ -110,7 +114,7 @@ class TorchRecSearch(Searcher):
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
         simulator.models.check(task)
-        if simulator.models.forms.intersection(self.forms) <= {Form.COLUMNS}:
+        if simulator.models.forms.intersection(self.forms) <= {Form.COLUMNS} and not task.topology.host_bytes:
             check_total(Sizes.of(Items.of(task)))
         plans = list(_plans(self, task, simulator))
         if not plans:
@@ -133,8 +137,9 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     renamed = replace(task, tables=tables, constraints=Constraints())
     allowed = allowed_forms(task, simulator.models.forms.intersection(settings.forms))
     allowed[:, ROWS] &= len(set(task.shard_memory)) == 1  # else in blocks as unequal as the memory, which it misreads
-    for factor, sort_by in product(settings.split_factors, settings.sort_by):
-        limits = [_constraints(task, *each, factor) for each in zip(task.tables, allowed.tolist(), strict=True)]
+    shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
+    for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):
+        limits = [_constraints(task, *each, factor, share) for each in zip(task.tables, allowed.tolist(), strict=True)]
         constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
         module, sharders = _module(tables)
@@ -156,12 +161,12 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
 
     devices = task.topology.num_devices
     memory = task.shard_memory
-    sizes: dict[str, Any] = (
-        {"hbm_cap": memory[0]}
-        if len(set(memory)) == 1
-        else {"custom_topology_data": CustomTopologyData({"hbm_cap": list(memory)}, devices)}
-    )
     host = task.topology.host_size
+    on_host = task.topology.host_bytes // host  # an even part of its host's
+    sizes: dict[str, Any] = {"hbm_cap": memory[0], "ddr_cap": on_host}
+    if len(set(memory)) > 1:
+        each = {"hbm_cap": list(memory), "ddr_cap": [on_host] * devices}
+        sizes = {"custom_topology_data": CustomTopologyData(each, devices)}
     topology = Topology(devices, "cuda", local_world_size=host, created_by_factory=True, **sizes)
     batch_size = max(task.batch_size // devices, 1)
     estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
@@ -178,14 +183,20 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
     )
 
 
-def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int) -> Any:
-    """What the task says of a table that may lie in such forms (F,), as far as TorchRec has words for it."""
+def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, share: float) -> Any:
+    """What the task says of a table that may lie in such forms (F,), as far as TorchRec has words for it.
+
+    A cache, where there is one, has room for that share of the rows.
+    """
     from torchrec.distributed.planner.types import ParameterConstraints
+
+    from neuroshard.torchrec.kernels import KERNELS, cache_params
 
     limits = task.constraints.limits(table, task.topology.num_devices)
     width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
     splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
     whole = [] if splits and limits.min_shards > 1 else ["table_wise"]
+    tiers = limits.tiers if task.topology.host_bytes else {Tier.DEVICE}
     words = {
         Form.COLUMNS: [*whole, *(["column_wise"] if splits else [])],
         Form.ROWS: ["row_wise", *(["table_row_wise"] if len(task.topology.hosts) > 1 else [])],
@@ -193,7 +204,8 @@ def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int) -
     }
     return ParameterConstraints(
         sharding_types=[word for form, may in zip(FORMS, forms, strict=True) if may for word in words[form]],
-        compute_kernels=["fused", "dense"],
+        compute_kernels=["dense", *(KERNELS[tier] for tier in tiers)],
+        cache_params=cache_params(Home(Tier.CACHED, share)) if Tier.CACHED in tiers else None,
         min_partition=width if splits else None,
         pooling_factors=[table.pooling_factor / table.features] * table.features,
     )

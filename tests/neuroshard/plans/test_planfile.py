@@ -72,7 +72,10 @@ def test_shards_of_format_1_have_a_table():
         (lambda content: content.pop("prediction"), "field 'prediction' is missing"),
         (lambda content: content["placements"][0].pop("tier"), "field 'tier' is missing"),
         (lambda content: content["placements"][0].pop("rows"), "field 'rows' is missing"),
-        (lambda content: content["placements"][0].update(tier="disk"), "unknown tier 'disk'; valid: device"),
+        (
+            lambda content: content["placements"][0].update(tier="disk"),
+            "unknown tier 'disk'; valid: device, cached, host",
+        ),
         (lambda content: content["placements"][0].update(tier=0), r"placements\[0\].tier=0 must be text"),
         (lambda content: content["placements"][0].update(row=-1), r"placements\[0\].row=-1 must be"),
         (lambda content: content["placements"][0].update(offset=0), "unknown field 'offset'"),

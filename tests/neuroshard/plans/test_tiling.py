@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plans.shard import Home, Placement, Shard, Tier
 from neuroshard.plans.tiling import check_cover, check_tiling
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
@@ -157,7 +157,10 @@ def test_placements_are_checked_against_their_task(places, message):
         (lambda: Shard(0, 0, 8, 0, 0), "shard: rows=0 must be"),
         (lambda: Shard(0, "0", 8, 0, 10), "shard: column='0' must be a whole number"),
         (lambda: Placement(Shard(0, 0, 8, 0, 10), -1), "placement: device=-1 must be"),
-        (lambda: Placement(Shard(0, 0, 8, 0, 10), 0, "disk"), "unknown tier 'disk'; valid: device"),
+        (lambda: Home("disk"), "unknown tier 'disk'; valid: device, cached, host"),
+        (lambda: Home(Tier.CACHED), "tier 'cached' with cached=None"),
+        (lambda: Home(Tier.HOST, 0.5), "tier 'host' with cached=0.5"),
+        (lambda: Home(Tier.CACHED, 1.5), "cached=1.5"),
     ],
 )
 def test_shards_and_placements_are_valid_by_construction(make, message):

@@ -1,0 +1,160 @@
+"""Tables in host memory: what plans say of them, count and refuse."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuroshard.errors import UserError
+from neuroshard.loads import Loads
+from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
+
+ONCE = (1.0, *(0.0,) * 16)
+TABLES = (Table("a", 1000, 8, 2.0, ONCE), Table("b", 500, 16, 1.0, ONCE), Table("c", 100, 8, 1.0, ONCE, pooled=False))
+HOMES = (Home(Tier.CACHED, 0.25), Home(Tier.HOST), ON_DEVICE)
+TOPOLOGY = Topology(4, 1 << 20, devices_per_host=2, host_memory_bytes=1 << 20)
+TASK = Task(TABLES, TOPOLOGY, 64, MemoryUse("rowwise_adagrad"), fixed_homes=HOMES)
+
+
+def _plan(task=TASK):
+    return Plan(task, (*in_columns(task, [(0, 4, 0), (0, 4, 2), (2, 8, 3)]), *in_rows(task, 1, range(4))))
+
+
+def test_shards_lie_in_their_tasks_homes():
+    plan = _plan()
+    assert plan.homes == HOMES
+    assert {call.name for call in map(CALLS.__getitem__, plan.device_loads.loads.call)} == {
+        "cached_columns", "host_rows", "sequence_columns",
+    }  # fmt: skip
+
+
+def test_every_call_has_a_name_and_a_number_of_its_own():
+    assert len({call.name for call in CALLS}) == len(set(CALLS)) == len(CALLS)
+    assert CALLS.index(Call(Form.COPIES)) == 2  # the numbers of those that bundles have always held
+    kinds = [(form, pooled, tier) for form in Form for pooled in (True, False) for tier in Tier]
+    assert [kind for kind in kinds if Call(*kind) not in CALLS] == [
+        kind for kind in kinds if kind[0] is Form.COPIES and kind != (Form.COPIES, True, Tier.DEVICE)
+    ]
+
+
+def test_bytes_of_both_memories():
+    """A cache has whole rows, and lists of 16 bytes for each of them, 4 for each of the table; the state of a row is on
+    the device, weights on the host.
+    """
+    plan = _plan()
+    cached, block = 250 * (4 * 4 + 16) + 4 * 1000 + 4 * 1000, 4 * 125
+    assert plan.device_bytes == (cached + block, block, cached + block, block + 100 * 8 * 4 + 4 * 100)
+    assert plan.host_bytes == (1000 * 4 * 4 + 2 * 125 * 16 * 4,) * 2
+
+
+def test_elements_state_is_on_the_host():
+    loads = Loads.of(TABLES[:1], 64).at([Home(Tier.HOST)])
+    assert MemoryUse("adam").host_bytes(loads).tolist() == [1000 * 8 * 12]
+    assert MemoryUse("adam").device_bytes(loads).tolist() == [0]
+
+
+@given(st.floats(0.001, 1.0), st.floats(0.001, 1.0))
+def test_larger_caches_take_more_of_the_device(one, other):
+    small, large = sorted([one, other])
+    loads = Loads.of([TABLES[0]] * 2, 64).at([Home(Tier.CACHED, small), Home(Tier.CACHED, large)])
+    size = MemoryUse().device_bytes(loads)
+    assert size[0] <= size[1] <= 1000 * (8 * 4 + 16 + 4)
+
+
+def test_plans_are_written_and_read(tmp_path):
+    _plan().save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == _plan()
+    assert Plan.load(tmp_path / "plan.json").homes == HOMES
+
+
+def test_tasks_without_host_memory_are_written_as_before():
+    content = Task(TABLES, Topology(4, 1 << 20), 64, constraints=Constraints((TableRule("a"),))).to_json()
+    assert "host_memory_bytes" not in content["topology"]
+    assert "fixed_homes" not in content
+    assert set(content["constraints"]["rules"][0]) == {
+        "tables", "devices", "min_shards", "max_shards", "min_dim", "forms",
+    }  # fmt: skip
+
+
+def test_plans_say_where_tables_lie():
+    text = str(_plan())
+    assert "1 in rows, 1 behind a cache, 1 in host memory" in text
+    assert "a[0:4] (cached 0.25)" in text
+    assert "(host)" in text
+
+
+def test_all_shards_of_a_table_lie_in_one_memory():
+    placements = list(_plan().placements)
+    placements[0] = replace(placements[0], home=ON_DEVICE)
+    with pytest.raises(UserError, match=re.escape("shards of table 'a' lie in cached 0.25 and in device; put all in")):
+        Plan(TASK, tuple(placements))
+
+
+def test_copies_lie_on_devices():
+    task = replace(TASK, fixed_homes=())
+    copies = [replace(placed, home=Home(Tier.HOST)) for placed in in_copies(task, 1)]
+    with pytest.raises(UserError, match="copies of table 'b' lie in host; copies lie on devices only"):
+        Plan(task, (*in_columns(task, [(0, 8, 0), (2, 8, 3)]), *copies))
+
+
+def test_a_host_that_holds_too_much_is_named():
+    small = replace(TASK, topology=replace(TOPOLOGY, host_memory_bytes="20KiB"))
+    assert _plan(small).violations == (
+        "host 0 needs 23.4 KiB of its memory for tables, it has 20 KiB",
+        "host 1 needs 23.4 KiB of its memory for tables, it has 20 KiB",
+    )
+    assert not _plan(small).fits
+    assert _plan().fits
+
+
+def test_rules_say_where_tables_may_lie():
+    rules = Constraints((TableRule("a", tiers=("device", "host")), TableRule("b", tiers=("cached",), cached=0.5)))
+    task = replace(TASK, constraints=rules, fixed_homes=())
+    assert task.homes == (ON_DEVICE, Home(Tier.CACHED, 0.5), ON_DEVICE)
+    assert replace(_plan(), task=task).violations == (
+        "table 'a' must not lie in tier cached, only in device or host",
+        "table 'b' must not lie in tier host, only in cached",
+    )
+    other = replace(task, fixed_homes=(Home(Tier.HOST), Home(Tier.CACHED, 0.1), ON_DEVICE))
+    assert _plan(other).violations == ("table 'b' has a cache for 0.1 of its rows, not for 0.5",)
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ((TableRule("a", tiers=("host",)),), "table 'a' may lie in host memory only, and hosts have none for tables"),
+        ((TableRule("a", tiers=("host",)), TableRule("*", tiers=("device",))), "leave no memory that it may lie in"),
+        ((TableRule("a", cached=0.1), TableRule("*", cached=0.2)), "want 0.1 and 0.2 of its rows cached"),
+    ],
+)
+def test_rules_that_leave_nothing_are_refused(rules, why):
+    with pytest.raises(UserError, match=why):
+        Task(TABLES, Topology(4, 1 << 20), 64, constraints=Constraints(rules))
+
+
+def test_unknown_tiers_are_named():
+    with pytest.raises(UserError, match="unknown tier 'disk'; valid: device, cached, host"):
+        TableRule("a", tiers=("disk",))
+
+
+def test_homes_are_of_all_tables():
+    with pytest.raises(UserError, match="fixed_homes lists 1 tables, there are 3"):
+        replace(TASK, fixed_homes=HOMES[:1])
+
+
+def test_models_that_know_no_host_memory_refuse_it():
+    from neuroshard.simulator import Simulator
+    from neuroshard.testing import linear_models
+
+    pooled = Task(TABLES[:2], TOPOLOGY, 64, fixed_homes=HOMES[:2])
+    with pytest.raises(UserError, match="these cost models don't know costs of tables in tier cached; take models"):
+        Simulator(linear_models()).models.check(pooled)

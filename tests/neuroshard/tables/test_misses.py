@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuroshard.tables.misses import Popularity, cache_misses, touched_rows
+from neuroshard.tables.reuse import histogram, zipf_reuse
+
+SHARES = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95])
+
+
+def _chances(rows, exponent):
+    weight = np.arange(1, rows + 1.0) ** -exponent
+    return weight / weight.sum()
+
+
+def _simulated(chances, lookups, cached_rows, batches=120, warm=80, seed=0):
+    """Mean (unique rows, missed rows) of a batch: rows looked up at random through an LRU cache, once it is warm."""
+    rng = np.random.default_rng(seed)
+    last = np.full(len(chances), -1.0)
+    unique, missed = [], []
+    for batch in range(batches):
+        rows = rng.choice(len(chances), lookups, p=chances)
+        oldest = np.sort(last)[-cached_rows]
+        touched = np.unique(rows)
+        unique.append(len(touched))
+        missed.append((last[touched] < max(oldest, 0)).sum())
+        last[rows] = batch * lookups + np.arange(lookups)
+    return np.mean(unique[warm:]), np.mean(missed[warm:])
+
+
+def _by_histogram(rows, lookups, reuse, shares=SHARES):
+    count = len(shares)
+    table = np.full(count, float(rows)), np.full(count, float(lookups)), np.tile(reuse, (count, 1))
+    return cache_misses(*table, shares)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.0, 1.2])
+@pytest.mark.parametrize("cached_rows", [100, 800, 2000, 3000])
+def test_known_rates_miss_as_many_as_a_cache_does(exponent, cached_rows):
+    chances, lookups = _chances(4000, exponent), 500
+    rates = Popularity(np.ones((1, 4000)), lookups * chances)
+    unique, missed = _simulated(chances, lookups, cached_rows)
+    assert rates.unique_rows(np.ones(1))[0, 0] == pytest.approx(unique, rel=0.01)
+    found = unique * rates.missed_share(np.array([cached_rows / 4000]))[0]
+    assert found == pytest.approx(missed, rel=0.04, abs=0.01 * unique)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.0, 1.2])
+@pytest.mark.parametrize(("rows", "lookups"), [(10**6, 10**5), (10**5, 10**5), (10**6, 5000), (20_000, 200_000)])
+def test_histograms_say_how_many_are_missed(exponent, rows, lookups):
+    """Within 7% of the rows that a batch touches, of which more are missed the smaller the cache is."""
+    chances = _chances(rows, exponent)
+    rates = Popularity(np.ones((1, rows)), lookups * chances)
+    unique = rates.unique_rows(np.ones(1))[0, 0]
+    right = unique * np.array([rates.missed_share(np.array([share]))[0] for share in (0.05, 0.2, 0.6)])
+    counts = np.random.default_rng(0).poisson(lookups * chances)
+    found = _by_histogram(rows, lookups, np.array(histogram(counts)), np.array([0.05, 0.2, 0.6]))
+    assert found == pytest.approx(right, abs=0.07 * unique)
+
+
+tables = st.tuples(
+    st.integers(1, 10**9),
+    st.floats(1, 1e8),
+    st.lists(st.floats(0, 1), min_size=17, max_size=17).filter(lambda shares: sum(shares) > 0.01),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables, st.lists(st.floats(0, 1), min_size=2, max_size=6))
+def test_larger_caches_miss_no_more(table, shares):
+    rows, lookups, counts = table
+    reuse = np.array(counts) / sum(counts)
+    shares = np.array([0.0, *sorted(shares), 1.0])
+    missed = _by_histogram(rows, lookups, reuse, shares)
+    touched = touched_rows(np.array([rows]), np.array([lookups]), reuse[None])
+    assert missed[0] == pytest.approx(touched[0])
+    assert missed[-1] == pytest.approx(0, abs=1e-9 * touched[0])
+    assert (np.diff(missed) <= 1e-9 * touched[0]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(10, 10**7), st.floats(10, 1e6), st.floats(0, 1.3), st.floats(0, 0.9))
+def test_more_lookups_miss_more(rows, lookups, exponent, share):
+    """Of rows that are as popular as before."""
+    few, many = (
+        _by_histogram(rows, of_batch, np.array(zipf_reuse(rows, of_batch, exponent)), np.array([share]))[0]
+        for of_batch in (lookups, 4 * lookups)
+    )
+    assert many >= few * 0.999
+
+
+def test_more_lookups_at_known_rates_miss_more():
+    rates = 50 * _chances(1000, 1.05)
+    missed = [
+        Popularity(np.ones((len(SHARES), 1000)), factor * rates) for factor in (1, 2, 4, 8)
+    ]
+    found = np.array([one.missed_share(SHARES) * one.unique_rows(np.ones(1))[:, 0] for one in missed])
+    assert (np.diff(found, axis=0) > 0).all()
+
+
+def test_what_is_never_looked_up_is_not_missed():
+    once = np.eye(17)[0]
+    assert _by_histogram(1000, 0.0, once) == pytest.approx(np.zeros(len(SHARES)))
+
+
+def test_tables_are_costed_one_by_one():
+    """Whatever others are asked of at the same time, and in whatever order."""
+    rng = np.random.default_rng(0)
+    rows, lookups = rng.integers(1, 10**6, 12) * 1.0, rng.uniform(1, 1e5, 12)
+    reuse, cached = rng.dirichlet(np.ones(17), 12), rng.uniform(0, 1, 12)
+    twice = [np.concatenate([values, values[::-1]]) for values in (rows, lookups, reuse, cached)]
+    alone = [cache_misses(rows[i : i + 1], lookups[i : i + 1], reuse[i : i + 1], cached[i : i + 1])[0] for i in range(12)]
+    assert cache_misses(*twice) == pytest.approx([*alone, *alone[::-1]])

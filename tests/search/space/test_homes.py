@@ -1,0 +1,105 @@
+"""The memories that tables get: the cheapest that fit."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.stages.search.space.homes import HomeOptions
+
+HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 0.5), Home(Tier.HOST))
+
+
+@st.composite
+def options(draw):
+    """Tables whose cheaper memories take more of the devices, as a rule."""
+    count = draw(st.integers(1, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 20)))
+    size = rng.integers(1, 1000, count)[:, None]
+    device = np.floor(size * np.array([1.0, 0.1, 0.5, 0.0])).astype(np.int64)
+    cost = rng.random((count, 1)) * np.array([1.0, 8.0, 5.0, 20.0]) * rng.uniform(0.8, 1.2, (count, 4))
+    cost[rng.random((count, 4)) < 0.1] = np.inf
+    cost[np.isinf(cost).all(axis=1), 0] = 1.0
+    host = np.where(np.arange(4) == 0, 0, size)
+    return HomeOptions(HOMES, cost, device, host)
+
+
+def _sums(given_options, chosen):
+    rows = np.arange(len(chosen))
+    return tuple(
+        values[rows, list(chosen)].sum()
+        for values in (given_options.cost_ms, given_options.device_bytes, given_options.host_bytes)
+    )
+
+
+def _best(given_options, device, host):
+    """The least cost of all choices that fit."""
+    every = (_sums(given_options, some) for some in product(range(4), repeat=len(given_options.cost_ms)))
+    return min((cost for cost, on_device, on_host in every if on_device <= device and on_host <= host), default=np.inf)
+
+
+@given(options(), st.floats(0, 1.2))
+@settings(max_examples=200)
+def test_choices_fit_and_are_found_where_there_are_any(some, share):
+    room = int(share * some.device_bytes[:, 0].sum())
+    plenty = int(some.host_bytes.sum())
+    chosen, best = some.cheapest(room, plenty), _best(some, room, plenty)
+    assert (chosen is None) == np.isinf(best)
+    if chosen is not None:
+        cost, device, _ = _sums(some, chosen)
+        assert device <= room
+        assert np.isfinite(cost)
+
+
+def test_choices_are_near_the_best():
+    """What is lost is a part of one table's bytes: little where tables are many."""
+    rng, gaps = np.random.default_rng(0), []
+    for _ in range(40):
+        size = rng.integers(50, 1000, 6)[:, None]
+        cost = rng.random((6, 1)) * np.array([1.0, 8.0, 5.0, 20.0]) * rng.uniform(0.9, 1.1, (6, 4))
+        device = np.floor(size * np.array([1.0, 0.1, 0.5, 0.0])).astype(np.int64)
+        some = HomeOptions(HOMES, cost, device, np.where(np.arange(4) == 0, 0, size))
+        room, plenty = int(rng.uniform(0.2, 0.9) * size.sum()), int(size.sum())
+        gaps.append(_sums(some, some.cheapest(room, plenty))[0] / _best(some, room, plenty) - 1)
+    assert np.mean(gaps) < 0.15
+    assert np.median(gaps) < 0.1
+
+
+def test_room_for_all_is_taken():
+    some = HomeOptions(
+        HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
+    )
+    assert some.cheapest(30, 0).tolist() == [0, 0, 0]
+    assert some.cheapest(29, 30).tolist().count(0) == 2
+
+
+@pytest.mark.parametrize("host", [10, 20, 30])
+def test_host_memory_holds_too(host):
+    some = HomeOptions(
+        HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
+    )
+    chosen = some.cheapest(30 - host + 10, host)
+    assert chosen is not None
+    assert _sums(some, chosen)[2] <= host
+
+
+def test_nothing_fits_where_both_memories_are_too_small():
+    some = HomeOptions(
+        HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
+    )
+    assert some.cheapest(15, 10) is None
+
+
+@given(options(), st.floats(0, 1), st.floats(0, 1))
+@settings(max_examples=100)
+def test_host_memory_is_never_exceeded(some, device_share, host_share):
+    room = int(device_share * some.device_bytes[:, 0].sum())
+    host = int(host_share * some.host_bytes[:, 1].sum())
+    chosen = some.cheapest(room, host)
+    if chosen is not None:
+        _, device, on_host = _sums(some, chosen)
+        assert device <= room
+        assert on_host <= host
