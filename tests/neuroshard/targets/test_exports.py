@@ -332,7 +332,7 @@ def _whole(home):
          "'t' lies in columns, and SOK has rows of sequence tables only"),
         ("sok", _plan(_table("t"), _whole(Home()), others=3), "device 3 holds no table, and SOK wants one on every"),
         ("sok", _plan(_table("t", 1 << 26), _whole(Home(Tier.CACHED, 0.2))),
-         "'t' has a cache of 0.8 GiB on a device, and SOK counts whole GiB"),
+         "'t' has a cache of 819 MiB on a device, and SOK counts whole GiB"),
         ("sok", _plan(_table("t", bytes_per_element=2), _whole(Home(Tier.HOST))),
          "'t' has 2 bytes per element in host memory, and SOK stores 4 there"),
         ("hugectr", _plan(_table("t"), lambda task: in_columns(task, [(0, 4, 0), (0, 12, 1)])),
