@@ -17,7 +17,7 @@ from neuroshard.searching import searcher_of
 from neuroshard.simulator import Simulator
 from neuroshard.tables.criteo import criteo
 from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.targets.export import constrained, target_named
+from neuroshard.targets.export import constrained, for_target, target_named
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 
@@ -71,12 +71,12 @@ def _cost_ms(task: Task, target: str | None, simulator: Simulator) -> float:
     """Of the default search's plan; infinite if there is none. Every plan can be exported."""
     (kept,) = constrained([task], target)
     try:
-        plan = searcher_of("neuroshard").search(kept, simulator)
+        plan = for_target(searcher_of("neuroshard"), target).search(kept, simulator)
     except InfeasibleError:
         return float("inf")
     if target is not None:
         target_named(target).export(plan)
-    return simulator.cost(kept, plan).total_ms
+    return simulator.cost(plan.task, plan).total_ms
 
 
 if __name__ == "__main__":

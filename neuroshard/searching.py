@@ -9,7 +9,7 @@ from neuroshard.registry import build
 from neuroshard.schema import shown
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.targets.export import constrained
+from neuroshard.targets.export import constrained, for_target
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
 
@@ -25,7 +25,7 @@ def search(
     """A plan for `task` with its predicted cost, by a method or the one that `conf/searcher/<searcher>.yaml` describes.
 
     `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
-    one that `export_plan` can write for it; its task has the target's rules among its constraints.
+    one that `export_plan` can write for it; its task has rules for that among its constraints.
 
     What should be known of how the plan was found, and what of it lies outside the range that the models were fitted
     to, is said by Python's `warnings`.
@@ -36,7 +36,7 @@ def search(
     """
     if not isinstance(simulator, Simulator):
         raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
-    method = searcher_of(searcher, **settings)
+    method = for_target(searcher_of(searcher, **settings), target)
     (task,) = constrained([task], target)
     with blas_threads(1):
         found = method.find(task, simulator)

@@ -10,11 +10,13 @@ from neuroshard.checked import checked
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import PathName
+from neuroshard.searcher import Searcher
+from neuroshard.targets.equal_parts import EqualParts
 from neuroshard.targets.exported import Exported
 from neuroshard.targets.hugectr import HUGECTR
 from neuroshard.targets.plain import PLAIN
 from neuroshard.targets.sok import SOK
-from neuroshard.targets.target import Target
+from neuroshard.targets.target import Splits, Target
 from neuroshard.targets.torchrec import TORCHREC, in_module
 from neuroshard.tasks.task import Task
 
@@ -62,6 +64,17 @@ def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
         UserError: there is no such target, or it can't serve a task's tables or rules.
     """
     return tuple(tasks) if target is None else tuple(target_named(target).constrained(task) for task in tasks)
+
+
+def for_target(searcher: Searcher, target: str | None) -> Searcher:
+    """The searcher for tasks that are constrained to a target: one that tries more than halves, where parts are equal.
+
+    Raises:
+        UserError: there is no such target.
+    """
+    if target is None or target_named(target).splits is not Splits.EQUAL:
+        return searcher
+    return EqualParts(searcher)
 
 
 @dataclass(frozen=True)

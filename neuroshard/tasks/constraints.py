@@ -90,6 +90,7 @@ class TableLimits:
         forms: that it may lie in.
         tiers: of memory that it may lie in.
         cached: share of its rows that a cache has room for; None for any.
+        equal_widths: whether a rule wants its shards all as wide.
     """
 
     devices: tuple[int, ...]
@@ -101,6 +102,7 @@ class TableLimits:
     forms: frozenset[Form]
     tiers: frozenset[Tier] = frozenset(Tier)
     cached: float | None = None
+    equal_widths: bool = False
 
     @property
     def home(self) -> Home:
@@ -156,7 +158,8 @@ class Constraints:
         cached = _cached_share(table, matching)
         blocks = max(least, *(rule.min_blocks or 1 for rule in matching), 1)
         shards = min(most, table.dim // narrowest)
-        limits = TableLimits(devices, least, shards, blocks, most, narrowest, forms, tiers, cached)
+        equal = any(rule.equal_widths for rule in matching)
+        limits = TableLimits(devices, least, shards, blocks, most, narrowest, forms, tiers, cached, equal)
         _check_limits(table, limits, together, num_devices)
         return limits
 
