@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from neuroshard.tables.table import Table
     from neuroshard.tables.tally import Counted, TableShape
     from neuroshard.tables.trace import table_from_trace
+    from neuroshard.targets.export import export_plan
+    from neuroshard.targets.exported import Exported
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
     from neuroshard.tasks.memory import MemoryUse
     from neuroshard.tasks.task import Task, Topology
@@ -38,6 +40,7 @@ __all__ = [
     "Cost",
     "CostModels",
     "Counted",
+    "Exported",
     "Home",
     "InfeasibleError",
     "MeasuredTables",
@@ -56,6 +59,7 @@ __all__ = [
     "Tier",
     "Topology",
     "UserError",
+    "export_plan",
     "load_tables",
     "search",
     "table_from_trace",
@@ -83,6 +87,8 @@ _HOMES = {
     "tables.table": ("Table",),
     "tables.tally": ("Counted", "TableShape"),
     "tables.trace": ("table_from_trace",),
+    "targets.export": ("export_plan",),
+    "targets.exported": ("Exported",),
     "tasks.task": ("Task", "Topology"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -9,25 +9,35 @@ from neuroshard.registry import build
 from neuroshard.schema import shown
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
+from neuroshard.targets.export import constrained, for_target
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
 
 
-def search(task: Task, simulator: Simulator, searcher: Searcher | str = "neuroshard", **settings: Any) -> Plan:
+def search(
+    task: Task,
+    simulator: Simulator,
+    searcher: Searcher | str = "neuroshard",
+    *,
+    target: str | None = None,
+    **settings: Any,
+) -> Plan:
     """A plan for `task` with its predicted cost, by a method or the one that `conf/searcher/<searcher>.yaml` describes.
 
-    `settings` override the config's, such as `beam_width=5`.
+    `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
+    one that `export_plan` can write for it; its task has rules for that among its constraints.
 
     What should be known of how the plan was found, and what of it lies outside the range that the models were fitted
     to, is said by Python's `warnings`.
 
     Raises:
-        UserError: no such searcher or setting, or the simulator's models can't serve the task.
+        UserError: no such searcher, setting or target, or the simulator's models or the target can't serve the task.
         InfeasibleError: the method finds no plan that fits in memory.
     """
     if not isinstance(simulator, Simulator):
         raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
-    method = searcher_of(searcher, **settings)
+    method = for_target(searcher_of(searcher, **settings), target)
+    (task,) = constrained([task], target)
     with blas_threads(1):
         found = method.find(task, simulator)
         plan = simulator.predicted(found.plan)

@@ -24,6 +24,7 @@ COMMANDS = {
     "search": "find sharding plans for tasks",
     "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json RUN_DIR ...",
     "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
+    "export": "write a plan for SOK, HugeCTR, TorchRec or as plain JSON: export plan=PLAN.json to=sok out=TABLES.py",
     "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
     "compile": "compile the search's inner loops now, so that the first search needn't",
     "train-policy": "train the policy of a reinforcement-learning searcher",

@@ -53,10 +53,11 @@ def _broken_limits(name: str, form: Form, limits: TableLimits, held: Mapping[int
     if wrong := set(held).difference(limits.devices):
         yield f"table {name!r} must not lie on device {min(wrong)}"
     shards = 1 if form is Form.COPIES else len(held)
-    most = limits.max_blocks if form is Form.ROWS else limits.max_shards
-    if not limits.min_shards <= shards <= most:
+    in_rows = form is Form.ROWS
+    least, most = (limits.min_blocks, limits.max_blocks) if in_rows else (limits.min_shards, limits.max_shards)
+    if not least <= shards <= most:
         copied = ", in copies, which count as one shard" if form is Form.COPIES else ""
-        yield f"table {name!r} is on {len(held)} devices{copied}, not on {limits.min_shards} to {most}"
+        yield f"table {name!r} is on {len(held)} devices{copied}, not on {least} to {most}"
     if min(held.values()) < limits.min_dim:
         yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
 

@@ -32,6 +32,9 @@ class TableRule:
         forms: that a table may lie in; None allows all.
         tiers: of memory that a table may lie in; None allows all.
         cached: share of its rows that the cache has room for where it lies in tier "cached"; None leaves it open.
+        min_blocks: devices that rows of a table are spread over, at least; None sets no limit.
+        equal_widths: shards of a table that is split are all as wide: two halves, or as many parts as `min_shards` asks
+            for.
     """
 
     tables: str
@@ -42,6 +45,8 @@ class TableRule:
     forms: tuple[str, ...] | None = None
     tiers: tuple[str, ...] | None = None
     cached: CacheShare | None = None
+    min_blocks: int | None = None
+    equal_widths: bool = False
 
     def __post_init__(self) -> None:
         if self.tiers is not None:
@@ -50,7 +55,7 @@ class TableRule:
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.forms is not None:
             object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
-        for name in ("min_shards", "max_shards", "min_dim"):
+        for name in ("min_shards", "max_shards", "min_dim", "min_blocks"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
@@ -79,23 +84,25 @@ class TableLimits:
 
     Attributes:
         devices: that may hold it.
-        min_shards: devices that columns or rows of it are spread over, at least; copies count as one shard.
-        max_shards: devices that columns of it are spread over, at most.
-        max_blocks: the same of rows.
+        min_shards, max_shards: devices that columns of it are spread over; copies count as one shard.
+        min_blocks, max_blocks: devices that rows of it are spread over.
         min_dim: columns on each device, at least.
         forms: that it may lie in.
         tiers: of memory that it may lie in.
         cached: share of its rows that a cache has room for; None for any.
+        equal_widths: whether a rule wants its shards all as wide.
     """
 
     devices: tuple[int, ...]
     min_shards: int
     max_shards: int
+    min_blocks: int
     max_blocks: int
     min_dim: int
     forms: frozenset[Form]
     tiers: frozenset[Tier] = frozenset(Tier)
     cached: float | None = None
+    equal_widths: bool = False
 
     @property
     def home(self) -> Home:
@@ -142,20 +149,17 @@ class Constraints:
         only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
         devices = tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices))
         least = max((rule.min_shards or 1 for rule in matching), default=1)
-        narrowest = max(_narrowest(table), *(rule.min_dim or DIM_MULTIPLE for rule in matching), DIM_MULTIPLE)
+        narrowest = max(_narrowest(table, matching, least), *(rule.min_dim or DIM_MULTIPLE for rule in matching), 1)
         narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
         most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in matching))
         known = Form if table.pooled and Tier.DEVICE in tiers else SEQUENCE_FORMS
         forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in matching))
-        shares = {rule.cached for rule in matching if rule.cached is not None}
-        if len(shares) > 1:
-            raise UserError(
-                f"constraints: the rules for table {table.name!r} want {min(shares)} and {max(shares)} of its rows "
-                "cached; name one share"
-            )
-        cached = shares.pop() if shares else None
-        limits = TableLimits(devices, least, min(most, table.dim // narrowest), most, narrowest, forms, tiers, cached)
+        cached = _cached_share(table, matching)
+        blocks = max(least, *(rule.min_blocks or 1 for rule in matching), 1)
+        shards = min(most, table.dim // narrowest)
+        equal = any(rule.equal_widths for rule in matching)
+        limits = TableLimits(devices, least, shards, blocks, most, narrowest, forms, tiers, cached, equal)
         _check_limits(table, limits, together, num_devices)
         return limits
 
@@ -287,17 +291,37 @@ class Constraints:
         """The constraints as JSON-ready fields."""
         content = asdict(self)
         for rule in content["rules"]:
-            for name in ("tiers", "cached"):  # as before there were any
-                if rule[name] is None:
+            for name in ("tiers", "cached", "min_blocks", "equal_widths"):  # as before there were any
+                if not rule[name]:
                     del rule[name]
         return content
 
 
-def _narrowest(table: Table) -> int:
-    """Columns that a shard of a table that is split may have at least: half of a sequence table, if it has halves."""
-    if table.pooled:
+def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
+    """Share of a table's rows that its rules want cached; None if they leave it open.
+
+    Raises:
+        UserError: they want different ones.
+    """
+    shares = {rule.cached for rule in rules if rule.cached is not None}
+    if len(shares) > 1:
+        raise UserError(
+            f"constraints: the rules for table {table.name!r} want {min(shares)} and {max(shares)} of its rows "
+            "cached; name one share"
+        )
+    return shares.pop() if shares else None
+
+
+def _narrowest(table: Table, rules: Sequence[TableRule], least: int) -> int:
+    """Columns that a shard of a table that is split may have at least, of which there are `least` or more.
+
+    Of sequence tables, and where widths must be equal, those of one of as many equal parts as there may be: then no
+    wider shards are possible beside it.
+    """
+    if table.pooled and not any(rule.equal_widths for rule in rules):
         return DIM_MULTIPLE
-    return table.dim if table.dim % (2 * DIM_MULTIPLE) else table.dim // 2
+    parts = max(least, 2) if table.pooled else 2
+    return table.dim if table.dim % (parts * DIM_MULTIPLE) else table.dim // parts
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:

@@ -21,6 +21,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Home, Tier
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
+from neuroshard.targets.export import TARGETS
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import (
     OpaqueCompute,
@@ -127,7 +128,17 @@ class SearcherConformance:
         for seed in range(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
 
-    def _keeps_limits_or_refuses(self, task: Task, simulator: Simulator) -> None:
+    def test_plans_for_a_target_are_in_its_words(self) -> None:
+        """Under a target's rules plans keep them and repeat, and the target has words for them."""
+        simulator = Simulator(CostModels.load("roofline:h100"))
+        for target in TARGETS.values():
+            for seed in range(2):
+                task = target.constrained(toy_task(8, 2 + seed, seed=seed))
+                if isinstance(found := self._keeps_limits_or_refuses(task, simulator), Plan):
+                    target.check(found)
+
+    def _keeps_limits_or_refuses(self, task: Task, simulator: Simulator) -> UserError | Plan:
+        """What a search finds."""
         found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
         if isinstance(found, Plan):
             assert found.task == task
@@ -136,6 +147,7 @@ class SearcherConformance:
         else:
             assert "\n" not in str(found)
             assert isinstance(found, InfeasibleError) or "model" in str(found)
+        return found
 
     def test_one_table(self) -> None:
         """Fewer tables than devices leave devices empty."""

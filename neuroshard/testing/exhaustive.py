@@ -130,6 +130,8 @@ def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Ite
             continue
         if not table.pooled and (len(devices) > 2 or len({spread[device] for device in devices}) > 1):
             continue
+        if any(rule.equal_widths for rule in rules) and not _equal(spread, devices, rules):
+            continue
         if all(_rule_kept(rule, spread, devices) for rule in rules) and _pins_kept(pinned, spread):
             yield spread
 
@@ -142,6 +144,12 @@ def _rule_kept(rule: TableRule, spread: Spread, devices: list[int]) -> bool:
     return len(devices) == 1 or min(spread[device] for device in devices) >= (rule.min_dim or 1)
 
 
+def _equal(spread: Spread, devices: list[int], rules: list[TableRule]) -> bool:
+    """Whether the table is whole, or in as many equal parts as there may be: halves, or the fewest that rules allow."""
+    parts = max(2, *(rule.min_shards or 1 for rule in rules))
+    return len(devices) == 1 or (len(devices) == parts and len({spread[device] for device in devices}) == 1)
+
+
 def _pins_kept(pinned: list[PinnedShard], spread: Spread) -> bool:
     return any(
         all(device in pin.devices and spread[device] == pin.dim for pin, device in zip(pinned, places, strict=True))
@@ -149,10 +157,12 @@ def _pins_kept(pinned: list[PinnedShard], spread: Spread) -> bool:
     )
 
 
-def tiny_task(seed: int, most_rows: int = 30, pooled: Sequence[bool] = (True,)) -> TinyTask:
+def tiny_task(
+    seed: int, most_rows: int = 30, pooled: Sequence[bool] = (True,), rules: tuple[TableRule, ...] = ()
+) -> TinyTask:
     """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; most of them with little memory to spare.
 
-    Some are read by several features; each is `pooled` as one of these says.
+    Some are read by several features; each is `pooled` as one of these says. `rules` hold besides those of the task.
     """
     rng = np.random.default_rng(seed)
     features, kinds = (np.random.default_rng([seed, stream]) for stream in (1, 2))
@@ -172,7 +182,8 @@ def tiny_task(seed: int, most_rows: int = 30, pooled: Sequence[bool] = (True,)) 
     shares = np.ones(num_devices) if rng.random() < 0.5 else rng.uniform(0.5, 1.5, size=num_devices)
     memory = tuple(int(np.ceil(slack * total * share / shares.sum())) + received for share in shares)
     free = Task(tables, Topology(num_devices, memory), _BATCH_SIZE, use)
-    return TinyTask(free, _tiny_constraints(tables, num_devices, rng) if rng.random() < 0.8 else Constraints())
+    given = _tiny_constraints(tables, num_devices, rng) if rng.random() < 0.8 else Constraints()
+    return TinyTask(free, replace(given, rules=given.rules + rules))
 
 
 def _tiny_constraints(tables: tuple[Table, ...], num_devices: int, rng: np.random.Generator) -> Constraints:

@@ -28,7 +28,12 @@ _KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
 
 def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
     """Write TorchRec's plan as JSON: types, kernels, ranks and shards of every parameter."""
-    write_json(Path(path), {"format": _FORMAT, "modules": modules_json(sharding_plan)})
+    write_json(Path(path), file_content(sharding_plan))
+
+
+def file_content(sharding_plan: ShardingPlan) -> dict[str, Any]:
+    """What the file of a plan holds, JSON-ready."""
+    return {"format": _FORMAT, "modules": modules_json(sharding_plan)}
 
 
 def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
         and blocks[index] == devices
         and table.name not in bound
         and has_row_blocks(table, host)
-        and task.constraints.limits(table, devices).min_shards <= host
+        and task.constraints.limits(table, devices).min_blocks <= host
     ]
 
 

@@ -57,7 +57,7 @@ def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> l
     devices, limits = task.topology.num_devices, task.constraints.limits(table, task.topology.num_devices)
     forms &= limits.forms
     everywhere = not bound and devices > 1 and len(limits.devices) == devices
-    in_blocks = everywhere and limits.min_shards <= devices <= limits.max_blocks and has_row_blocks(table, devices)
+    in_blocks = everywhere and limits.min_blocks <= devices <= limits.max_blocks and has_row_blocks(table, devices)
     may = {Form.COLUMNS: True, Form.ROWS: in_blocks, Form.COPIES: everywhere and limits.min_shards == 1}
     return [form in forms and may[form] for form in FORMS]
 

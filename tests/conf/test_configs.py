@@ -25,7 +25,12 @@ GROUPS = {
     "evaluate": ["hardware"],
     "train-policy": ["learner", "source"],
 }
-MANDATORY = {"evaluate": ["plans=plan.json"], "explain": ["plans=plan.json"], "report": ["runs=runs"]}
+MANDATORY = {
+    "evaluate": ["plans=plan.json"],
+    "explain": ["plans=plan.json"],
+    "export": ["plan=plan.json", "to=sok", "out=tables.py"],
+    "report": ["runs=runs"],
+}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 

@@ -18,6 +18,7 @@ from neuroshard.stages.search.methods.host_rows import on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.targets.export import target_named
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import random_by_collective, random_form_models
@@ -102,8 +103,9 @@ def test_no_plan_gets_dearer():
         _task([128] * 4, host=16),
         _task([128] * 4, host=1),
         _task([128] * 4, constraints=Constraints((*IN_ROWS.rules, TableRule("rows*", min_shards=9)))),
+        target_named("sok").constrained(_task([128] * 4)),
     ],
-    ids=["one host", "hosts of one device", "more shards wanted"],
+    ids=["one host", "hosts of one device", "more shards wanted", "all devices wanted"],
 )
 def test_rows_stay_on_all_devices_where_hosts_will_not_do(task):
     start = _everywhere(task)

@@ -1,0 +1,110 @@
+"""NVIDIA's HugeCTR, its embedding collection: which GPUs hold each table, and which tables are cut or copied.
+
+A table that k GPUs list is cut over them: in c column shards that are all as wide where the strategy says so, each of
+which is in rows over k / c GPUs that follow each other; c divides k. Columns go to GPUs in their order. Row r is on the
+GPU of that number modulo theirs, not in a block: each has as many rows as with blocks.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neuroshard.plans.form import Form
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Placement, Tier
+from neuroshard.tables import Table
+from neuroshard.targets.exported import Exported
+from neuroshard.targets.target import Splits, Target, placements_by_table
+
+_FORMAT = "neuroshard-hugectr-1"
+
+_Entry = str | tuple[str, int]  # a table, or one that is cut in so many columns
+_Strategy = list[tuple[str, list[_Entry]]]
+
+
+@dataclass(frozen=True)
+class _Sharding:
+    """What HugeCTR's `EmbeddingCollectionConfig.shard` takes."""
+
+    matrix: list[list[str]]
+    strategy: _Strategy
+
+
+def _write(plan: Plan) -> Exported:
+    tables, sharding = plan.task.tables, _sharding(plan)
+    content: dict[str, Any] = {
+        "format": _FORMAT,
+        "num_gpus": plan.task.topology.num_devices,
+        "tables": [{"name": table.name, "max_vocabulary_size": table.rows, "ev_size": table.dim} for table in tables],
+        "shard_matrix": sharding.matrix,
+        "shard_strategy": [[kind, [_plain(entry) for entry in entries]] for kind, entries in sharding.strategy],
+    }
+    return Exported(content, _snippet(tables, sharding))
+
+
+def _sharding(plan: Plan) -> _Sharding:
+    matrix: list[list[str]] = [[] for _ in range(plan.task.topology.num_devices)]
+    groups: dict[tuple[str, int], list[_Entry]] = defaultdict(list)
+    for table, form, placed in zip(plan.task.tables, plan.forms, placements_by_table(plan), strict=True):
+        for placement in placed:
+            matrix[placement.device].append(table.name)
+        groups[_group(table, form)].append(_entry(table, placed))
+    return _Sharding(matrix, [(kind, entries) for (kind, _), entries in sorted(groups.items())])
+
+
+def _group(table: Table, form: Form) -> tuple[str, int]:
+    """Tables of one group are looked up together: sequence tables only with others of their width."""
+    return ("dp" if form is Form.COPIES else "mp", 0 if table.pooled else table.dim)
+
+
+def _entry(table: Table, placed: Sequence[Placement]) -> _Entry:
+    columns = table.dim // placed[0].shard.dim
+    return table.name if columns == 1 else (table.name, columns)
+
+
+def _plain(entry: _Entry) -> str | list[str | int]:
+    return entry if isinstance(entry, str) else [*entry]
+
+
+def _snippet(tables: Sequence[Table], sharding: _Sharding) -> str:
+    shapes = [(table.name, table.rows, table.dim) for table in tables]
+    return (
+        f'"""Embedding tables for HugeCTR on {len(sharding.matrix)} GPUs; written by neuroshard export.\n'
+        "\n"
+        "Give config.embedding_lookup the tables of make_tables() for every feature, then call shard(config).\n"
+        '"""\n'
+        "\n"
+        "import hugectr\n"
+        "\n"
+        f"TABLES = {_lines(shapes)}  # name, rows, columns\n"
+        f"SHARD_MATRIX = {_lines(sharding.matrix)}  # of each GPU, the tables that it has a part of\n"
+        f"SHARD_STRATEGY = {_lines(sharding.strategy)}\n"
+        "\n\n"
+        "def make_tables():\n"
+        '    """The configuration of each table, by the table\'s name."""\n'
+        "    return {\n"
+        "        name: hugectr.EmbeddingTableConfig(name=name, max_vocabulary_size=rows, ev_size=columns)\n"
+        "        for name, rows, columns in TABLES\n"
+        "    }\n"
+        "\n\n"
+        "def shard(config):\n"
+        '    """Lay the tables of an embedding collection out as planned."""\n'
+        "    config.shard(shard_matrix=SHARD_MATRIX, shard_strategy=SHARD_STRATEGY)\n"
+    )
+
+
+def _lines(entries: Iterable[object]) -> str:
+    """A list in Python, a line an entry."""
+    return "[\n" + "".join(f"    {entry!r},\n" for entry in entries) + "]"
+
+
+HUGECTR = Target(
+    "hugectr",
+    "HugeCTR",
+    _write,
+    sequence_forms=frozenset({Form.ROWS}),
+    splits=Splits.EQUAL,
+    tiers=frozenset({Tier.DEVICE}),
+    element_bytes=(4,),
+)

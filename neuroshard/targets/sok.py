@@ -1,0 +1,193 @@
+"""NVIDIA's SparseOperationKit (SOK) for TensorFlow: a variable for each table, whole on a GPU or in rows over all.
+
+SOK gives row r of a table in rows to GPU r % D, not blocks of rows: each has as many rows as with blocks, and where hot
+rows lie together, more even lookups.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Placement, Tier
+from neuroshard.tables import Table
+from neuroshard.targets.exported import Exported
+from neuroshard.targets.target import Splits, Target, placements_by_table
+from neuroshard.units import readable_bytes
+
+_FORMAT = "neuroshard-sok-1"
+_TYPES = {2: "float16", 4: "float32"}
+_FLOAT_BYTES = 4
+_GIB = 1 << 30
+_LEAST_CAPACITY = 1024  # of a hash table: some of HKV's buckets of 128
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*")  # that TensorFlow takes
+
+
+@dataclass(frozen=True)
+class _Static:
+    """A `sok.Variable`: all rows in GPU memory.
+
+    Attributes:
+        table: its name in the plan.
+        rows, dimension: of the whole table.
+        dtype: of its elements.
+        mode: "localized:g" for all of it on GPU g, "distributed" for rows over all GPUs.
+    """
+
+    table: str
+    rows: int
+    dimension: int
+    dtype: str
+    mode: str
+
+    @property
+    def call(self) -> str:
+        """What makes it, in Python."""
+        shape = f"shape=[{self.rows}, {self.dimension}]"
+        named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
+        return f"sok.Variable({shape}, initializer=initializer, dtype=tf.{self.dtype}, mode={self.mode!r}{named})"
+
+
+@dataclass(frozen=True)
+class _Hybrid:
+    """A `sok.DynamicVariable` over HKV: a hash table with keys in GPU memory, and vectors there and in host memory.
+
+    Attributes:
+        table: its name in the plan.
+        rows, dimension: of the whole table.
+        mode: as of `_Static`.
+        capacity: vectors that each GPU with rows of it has room for: a power of two, at least twice those rows, as
+            HKV's `max_load_factor` of a half wants it.
+        max_hbm_for_vectors: GiB of each such GPU's memory for vectors; HKV counts whole ones.
+    """
+
+    table: str
+    rows: int
+    dimension: int
+    mode: str
+    capacity: int
+    max_hbm_for_vectors: int
+
+    @property
+    def call(self) -> str:
+        """What makes it, in Python."""
+        named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
+        return (
+            f"hybrid({self.dimension}, {self.mode!r}, capacity={self.capacity}, "
+            f"max_hbm_for_vectors={self.max_hbm_for_vectors}{named})"
+        )
+
+
+_Variable = _Static | _Hybrid
+
+
+def _write(plan: Plan) -> Exported:
+    placed = placements_by_table(plan)
+    _check_every_gpu(plan, placed)
+    variables = [_variable(table, its) for table, its in zip(plan.task.tables, placed, strict=True)]
+    num_gpus = plan.task.topology.num_devices
+    content = {"format": _FORMAT, "num_gpus": num_gpus, "variables": [_fields(variable) for variable in variables]}
+    return Exported(content, _snippet(num_gpus, variables))
+
+
+def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
+    """Of a table that has these placements.
+
+    Raises:
+        UserError: its part in GPU memory is less than SOK counts, or it has elements that SOK has in GPU memory only.
+    """
+    home, mode = placed[0].home, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
+    if home.tier is Tier.DEVICE:
+        return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
+    if table.bytes_per_element != _FLOAT_BYTES:
+        raise UserError(
+            f"plan: table {table.name!r} has {table.bytes_per_element} bytes per element in host memory, and SOK "
+            f"stores {_FLOAT_BYTES} there; plan it with bytes_per_element={_FLOAT_BYTES}, or in device memory"
+        )
+    rows = max(placement.shard.rows for placement in placed)
+    in_gpu = 0 if home.cached is None else int(rows * home.cached * table.dim * _FLOAT_BYTES)
+    if home.cached is not None and in_gpu < _GIB:
+        raise UserError(
+            f"plan: table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device, and SOK counts whole GiB "
+            "(max_hbm_for_vectors); give it a larger share with a rule (cached), or tier device or host"
+        )
+    capacity = max(1 << (2 * rows - 1).bit_length(), _LEAST_CAPACITY)
+    return _Hybrid(table.name, table.rows, table.dim, mode, capacity, in_gpu // _GIB)
+
+
+def _fields(variable: _Variable) -> dict[str, str | int]:
+    kind = {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
+    return kind | asdict(variable)
+
+
+def _check_every_gpu(plan: Plan, placed: Sequence[Sequence[Placement]]) -> None:
+    """Raise UserError if a GPU has no table: `sok.lookup_sparse` refuses that."""
+    holding = {placement.device for its in placed for placement in its}
+    for device in range(plan.task.topology.num_devices):
+        if device not in holding:
+            raise UserError(
+                f"plan: device {device} holds no table, and SOK wants one on every GPU; search with fewer devices "
+                "(topology.num_devices)"
+            )
+
+
+def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:
+    calls = "".join(f"        {variable.table!r}: {variable.call},\n" for variable in variables)
+    helper = _HYBRID if any(isinstance(variable, _Hybrid) for variable in variables) else ""
+    return _SNIPPET.format(num_gpus=num_gpus, calls=calls, helper=helper)
+
+
+_SNIPPET = '''\
+"""Embedding tables for SparseOperationKit on {num_gpus} GPUs, a process each; written by neuroshard export.
+
+After horovod's init() and sok.init(): tables = make_tables(tf.keras.initializers.GlorotUniform())
+"""
+
+import horovod.tensorflow as hvd
+import sparse_operation_kit as sok
+import tensorflow as tf
+
+NUM_GPUS = {num_gpus}
+
+{helper}
+def make_tables(initializer):
+    """The variable of each table, by the table's name; `initializer` fills those in GPU memory."""
+    if hvd.size() != NUM_GPUS:
+        raise RuntimeError(f"this plan is for {{NUM_GPUS}} processes, there are {{hvd.size()}}")
+    return {{
+{calls}    }}
+'''
+
+# A GPU makes room for a table that lies on another one too, so it is told that there is little to come.
+_HYBRID = f'''
+def hybrid(dimension, mode, capacity, max_hbm_for_vectors, name=None):
+    """A table with vectors in host memory; GPUs that hold nothing of it make no room for it."""
+    if mode not in ("distributed", f"localized:{{hvd.rank()}}"):
+        capacity, max_hbm_for_vectors = {_LEAST_CAPACITY}, 0
+    return sok.DynamicVariable(
+        dimension=dimension,
+        initializer="random",
+        var_type="hybrid",
+        name=name,
+        key_type=tf.int64,
+        dtype=tf.float32,
+        mode=mode,
+        init_capacity=capacity,
+        max_capacity=capacity,
+        max_hbm_for_vectors=max_hbm_for_vectors,
+    )
+
+'''
+
+
+SOK = Target(
+    "sok",
+    "SOK",
+    _write,
+    forms=frozenset({Form.COLUMNS, Form.ROWS}),
+    sequence_forms=frozenset({Form.ROWS}),
+    splits=Splits.NONE,
+    rows_over="all",
+)

@@ -1,0 +1,149 @@
+"""What another system can express of a plan: whether it takes one, and tasks whose plans it takes."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+from neuroshard.errors import UserError
+from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import TIERS, Placement, Tier
+from neuroshard.schema import MAX_DIM
+from neuroshard.tables import Table
+from neuroshard.targets.exported import Exported
+from neuroshard.tasks.constraints import TableRule
+from neuroshard.tasks.task import Task
+
+
+class Splits(StrEnum):
+    """Ways to cut a table in columns.
+
+    Attributes:
+        NONE: no table is cut.
+        EQUAL: in parts that are all as wide.
+        ANY: in parts of any width.
+    """
+
+    NONE = "none"
+    EQUAL = "equal"
+    ANY = "any"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A system that trains embedding tables, and what it can express of a plan.
+
+    Attributes:
+        name: as settings name it.
+        title: as people do.
+        write: a plan that it can express, in its words.
+        forms: that it lays pooled tables out in.
+        sequence_forms: the same of sequence tables.
+        splits: how it cuts columns.
+        rows_over: devices that rows lie over: "all"; or "hosts", all or those of one host.
+        tiers: of memory that it has.
+        element_bytes: of weights that it stores.
+    """
+
+    name: str
+    title: str
+    write: Callable[[Plan], Exported]
+    forms: frozenset[Form] = frozenset(Form)
+    sequence_forms: frozenset[Form] = frozenset({Form.COLUMNS, Form.ROWS})
+    splits: Splits = Splits.ANY
+    rows_over: Literal["all", "hosts"] = "hosts"
+    tiers: frozenset[Tier] = frozenset(Tier)
+    element_bytes: tuple[int, ...] = (2, 4)
+
+    def export(self, plan: Plan) -> Exported:
+        """The plan in its words.
+
+        Raises:
+            UserError: it has none for it; the line names the table, the limit and what to do.
+        """
+        self.check(plan)
+        return self.write(plan)
+
+    def check(self, plan: Plan) -> None:
+        """Check that the plan lays every table out as the target can.
+
+        Raises:
+            UserError: it doesn't; the line names the table, the limit and what to do.
+        """
+        for number, placed in enumerate(placements_by_table(plan)):
+            table, form = plan.task.tables[number], plan.forms[number]
+            self._check_stored(table)
+            if (why := self._refused(table, form, placed, plan.task)) is not None:
+                raise UserError(f"plan: table {table.name!r} {why}; find another with search target={self.name}")
+
+    def constrained(self, task: Task) -> Task:
+        """The task with rules that keep its plans to what the target can express; as it is where that is everything.
+
+        Raises:
+            UserError: the target can't serve a table of it, or its own rules ask for what the target can't express.
+        """
+        for table in task.tables:
+            self._check_stored(table)
+            if not table.pooled and Form.COLUMNS not in self.sequence_forms:
+                raise UserError(
+                    f"target={self.name}: {self.title} has sequence tables such as {table.name!r} in "
+                    f"{_listed(self.sequence_forms)} only, and searches lay those out in columns; search without them"
+                )
+        rule = self._rule(task.topology.num_devices)
+        if rule == TableRule("*"):
+            return task
+        constraints = replace(task.constraints, rules=(*task.constraints.rules, rule))
+        try:
+            return replace(task, constraints=constraints)
+        except UserError as error:
+            raise UserError(f"target={self.name}: {error}") from None
+
+    def _rule(self, num_devices: int) -> TableRule:
+        """What holds for every table's columns, rows and copies."""
+        return TableRule(
+            "*",
+            min_dim=MAX_DIM if self.splits is Splits.NONE else None,
+            forms=None if self.forms == set(Form) else tuple(form for form in FORMS if form in self.forms),
+            tiers=None if self.tiers == set(Tier) else tuple(tier for tier in TIERS if tier in self.tiers),
+            equal_widths=self.splits is Splits.EQUAL,
+            min_blocks=num_devices if self.rows_over == "all" else None,
+        )
+
+    def _check_stored(self, table: Table) -> None:
+        if table.bytes_per_element not in self.element_bytes:
+            raise UserError(
+                f"table {table.name!r} has {table.bytes_per_element} bytes per element, and {self.title} stores "
+                f"{' or '.join(map(str, self.element_bytes))}; plan it with bytes_per_element="
+                f"{self.element_bytes[0]}"
+            )
+
+    def _refused(self, table: Table, form: Form, placed: Sequence[Placement], task: Task) -> str | None:
+        """What of a table the target has no words for; None where it has."""
+        forms, kind = (self.forms, "") if table.pooled else (self.sequence_forms, " of sequence tables")
+        if form not in forms:
+            return f"lies in {form.value}, and {self.title} has {_listed(forms)}{kind} only"
+        if (tier := placed[0].home.tier) not in self.tiers:
+            return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
+        widths = {placement.shard.dim for placement in placed}
+        if self.splits is Splits.NONE and widths != {table.dim}:
+            return f"is cut in columns, and {self.title} leaves columns together"
+        if self.splits is Splits.EQUAL and len(widths) > 1:
+            wide = " and ".join(map(str, sorted(widths)))
+            return f"lies in shards of {wide} columns, and those of {self.title} are all as wide"
+        devices = task.topology.num_devices
+        if form is Form.ROWS and len(placed) < devices and self.rows_over == "all":
+            return f"lies in rows on {len(placed)} devices, and {self.title} has rows on all {devices}"
+        return None
+
+
+def placements_by_table(plan: Plan) -> tuple[tuple[Placement, ...], ...]:
+    """(T,) the placements of each table, in order of device."""
+    grouped: list[list[Placement]] = [[] for _ in plan.task.tables]
+    for placed in plan.by_device:
+        grouped[placed.shard.table].append(placed)
+    return tuple(map(tuple, grouped))
+
+
+def _listed(forms: Collection[Form]) -> str:
+    return " and ".join(form.value for form in FORMS if form in forms)

@@ -1,0 +1,107 @@
+"""The command `neuroshard export`, and `target=` of `neuroshard search`."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from neuroshard.app import cli
+from neuroshard.plans.lay_out import in_copies
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.testing import toy_task
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = toy_task(4, num_devices=2)
+    assemble(task, [(index, table.dim, index % 2) for index, table in enumerate(task.tables)]).save("plan.json")
+    copied = [placed for index in range(4) for placed in in_copies(task, index)]
+    Plan(task, tuple(copied)).save("copies.json")
+    Path("tables.csv").write_text("name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\nc,70,32,3\n")
+    return tmp_path
+
+
+def _run(capsys, *arguments):
+    code = 0
+    try:
+        cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("target", ["sok", "hugectr"])
+def test_a_snippet_and_json_beside_it(here, capsys, target):
+    code, out, err = _run(capsys, "export", "plan=plan.json", f"to={target}", "out=found/tables.py")
+    assert code == 0, err
+    assert "4 tables on 2 devices" in out
+    assert "found/tables.py, found/tables.json" in out
+    ast.parse(Path("found/tables.py").read_text())
+    assert json.loads(Path("found/tables.json").read_text())["format"] == f"neuroshard-{target}-1"
+    assert {path.name for path in Path("found").iterdir()} == {"tables.py", "tables.json"}
+
+
+def test_torchrec_in_its_module(here, capsys):
+    code, _, err = _run(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json", "module=sparse.ebc")
+    assert code == 0, err
+    content = json.loads(Path("trec.json").read_text())
+    assert list(content["modules"]) == ["sparse.ebc"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan=plan.json", "to=soc", "out=x.py"], "unknown target 'soc'; did you mean 'sok'?"),
+        (["plan=plan.json", "to=sok", "out=x.json"], "out=x.json must end in .py"),
+        (["plan=plan.json", "to=json", "out=x"], "out=x must end in .json"),
+        (
+            ["plan=plan.json", "to=sok", "out=plan.py"],
+            "plan.json is the plan that is exported; give another out=FILE.py",
+        ),
+        (["plan=plan.json", "to=json", "out=plan.json"], "plan.json is the plan that is exported"),
+        (["plan=plan.json", "to=sok", "out=folder.py"], "folder.py is a directory"),
+        (["plan=plan.json", "to=sok", "out=x.py", "module=a"], "module='a' goes with torchrec only"),
+        (["plan=copies.json", "to=sok", "out=x.py"], "table 'toy0' lies in copies, and SOK has columns and rows only"),
+        (["plan=nowhere.json", "to=sok", "out=x.py"], "no plan at nowhere.json"),
+        (["to=sok", "out=x.py"], "neuroshard export needs plan=...: a plan file"),
+    ],
+)
+def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, message):
+    Path("folder.py").mkdir()
+    before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
+    code, _, err = _run(capsys, "export", *arguments)
+    assert code == 2
+    assert err.startswith("neuroshard: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
+
+
+def _search(*more):
+    tables = ["tables=user_file", "tables.path=tables.csv"]
+    return ["search", "model=roofline:h100", *tables, "batch_size=256", "topology.num_devices=2", *more]
+
+
+@pytest.mark.parametrize("target", ["sok", "hugectr"])
+def test_what_is_searched_for_a_target_can_be_exported(here, capsys, target):
+    code, _, err = _run(capsys, *_search(f"target={target}", "out=run"))
+    assert code == 0, err
+    plan = "run/plans/task-0000.json"
+    assert Plan.load(plan).violations == ()
+    code, _, err = _run(capsys, "export", f"plan={plan}", f"to={target}", "out=tables.py")
+    assert code == 0, err
+
+
+def test_a_run_goes_on_for_its_own_target_only(here, capsys):
+    assert _run(capsys, *_search("target=sok", "out=run"))[0] == 0
+    assert _run(capsys, *_search("target=sok", "out=run"))[0] == 0
+    code, _, err = _run(capsys, *_search("target=hugectr", "out=run"))
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_targets_that_there_are_not(here, capsys):
+    code, _, err = _run(capsys, *_search("target=soc"))
+    assert (code, err) == (2, "neuroshard: error: unknown target 'soc'; did you mean 'sok'?\n")

@@ -1,0 +1,81 @@
+"""Searches for a target: the best of what it can express, not a plan for everything that is cut down."""
+
+from dataclasses import replace
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.targets.export import constrained
+from neuroshard.tasks.constraints import TableRule
+from neuroshard.testing import linear_models, toy_task
+from neuroshard.testing.exhaustive import tiny_task
+
+SIMULATOR = ns.Simulator(ns.CostModels.load("roofline:h100"))
+
+
+def _hot_task():
+    """A table that is best cut in three, among others, on three devices."""
+    task = toy_task(4, 3)
+    hot, *rest = (replace(table, dim=4, pooling_factor=1.0) for table in task.tables)
+    return replace(task, tables=(replace(hot, name="hot", dim=64, pooling_factor=30.0), *rest))
+
+
+def _searched(target):
+    plan = ns.search(_hot_task(), ns.Simulator(linear_models(3)), target=target)
+    return plan, sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
+
+
+def test_a_target_gets_the_best_of_what_it_has_words_for():
+    (free, thirds), (equal, halves), (whole, alone) = map(_searched, (None, "hugectr", "sok"))
+    assert (len(thirds), halves, alone) == (3, [32, 32], [64])
+    costs = [plan.prediction.cost_ms for plan in (free, equal, whole)]
+    assert costs == sorted(costs)
+    for name, plan, others in (("hugectr", equal, [free]), ("sok", whole, [free, equal])):
+        assert plan.violations == ()
+        ns.export_plan(plan, name)
+        for other in others:
+            with pytest.raises(UserError, match="table 'hot'"):
+                ns.export_plan(other, name)
+
+
+def test_large_tables_for_sok_lie_in_rows():
+    """Where models know those, and no device holds one alone."""
+    task = _hot_task()
+    large = replace(task.tables[0], rows=10_000)
+    task = replace(task, tables=(large, *task.tables[1:]), topology=replace(task.topology, memory_bytes=1_500_000))
+    plan = ns.search(task, SIMULATOR, target="sok")
+    assert plan.forms[0] is Form.ROWS
+    assert ns.export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
+
+
+def test_torchrec_has_words_for_everything():
+    assert ns.search(_hot_task(), SIMULATOR, target="torchrec") == ns.search(_hot_task(), SIMULATOR)
+
+
+def test_equal_widths_have_plans_wherever_there_are_any():
+    found, equal = 0, (TableRule("*", equal_widths=True),)
+    searcher = NeuroShard(forms=("columns",))
+    for seed in range(150):
+        tiny = tiny_task(seed, rules=equal)
+        try:
+            task = tiny.task()
+            plan = searcher.search(task, ns.Simulator(linear_models(task.topology.num_devices)))
+        except UserError as error:
+            assert "budget" in str(error) or not tiny.has_plan(), (seed, str(error))
+        else:
+            found += 1
+            assert plan.violations == (), seed
+            assert tiny.has_plan(), seed
+            widths = {}
+            for placed in plan.placements:
+                widths.setdefault(placed.shard.table, set()).add(placed.shard.dim)
+            assert all(len(its) == 1 for its in widths.values()), seed
+    assert found > 20
+
+
+def test_the_target_is_in_the_plan():
+    (task,) = constrained([_hot_task()], "sok")
+    assert ns.search(_hot_task(), SIMULATOR, target="sok").task == task
