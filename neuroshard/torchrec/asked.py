@@ -82,7 +82,8 @@ def host_memory(topology: TorchRecTopology) -> int:
     """
     if topology.compute_device == "cpu":
         return 0
-    own, size = [device.storage.ddr for device in topology.devices], topology.local_world_size
+    own: list[int] = [device.storage.ddr for device in topology.devices]
+    size = topology.local_world_size
     return min(sum(own[first : first + size]) for first in range(0, len(own), size))
 
 
