@@ -89,7 +89,8 @@ def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]
     Each way once. Tables that are `left` have no rule, and neither have those that are bound to others or to devices,
     and those that two parts suffice for.
     """
-    given, seen = task.constraints, {()}
+    given = task.constraints
+    seen: set[tuple[TableRule, ...]] = {()}
     bound = {shard.table for shard in given.pinned}.union(*given.together, *given.apart, left)
     tables = [table for table in task.tables if table.pooled and table.name not in bound]
     for share in _SHARES:
