@@ -64,6 +64,16 @@ def test_shards_are_estimated_alone(planned):
             assert shard.perf.total == pytest.approx(expected, rel=1e-5)
 
 
+def test_sequence_tables_exchange_a_row_for_every_lookup():
+    once = (1.0, *(0.0,) * 16)
+    tables = ns.Table("s", 1000, 16, 7.5, once, features=2, pooled=False), ns.Table("p", 1000, 16, 7.5, once, features=2)
+    task = ns.Task(tables, ns.Topology(2, 1 << 30), 256)
+    options = _options(task, assemble(task, [(0, 16, 0), (1, 16, 1)]))
+    SimulatorShardEstimator(task, Simulator(ns.CostModels.load("roofline:h100"))).estimate(options, {})
+    sequence, pooled = (option.shards[0].perf.fwd_comms for option in options)
+    assert sequence == pytest.approx(pooled * 7.5 / 2)
+
+
 def test_storage_is_what_the_task_counts(planned):
     task, plan, _ = planned
     options = _options(task, plan)
