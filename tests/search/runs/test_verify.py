@@ -112,6 +112,7 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
         assert record.remark in shown
         assert f"{record.measured_ms:.2f}" in shown
     assert "measured ms" in shown
+    assert f"finalists: {tmp_path}/run/finalists.parquet" in shown
     assert _search(bundle, tmp_path / "run", Verify(hardware, 4, 3)).run().saved.plans() == loaded.plans()
     for other in (Verify(hardware, 4, 4), Verify(hardware, 5, 3), None, Verify(replace(hardware, noise=0.1), 4, 3)):
         with pytest.raises(UserError, match="holds a run already, begun with verify"):
