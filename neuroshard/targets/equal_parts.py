@@ -22,7 +22,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 
-_SHARES = (0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
+_SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
 _Share = Callable[[Table], float]
 
 
@@ -89,7 +89,8 @@ def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]
     Each way once. Tables that are `left` have no rule, and neither have those that are bound to others or to devices,
     and those that two parts suffice for.
     """
-    given, seen = task.constraints, {()}
+    given = task.constraints
+    seen: set[tuple[TableRule, ...]] = {()}
     bound = {shard.table for shard in given.pinned}.union(*given.together, *given.apart, left)
     tables = [table for table in task.tables if table.pooled and table.name not in bound]
     for share in _SHARES:
