@@ -16,6 +16,7 @@ from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware, Meter, Outcome
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
+from neuroshard.plans.shard import Tier
 from neuroshard.progress import printer, progress_bar
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
@@ -66,6 +67,7 @@ class Collect:
                 f"comm.num_devices={list(self.comm.num_devices)}"
             )
         self.compute.check(split_tables(self.tables, self.seed))
+        self.hardware.check_tiers(Tier(tier) for tier in self.compute.tiers)
         for count in self.comm.num_devices:
             self.comm.check(self.hardware.devices_per_host(count))
 

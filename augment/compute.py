@@ -13,9 +13,10 @@ from msgspec import Meta
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
+from neuroshard.plans.shard import Home, Tier
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
-from neuroshard.schema import DIM_MULTIPLE, Devices, Dim, Features, Share, TableCount
+from neuroshard.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
 from neuroshard.stages.augment.draw import one_of
 from neuroshard.tables import Table, halvings
 from neuroshard.units import ByteSize
@@ -23,6 +24,7 @@ from neuroshard.units import ByteSize
 _BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
 _ONE_FEATURE = (1,)
 _POOLED = (True,)
+_ON_DEVICE = (Tier.DEVICE,)
 _OUTPUT_BYTES = 4  # of an element of what comes of a lookup
 
 
@@ -50,6 +52,9 @@ class ComputeAugmentation:
             of a combination have one width.
         max_output_bytes: of what comes of a batch's lookups, where a combination isn't pooled; a table alone may have
             more.
+        tiers: "device", "cached" or "host": every combination in columns or rows lies in one of these memories, all of
+            it; one listed twice comes twice as often. In host memory hot rows lie anywhere.
+        cached: share of the rows that there is room for in the cache of a combination in tier "cached", one of these.
     """
 
     max_dim: Dim = 128
@@ -64,10 +69,13 @@ class ComputeAugmentation:
     features: Annotated[tuple[Features, ...], Meta(min_length=1)] = _ONE_FEATURE
     pooled: Annotated[tuple[bool, ...], Meta(min_length=1)] = _POOLED
     max_output_bytes: ByteSize = 32 << 20
+    tiers: Annotated[tuple[str, ...], Meta(min_length=1)] = _ON_DEVICE
+    cached: Annotated[tuple[CacheShare, ...], Meta(min_length=1)] = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
         object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
+        object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.min_tables > self.max_tables:
             raise UserError(
                 f"compute samples: min_tables={self.min_tables} must lie in 1..max_tables={self.max_tables}"
@@ -75,13 +83,14 @@ class ComputeAugmentation:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which samples are drawn: of pooled columns that one feature reads, what decided it when there
-        was no more.
+        """What decides which samples are drawn: of pooled columns that one feature reads, in device memory, what
+        decided it when there was no more.
         """
         settings = asdict(self)
         beyond = set(_BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ())
         beyond |= {"features"} if self.features == _ONE_FEATURE else set()
         beyond |= {"pooled", "max_output_bytes"} if self.pooled == _POOLED else set()
+        beyond |= {"tiers", "cached"} if self.tiers == _ON_DEVICE else set()
         return {name: value for name, value in settings.items() if name not in beyond}
 
     def check(self, split: TableSplit) -> None:
@@ -112,8 +121,16 @@ class ComputeAugmentation:
             return self._as_copies(group, batch_size, rng), name
         tables = self._pooled_tables if one_of(self.pooled, rng) else self._sequence_tables(batch_size)
         if form == Form.ROWS:
-            return self._in_rows(group, batch_size, tables, rng), name
-        return ComputeSample(tables(group, 1, rng), batch_size), name
+            return self._at_home(self._in_rows(group, batch_size, tables, rng), rng), name
+        return self._at_home(ComputeSample(tables(group, 1, rng), batch_size), rng), name
+
+    def _at_home(self, sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
+        """The sample in one of the memories."""
+        tier = Tier(one_of(self.tiers, rng))
+        if tier is Tier.DEVICE:
+            return sample
+        home = Home(tier, one_of(self.cached, rng) if tier is Tier.CACHED else None)
+        return replace(sample, home=home, hot_first=0.0)
 
     def _in_rows(
         self, group: tuple[Table, ...], batch_size: int, combine: _Combine, rng: np.random.Generator

@@ -1,11 +1,14 @@
-"""Trains one small DLRM on several plans, ours and TorchRec's planner's: same losses, step times side by side.
+"""Trains one small model on several plans, ours and TorchRec's planner's: same losses, step times side by side.
 
-usage: torchrun --nproc-per-node=2 benchmarks/dlrm_training.py [KIND] [STEPS] [MODEL]    (KIND: papers, small or hot)
+usage: torchrun --nproc-per-node=2 benchmarks/dlrm_training.py [KIND] [STEPS] [MODEL]
+
+KIND: papers, small or hot, a DLRM of such tables; whole, a model that has weighted and sequence tables too, which MODEL
+must know (roofline:h100 does).
 
 All models live in the same processes and take turns, 10 steps each, on the same synthetic clicks. Where processes
 share cores, a step costs what all devices compute together rather than what the slowest one does: both are printed.
 TorchRec's planner leaves rows out on CPU; what it plans for GPUs with all its types, by its own estimates, stands
-beside it (the best of its settings by our models).
+beside it (the best of its settings by our models), where all tables are pooled.
 """
 
 import sys
@@ -16,13 +19,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingPlan, ShardingPlanner
 from torchrec.models.dlrm import DLRM, DLRMTrain
+from whole_model import WholeModel, features_of, is_weighted, lookups_of, whole_tables
 
 from neuroshard.models import CostModels
 from neuroshard.plans.form import FORMS, Form
@@ -37,7 +44,13 @@ from neuroshard.torchrec import NeuroShardPlanner, from_sharding_plan
 
 DIM, NUM_DENSE, BATCH_SIZE, TURN, WARM_UP = 32, 13, 1024, 10, 20
 MEMORY_BYTES = 8 << 30
-SHARDERS = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.05})]
+FUSED = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.05}
+BAGS = EmbeddingBagCollectionSharder(fused_params=FUSED)
+SHARDERS = [
+    BAGS,
+    FeatureProcessedEmbeddingBagCollectionSharder(BAGS),
+    EmbeddingCollectionSharder(fused_params=FUSED),
+]
 IN_COLUMNS = ("table_wise", "column_wise")
 ALL_TYPES = (*IN_COLUMNS, "row_wise", "data_parallel")
 
@@ -67,7 +80,9 @@ def main() -> None:
 
 
 def _tables(kind: str, batch_size: int) -> tuple[Table, ...]:
-    """The papers' kind; small ones; or some of the papers' and one that is looked up more than these together."""
+    """The papers' kind; small ones; every kind; or some of the papers' and one looked up more than these together."""
+    if kind == "whole":
+        return whole_tables(batch_size, DIM)
     like = tuple(t for t in dlrm_like(batch_size=batch_size, dim=DIM, seed=3) if t.rows < 1_000_000)
     if kind == "papers":
         return like[:24]
@@ -85,22 +100,50 @@ def _table(name: str, rows: int, lookups: int, batch_size: int) -> Table:
 def _planners(tables: tuple[Table, ...], world_size: int, model: str) -> Mapping[str, ShardingPlanner]:
     topology = Topology(world_size, "cpu", ddr_cap=MEMORY_BYTES, created_by_factory=True)
     columns, every = _constraints(tables, IN_COLUMNS), _constraints(tables, ALL_TYPES)
-    on_gpus = TorchRecSearch(forms=FORMS)
-    return {
+    planners = {
         "NeuroShard, columns": NeuroShardPlanner(topology, BATCH_SIZE, model, columns),
         "NeuroShard, all forms": NeuroShardPlanner(topology, BATCH_SIZE, model, every),
         "TorchRec": EmbeddingShardingPlanner(topology, BATCH_SIZE, constraints=every, stats=[], debug=False),
-        "TorchRec, as for GPUs": NeuroShardPlanner(topology, BATCH_SIZE, model, every, searcher=on_gpus),
     }
+    if all(table.pooled for table in tables):
+        on_gpus = TorchRecSearch(forms=FORMS)
+        planners["TorchRec, as for GPUs"] = NeuroShardPlanner(topology, BATCH_SIZE, model, every, searcher=on_gpus)
+    return planners
 
 
 def _constraints(tables: tuple[Table, ...], types: tuple[str, ...]) -> dict[str, ParameterConstraints]:
     return {
         table.name: ParameterConstraints(
-            sharding_types=list(types), min_partition=DIM // 2, pooling_factors=[table.pooling_factor]
+            sharding_types=[kind for kind in types if kind in _served(table)],
+            min_partition=DIM // 2,
+            pooling_factors=[table.pooling_factor / table.features] * table.features,
         )
         for table in tables
     }
+
+
+def _served(table: Table) -> tuple[str, ...]:
+    """What TorchRec serves on CPU: weighted tables in columns, sequence tables in rows too, others in every form."""
+    if not table.pooled:
+        return (*IN_COLUMNS, "row_wise")
+    return IN_COLUMNS if is_weighted(table) else ALL_TYPES
+
+
+def _model(tables: tuple[Table, ...]) -> nn.Module:
+    if not all(table.pooled for table in tables):
+        return WholeModel(tables, NUM_DENSE, DIM)
+    configs = [
+        EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=DIM, feature_names=features_of(t))
+        for t in tables
+    ]
+    collection = EmbeddingBagCollection(configs, device=torch.device("meta"))
+    return DLRMTrain(DLRM(collection, NUM_DENSE, [64, DIM], [64, 1]))
+
+
+def _table_of(parameter: str) -> str | None:
+    """The table that a parameter is the weights of, by their names; None for others."""
+    parts = parameter.split(".")
+    return parts[-2] if {"embedding_bags", "embeddings"}.intersection(parts) else None
 
 
 class _Trained:
@@ -108,12 +151,7 @@ class _Trained:
 
     def __init__(self, planner: ShardingPlanner, task: Task, simulator: Simulator) -> None:
         torch.manual_seed(0)
-        configs = [
-            EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=DIM, feature_names=[f"{t.name}_f"])
-            for t in task.tables
-        ]
-        collection = EmbeddingBagCollection(configs, device=torch.device("meta"))
-        model = DLRMTrain(DLRM(collection, NUM_DENSE, [64, DIM], [64, 1]))
+        model = _model(task.tables)
         start = time.perf_counter()
         plan: ShardingPlan = planner.collective_plan(model, SHARDERS)
         self.planning_s = time.perf_counter() - start
@@ -122,12 +160,10 @@ class _Trained:
         self.forms = [found.forms.count(form) for form in Form]
         self.model = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=SHARDERS)
         self._load()
-        copied = {table.name for table, form in zip(task.tables, found.forms, strict=True) if form is Form.COPIES}
-        rest = [
-            p
-            for name, p in self.model.named_parameters()
-            if "embedding_bags" not in name or name.split(".")[-2] in copied
-        ]
+        trained = {table.name for table, form in zip(task.tables, found.forms, strict=True) if form is Form.COPIES}
+        trained.add(None)  # what is no table, but for weights of positions
+        named = self.model.named_parameters()
+        rest = [p for name, p in named if _table_of(name) in trained and "position_weight" not in name]
         self.optimizer = torch.optim.SGD(rest, lr=0.05)
         self.losses: list[float] = []
         self.step_ms: list[float] = []
@@ -135,7 +171,7 @@ class _Trained:
     def _load(self) -> None:
         """The same weights, however the tables are sharded."""
         for name, tensor in self.model.state_dict().items():
-            if "embedding_bags" not in name:
+            if _table_of(name) is None:
                 continue
             rows, dim = tensor.shape
             generator = torch.Generator().manual_seed(sum(map(ord, name)))
@@ -163,18 +199,15 @@ class _Trained:
 def _batches(tables: tuple[Table, ...], rank: int) -> Iterator[Batch]:
     """Clicks that depend on one dense feature and on the rows of the first tables; lookups are skewed."""
     generator = torch.Generator().manual_seed(rank)
-    lookups = [max(round(table.pooling_factor), 1) for table in tables]
+    read = [(key, lookups_of(table), table.rows) for table in tables for key in features_of(table)]
+    keys, lookups, _ = zip(*read, strict=True)
     lengths = torch.tensor(lookups).repeat_interleave(BATCH_SIZE)
-    keys = [f"{table.name}_f" for table in tables]
     while True:
         dense = torch.randn(BATCH_SIZE, NUM_DENSE, generator=generator)
-        values = [
-            (torch.rand(BATCH_SIZE * count, generator=generator) ** 3 * table.rows).long()
-            for table, count in zip(tables, lookups, strict=True)
-        ]
+        values = [(torch.rand(BATCH_SIZE * count, generator=generator) ** 3 * rows).long() for _, count, rows in read]
         hints = [(part.view(BATCH_SIZE, -1) % 2).float().mean(dim=1) - 0.5 for part in values[:5]]
         clicked = (dense[:, 0] + torch.stack(hints).sum(dim=0) > 0).float()
-        yield Batch(dense, KeyedJaggedTensor(keys, torch.cat(values), lengths=lengths), clicked)
+        yield Batch(dense, KeyedJaggedTensor(list(keys), torch.cat(values), lengths=lengths), clicked)
 
 
 def _report(trained: dict[str, _Trained], kind: str, world_size: int) -> None:

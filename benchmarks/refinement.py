@@ -66,7 +66,7 @@ AWAY = {
     "tables": replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0), **_SLOW_LINKS),
 }  # fmt: skip
 CALLS, EXCHANGES = ComputeAugmentation(any_width_share=0.5), CommAugmentation(max_start_ms=40.0)
-_SEARCH = NeuroShard(improvement=Improvement(shakes=40))
+SEARCH = NeuroShard(improvement=Improvement(shakes=40))
 _SEEN, _ASKED, _UNSEEN = 0, 1, 2  # seeds of the tables at home, of the user's, and of tasks that nobody asked for
 _EXCHANGE_SHARE = 0.25
 
@@ -156,7 +156,7 @@ def refined(start: CostModels, budget: int, setting: Setting) -> CostModels:
     with tempfile.TemporaryDirectory() as folder:
         save_bundle(Path(folder) / "start", start, Card())
         found = Refine(
-            str(Path(folder) / "start"), setting.tasks_of(_ASKED), (_SEARCH, believing(_SEARCH)),
+            str(Path(folder) / "start"), setting.tasks_of(_ASKED), (SEARCH, believing(SEARCH)),
             MadeUpHardware(made_up=setting.away, noise=setting.noise), CALLS, EXCHANGES, learner(),
             Shares(measurements=max(50, budget // 4)), budget, None, 0.0, setting.seed, str(Path(folder) / "out"),
         ).run()  # fmt: skip
@@ -185,10 +185,12 @@ class Quality:
     def of(cls, models: CostModels, setting: Setting) -> "Quality":
         """Of the models' own plans."""
         simulator, truth, tasks = Simulator(models), setting.away.truth, setting.tasks_of(_UNSEEN)
-        asked = [_SEARCH.search(task, simulator) for task in setting.tasks_of(_ASKED)]
-        plans = [_SEARCH.search(task, simulator) for task in tasks]
+        asked = [SEARCH.search(task, simulator) for task in setting.tasks_of(_ASKED)]
+        plans = [SEARCH.search(task, simulator) for task in tasks]
         placements = [Random().search(task, simulator) for task in tasks]
-        (own, _), (other, inside), (there, _) = (_errors(its, models, truth) for its in (asked, plans, placements))
+        (own, _), (other, inside), (there, _) = (
+            errors(its, models, truth.compute.predict(_contents(its))) for its in (asked, plans, placements)
+        )
         costs = [Simulator(truth).cost(plan.task, plan).total_ms for plan in plans]
         return cls(own, other, there, float(inside.mean()), np.array(costs))
 
@@ -200,14 +202,22 @@ class Quality:
         return f"| {name} | {errors} | {self.covered:.0%} | {cost.mean() - 1:+.1%}{error} |"
 
 
-def _errors(plans: Sequence[Plan], models: CostModels, truth: CostModels) -> tuple[FloatArray, BoolArray]:
-    """(n,) of every device that has something: the relative error of its compute cost, and whether margins hold it."""
-    sets = LoadSets.joined([plan.device_loads for plan in plans])
-    sets = sets.take(np.flatnonzero(sets.counts))
-    predicted, true = models.compute.predict(sets), truth.compute.predict(sets)
+def errors(plans: Sequence[Plan], models: CostModels, true: FloatArray) -> tuple[FloatArray, BoolArray]:
+    """(n,) of every device that has something: the relative error of its compute cost, and whether margins hold it.
+
+    Where its true cost is (n,) ms; plans are of columns alone.
+    """
+    sets = _contents(plans)
+    predicted = models.compute.predict(sets)
     assert models.margins is not None
     inside = np.abs(predicted - true) <= models.margins.compute(predicted, models.compute.spread_ms(sets))
     return np.abs(predicted / true - 1), inside
+
+
+def _contents(plans: Sequence[Plan]) -> LoadSets:
+    """What every device holds that has something."""
+    sets = LoadSets.joined([plan.device_loads for plan in plans])
+    return sets.take(np.flatnonzero(sets.counts))
 
 
 COLUMNS = (
@@ -246,16 +256,16 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("--budgets", type=_counts, default=[100, 200, 400, 800])
+    parser.add_argument("--budgets", type=counts, default=[100, 200, 400, 800])
     parser.add_argument("--away", type=lambda text: text.split(","), default=["caches"])
-    parser.add_argument("--seeds", type=_counts, default=[0])
+    parser.add_argument("--seeds", type=counts, default=[0])
     parser.add_argument("--noise", type=float, default=0.05)
     for name, count in (("tasks", 6), ("num-devices", 4), ("samples", 1000), ("epochs", 60)):
         parser.add_argument(f"--{name}", type=int, default=count)
     return parser.parse_args()
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 

@@ -5,7 +5,8 @@ usage: tiers.py [MODEL]    (MODEL: a datasheet, roofline:h100 if none is named)
 Devices have less and less memory for the tables of some tasks: at a share of 1.0 as much as these take, with the same
 for hosts. Searched are columns and rows in device memory alone, all memories by the default search, and all memories
 by TorchRec's planner with its caching kernels, which has three cache sizes to choose from; its plans are costed by the
-same model. In the last column TorchRec's own estimates cost both plans: a device's kernels, the largest sum.
+same model. In the last column TorchRec's own estimates are the model of both searches, in columns alone: a device's
+cost is the sum of what its shards take alone.
 
 The second table costs every plan of tiny tasks: whole tables on 2 devices, in every memory.
 """
@@ -73,7 +74,8 @@ def _row(name: str, task: Task, share: float, simulator: Simulator) -> str:
     found, seconds = _searched(NeuroShard(), task, simulator)
     peer, _ = _searched(TorchRecSearch(), task, simulator)
     theirs = Simulator(torchrec_models(TorchRecTopology(task.topology.num_devices, "cuda")))
-    own = [_ms(theirs, plan) for plan in (found, peer)]
+    in_columns_only, _ = _searched(NeuroShard(forms=("columns",)), task, theirs)
+    own = [_ms(theirs, plan) for plan in (in_columns_only, peer)]
     tiers = [] if found is None else [home.tier for home in found.homes]
     counts = ", ".join(str(tiers.count(tier)) for tier in Tier)
     costs = [_ms(simulator, plan) for plan in (on_device, found, peer)]

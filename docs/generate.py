@@ -14,8 +14,8 @@ from neuroshard.registry import choices
 _WIDTH = 120
 DOCS = Path(__file__).resolve().parent
 GROUPS = (
-    "tables", "tasks", "searcher", "memory", "constraints", "hardware", "compute_model", "comm_model", "learner",
-    "source", "experiment",
+    "tables", "tasks", "searcher", "memory", "constraints", "verify", "hardware", "compute_model", "comm_model",
+    "learner", "source", "experiment",
 )  # fmt: skip
 
 

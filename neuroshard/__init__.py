@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from neuroshard.models.cost_models import CostModels
     from neuroshard.plans.plan import Plan
     from neuroshard.plans.prediction import Prediction
-    from neuroshard.plans.shard import Placement, Shard
+    from neuroshard.plans.shard import Home, Placement, Shard, Tier
     from neuroshard.searcher import Searcher
     from neuroshard.searching import search
     from neuroshard.simulator import Simulator
@@ -41,6 +41,7 @@ __all__ = [
     "CostModels",
     "Counted",
     "Exported",
+    "Home",
     "InfeasibleError",
     "MeasuredTables",
     "MemoryUse",
@@ -55,6 +56,7 @@ __all__ = [
     "TableRule",
     "TableShape",
     "Task",
+    "Tier",
     "Topology",
     "UserError",
     "export_plan",
@@ -74,7 +76,7 @@ _HOMES = {
     "models.cost_models": ("CostModels",),
     "plans.plan": ("Plan",),
     "plans.prediction": ("Prediction",),
-    "plans.shard": ("Placement", "Shard"),
+    "plans.shard": ("Home", "Placement", "Shard", "Tier"),
     "searcher": ("Searcher",),
     "searching": ("search",),
     "simulator": ("Simulator",),

@@ -38,6 +38,18 @@ class Searcher(ABC):
         """The plan of `search`, with a warning where one is due."""
         return Found(self.search(task, simulator))
 
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether it places sequence tables, not pooled ones only."""
+        return True
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """`plan`, which this method found, and others of its task that hardware may turn out to prefer.
+
+        At most `count` in all, no two alike on hardware (`layout_key`). A method that has no others gives `plan` alone.
+        """
+        return (plan,)
+
     def reads(self) -> tuple[str, ...]:
         """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
         return ()

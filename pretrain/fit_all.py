@@ -15,10 +15,12 @@ from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, compute_part
 from neuroshard.models.reach import of_calls, of_exchanges
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.form import IN_COLUMNS, Call, Form
+from neuroshard.plans.shard import Tier
 from neuroshard.progress import progress_bar
 from neuroshard.records.asked import loads_of, traffic_of
 from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes, check_start
+from neuroshard.stages.pretrain.host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.measured import Exchange, Measured
 from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
@@ -60,9 +62,15 @@ class Fit:
         return CostModels(compute, forward, backward, only, self._ranges(measured), input=before)
 
     def _calls(self, measured: Measured, progress: Progress) -> dict[Call, SumModel]:
-        """A model for each call; the fused kernel of row blocks is that of columns, whose model it goes on from."""
+        """A model for each call; the fused kernel of row blocks is that of columns, whose model it goes on from.
+
+        Of tables in host memory it is arithmetic with figures that are solved for.
+        """
         fitted: dict[Call, SumModel] = {}
         for call, its in measured.compute.items():
+            if call.tier is not Tier.DEVICE:
+                fitted[call] = fit_host_tiers(its.train)
+                continue
             start = _compute_start(self.start, call)
             if start is None and call.form is Form.ROWS and self.compute.goes_on_from is not None:
                 start = fitted.get(Call(Form.COLUMNS, call.pooled))

@@ -7,6 +7,7 @@ from typing import Any
 from neuroshard.errors import UserError
 from neuroshard.models.parts import BACKWARD, FORWARD, compute_part, exchange_part
 from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.plans.shard import Tier
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
 from neuroshard.records.samples import ComputeSample, Measurement, Sample, name_of
@@ -142,7 +143,8 @@ def _those(measurements: Sequence[Measurement[Any]], field: str, value: Any) -> 
 
 def _of_call(call: Call) -> str:
     of_sequences = "" if call.pooled else " of sequence tables"
-    return f"compute samples{of_sequences}" + ("" if call.form is Form.COLUMNS else f" in {call.form.value}")
+    in_form = "" if call.form is Form.COLUMNS else f" in {call.form.value}"
+    return f"compute samples{of_sequences}{in_form}" + ("" if call.tier is Tier.DEVICE else f" in tier {call.tier}")
 
 
 def _of_collective(collective: Collective) -> str:

@@ -21,6 +21,7 @@ from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.stages.pretrain.fit_all import Fit, margins_of, tests_of
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, batch_sizes
+from neuroshard.stages.pretrain.host_tiers import beside
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.result import PretrainResult
 from neuroshard.threads import torch_threads
@@ -40,6 +41,8 @@ class Pretrain:
         max_samples: of each kind for training; None takes all. Validation and test keep theirs.
         max_tables: in a compute sample for training; None takes all, 1 does without augmented combinations.
         forms: that models are fitted of, besides columns, as `Call` names them; None takes all that were measured.
+        host_tiers: models whose costs of tables in host memory stand beside what is fitted, where these weren't
+            measured, such as "roofline:h100"; None leaves them out.
         seed: of the initial weights and the order of samples.
     """
 
@@ -51,6 +54,7 @@ class Pretrain:
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
     forms: tuple[str, ...] | None = None
+    host_tiers: PathName | None = None
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -73,6 +77,8 @@ class Pretrain:
                 directories, None if self.forms is None else [call_named(name) for name in self.forms]
             ).limited(self.max_samples, self.max_tables)
             fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
+            if self.host_tiers is not None:
+                fitted = beside(fitted, CostModels.load(self.host_tiers))
             margins = margins_of(fitted, measured)
             metrics = tests_of(fitted, margins, measured)
             card = self._card(manifest, measured, metrics)

@@ -7,6 +7,7 @@ from neuroshard.models import CommModel, SumModel
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.regression import RegressionCompute
 
 
@@ -18,6 +19,8 @@ def scaled_compute(model: SumModel, factor: float) -> SumModel:
         return ComputeEnsemble(tuple(_rescaled(member, factor) for member in model.members))
     if isinstance(model, RegressionCompute):
         return replace(model, weight=model.weight * factor, offset_ms=model.offset_ms * factor)
+    if isinstance(model, HostTiers):
+        return model.scaled(factor)
     rescaled: SumModel = _rescaled(model, factor)
     return rescaled
 

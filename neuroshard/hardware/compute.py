@@ -1,6 +1,6 @@
 """Timing compute samples on one device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -34,7 +34,7 @@ class ComputeBench:
         def build(index: int) -> Run:
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen
-            return partial(self._time, prepared.run)
+            return partial(self._time, prepared)
 
         builds = [partial(build, index) for index in range(len(samples))]
         outcomes = run_batch(builds, self._protocol, np.random.default_rng(seeds), report)
@@ -45,8 +45,8 @@ class ComputeBench:
             return dense_run(sample, self._settings, self._device.torch_device, rng)
         return fused_run(sample, self._settings, self._device.torch_device, self._arenas, rng)
 
-    def _time(self, run: Callable[[], None]) -> Timed:
-        ms = self._device.time_ms(run)
+    def _time(self, prepared: Prepared) -> Timed:
+        ms = self._device.time_ms(prepared.next_run())
         return Timed(np.array(ms), ms / 1e3)
 
     def _reserve(self, samples: Sequence[ComputeSample]) -> None:

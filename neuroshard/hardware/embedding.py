@@ -4,12 +4,13 @@ Of sequence tables it is the one without pooling.
 """
 
 from functools import partial
+from typing import Any
 
 import fbgemm_gpu  # noqa: F401  # registers the operators
 import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     PoolingMode,
@@ -17,6 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from neuroshard.hardware.arena import Arena
+from neuroshard.hardware.host_memory import host_run
 from neuroshard.hardware.inputs import (
     LEARNING_RATE,
     PRECISIONS,
@@ -26,10 +28,16 @@ from neuroshard.hardware.inputs import (
     draw_inputs,
     table_of_feature,
 )
-from neuroshard.hardware.settings import EmbeddingSettings
+from neuroshard.hardware.settings import EmbeddingSettings, check_tiers
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.records.samples import ComputeSample
 
 _OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+_ON_CUDA = {
+    Tier.DEVICE: EmbeddingLocation.DEVICE,
+    Tier.CACHED: EmbeddingLocation.MANAGED_CACHING,
+    Tier.HOST: EmbeddingLocation.MANAGED,
+}
 
 
 class Arenas:
@@ -53,11 +61,14 @@ def fused_run(
 
     Raises:
         RuntimeError, MemoryError: the device has no room.
-        UserError: the tables mix precisions, which one fused call can't.
+        UserError: the tables mix precisions, which one fused call can't; or the device has no such tier of memory.
     """
     operator = build_operator(sample, settings, device, arenas, rng)
+    train = partial(_forward_backward, operator)
+    if sample.home != ON_DEVICE:
+        return host_run(train, operator, sample, device, rng)
     inputs = draw_inputs(sample, device, rng)
-    return Prepared(partial(_forward_backward, operator, inputs), inputs.seen)
+    return Prepared(partial(train, inputs), inputs.seen)
 
 
 def _forward_backward(operator: SplitTableBatchedEmbeddingBagsCodegen, inputs: Inputs) -> None:
@@ -71,10 +82,14 @@ def build_operator(
     arenas: Arenas,
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """The fused operator over all of the sample's tables; on CPU its weights lie in the arena."""
+    """The fused operator over all of the sample's tables; on CPU its weights lie in the arena.
+
+    Rows are fetched into a cache when the operator is called, not before: its cost is that of the call.
+    """
+    check_tiers(device.type, [sample.home.tier])
     on_cpu = device.type == "cpu"
     bytes_per_element = common_precision(sample)
-    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else (_ON_CUDA[sample.home.tier], ComputeDevice.CUDA)
     elements = sample.size_bytes // bytes_per_element
     # Releases of FBGEMM before 1.8 don't know the argument; on CUDA, where they are used, there is no arena.
     weights = (
@@ -89,4 +104,12 @@ def build_operator(
         weights_precision=PRECISIONS[bytes_per_element][0],
         device=device,
         **weights,
+        **_cache(sample.home),
     )
+
+
+def _cache(home: Home) -> dict[str, Any]:
+    """The operator's arguments for its cache, if it has one: for so large a share of all tables' rows."""
+    if home.tier is not Tier.CACHED:
+        return {}
+    return {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": home.cached_share}

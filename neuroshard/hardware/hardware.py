@@ -1,7 +1,7 @@
 """Real hardware, ready to measure samples on."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,10 +16,12 @@ from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, fingerprint, no_device
 from neuroshard.hardware.hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link
+from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link, check_tiers
 from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
+from neuroshard.plans.shard import Tier
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import Seconds
+from neuroshard.tasks.task import Topology
 from neuroshard.timing import TimingProtocol
 
 Warn = Callable[[str], None]
@@ -74,6 +76,10 @@ class Hardware:
         if self.fingerprint.count == 0:
             raise no_device()
 
+    def check_tiers(self, tiers: Iterable[Tier]) -> None:
+        """Raise UserError unless tables can be measured in these tiers of memory."""
+        check_tiers(self.device.kind, tiers)
+
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
         """Measures compute samples on the first device, in a process of its own."""
         make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
@@ -93,6 +99,16 @@ class Hardware:
         if num_devices % NUM_HOSTS:
             raise UserError(f"{num_devices} processes can't be shared equally by {NUM_HOSTS} hosts (hardware.link)")
         return num_devices // NUM_HOSTS
+
+    def check_hosts(self, topology: Topology) -> None:
+        """Raise UserError unless exchanges are measured here between hosts as the topology's."""
+        devices, wanted = topology.num_devices, topology.host_size
+        measured = self.devices_per_host(devices) or devices
+        if wanted != measured:
+            raise UserError(
+                f"the task has {wanted} of its {devices} devices on each host, and exchanges are measured here with "
+                f"{measured} on each; make topology.devices_per_host and the hardware agree"
+            )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> AbstractContextManager[Meter[CommSample]]:
         """Measures exchanges between `num_devices` processes of this host, or of all hosts under torchrun.

@@ -17,10 +17,21 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sample ready to be timed: `run` trains its tables once; `seen` is what is looked up in its blocks, if any."""
+    """A sample ready to be timed.
+
+    Attributes:
+        run: trains its tables once.
+        seen: what is looked up in its blocks, if any.
+        afresh: draws other lookups, and gives what trains the tables with them; None where it is `run` every time.
+    """
 
     run: Callable[[], None]
     seen: tuple[BlockLookups, ...]
+    afresh: Callable[[], Callable[[], None]] | None = None
+
+    def next_run(self) -> Callable[[], None]:
+        """What is timed next."""
+        return self.run if self.afresh is None else self.afresh()
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +54,19 @@ class Inputs:
 def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Generator) -> Inputs:
     """The inputs of one call, on the device; the state of `rng` fixes them."""
     generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
-    drawn = draw_batch(sample, generator)
+    return inputs_of(sample, draw_batch(sample, generator), generator)
+
+
+def inputs_of(
+    sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]], generator: torch.Generator
+) -> Inputs:
+    """The inputs of one call with the indices and lengths (n,) of the sample's tables."""
     lengths = torch.cat([lengths for _, lengths in drawn])
     indices = torch.cat([indices for indices, _ in drawn])
     return Inputs(
         indices,
         torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-        torch.randn(_outputs(sample, len(indices)), generator=generator, device=device),
+        torch.randn(_outputs(sample, len(indices)), generator=generator, device=generator.device),
         tuple(seen_in(indices) for indices, _ in drawn) if sample.blocks else (),
     )
 

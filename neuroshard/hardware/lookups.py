@@ -3,10 +3,13 @@
 Drawn where they are used: a million lookups take a GPU a millisecond, and a CPU a tenth of a second.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from neuroshard.arrays import FloatArray
+from neuroshard.hardware.popular import PopularRows
 from neuroshard.hardware.rows import rows_for, uniform
 from neuroshard.plans.form import Form
 from neuroshard.records.samples import BlockLookups, ComputeSample, RowBlock
@@ -31,16 +34,39 @@ def draw_lookups(
     counts = draw_counts(table, lookups, generator)
     indices = rows_for(counts, table, hot_first, generator).repeat_interleave(counts)
     order = torch.randperm(lookups, generator=generator, device=generator.device)
+    return indices[order], _lengths(table, batch_size, lookups, generator)
+
+
+def _lengths(table: Table, batch_size: int, lookups: int, generator: torch.Generator) -> torch.Tensor:
+    """(features x batch_size,) floors and ceilings of the mean, of so many lookups."""
     bags = table.features * batch_size
     lengths = torch.full((bags,), lookups // bags, device=generator.device)
     more = torch.randperm(bags, generator=generator, device=generator.device)[: lookups % bags]
     lengths[more] += 1
-    return indices[order], lengths
+    return lengths
 
 
 def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(n,) indices and lengths that the sample's device gets of each table: all lookups, or those in its blocks."""
     drawn = [draw_lookups(table, sample.batch_size, generator, sample.hot_first) for table in sample.tables]
+    return _held(sample, drawn)
+
+
+def draw_again(
+    sample: ComputeSample, popular: Sequence[PopularRows], generator: torch.Generator
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same of one more batch, in which the same rows of the sample's tables (n,) are popular."""
+    pairs = zip(sample.tables, popular, strict=True)
+    return _held(
+        sample,
+        [(rows.draw(generator), _lengths(table, sample.batch_size, rows.lookups, generator)) for table, rows in pairs],
+    )
+
+
+def _held(
+    sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What the sample's device gets of lookups in whole tables."""
     if sample.form is not Form.ROWS:
         return drawn
     return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]

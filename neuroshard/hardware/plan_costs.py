@@ -2,20 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 
 from neuroshard.arrays import FloatArray
 from neuroshard.cost import Cost
-from neuroshard.hardware import Hardware, Meter, Outcome
+from neuroshard.hardware import Hardware, Outcome
+from neuroshard.hardware.meters import Meters, meters_of
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
 from neuroshard.timing import typical_ms
+from neuroshard.units import readable_bytes
 
 Advance = Callable[[int], None]
 _SEED_RANGE = 2**31
+_EXCHANGES = 1  # a stream of random numbers
 
 
 def measure_plans(
@@ -33,15 +37,28 @@ def measure_plans(
     and then forward, each device starting when its measured backward exchange and compute have ended. With
     `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told
     of every call and exchange measured.
+
+    Raises:
+        UserError: a plan puts tables into memory that the hardware doesn't have.
     """
-    compute = _measure_compute(plans, hardware, seed, warn, advance)
+    with meters_of(hardware, warn) as meters:
+        return measure_with(meters, plans, seed, advance, count_input)
+
+
+def measure_with(
+    meters: Meters, plans: Sequence[Plan], seed: int, advance: Advance, count_input: bool = False
+) -> list[Cost | str]:
+    """`measure_plans`, again and again: the processes that exchange stay. Those that compute end, and free memory."""
+    meters.hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
+    meters.join(plan.task.topology for plan in plans)
+    compute = _measure_compute(plans, meters, seed, advance)
     costs: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
     ready = {i: np.array(ms) for i, ms in enumerate(compute) if not isinstance(ms, str)}
     for _, group in groupby(sorted(ready, key=lambda i: _num_devices(plans[i])), key=lambda i: _num_devices(plans[i])):
         indices = list(group)
         its = [plans[i] for i in indices]
         inputs = [_input(plan, count_input) for plan in its]
-        found = _measure_exchanges(its, inputs, [ready[i] for i in indices], hardware, warn, advance)
+        found = _measure_exchanges(its, inputs, [ready[i] for i in indices], meters, seed, advance)
         for i, cost in zip(indices, found, strict=True):
             costs[i] = cost
     return costs
@@ -62,17 +79,15 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
     return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
 
 
-def _measure_compute(
-    plans: Sequence[Plan], hardware: Hardware, seed: int, warn: Callable[[str], None], advance: Advance
-) -> list[list[float] | str]:
+def _measure_compute(plans: Sequence[Plan], meters: Meters, seed: int, advance: Advance) -> list[list[float] | str]:
     """(D,) ms of every plan, or its error; a device's calls add up, and an empty device takes no time."""
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
     ]
     rng = np.random.default_rng(seed)
     results: list[list[float] | str] = [[0.0] * _num_devices(plan) for plan in plans]
-    live = hardware.compute_timing.live
-    with hardware.compute_meter(warn) as meter:
+    live = meters.hardware.compute_timing.live
+    with meters.hardware.compute_meter(meters.warn) as meter:
         for start in range(0, len(called), live):
             batch = called[start : start + live]
             seeds = rng.integers(_SEED_RANGE, size=len(batch)).tolist()
@@ -97,22 +112,17 @@ def _measure_exchanges(
     plans: Sequence[Plan],
     inputs: Sequence[tuple[CommSample, ...]],
     compute: Sequence[FloatArray],
-    hardware: Hardware,
-    warn: Callable[[str], None],
+    meters: Meters,
+    seed: int,
     advance: Advance,
 ) -> list[Cost | str]:
     """Costs of plans for equally many devices, with compute (D,) ms each; of their input what counts, or nothing."""
-    with hardware.comm_meter(_num_devices(plans[0]), warn) as meter:
-        none = [np.zeros(len(ms)) for ms in compute]
-        firsts = [_Chain(its, FORWARD, zero, zero) for its, zero in zip(inputs, none, strict=True)]
-        before = _measure_chains(firsts, meter, hardware.comm_timing.live, advance)
-        chains = [_Chain.of(plan, BACKWARD, zero) for plan, zero in zip(plans, none, strict=True)]
-        backward = _measure_chains(chains, meter, hardware.comm_timing.live, advance)
-        ready = [
-            ms + first.taken_ms + chain.taken_ms for ms, first, chain in zip(compute, before, backward, strict=True)
-        ]
-        delayed = [_Chain.of(plan, FORWARD, starts) for plan, starts in zip(plans, ready, strict=True)]
-        forward = _measure_chains(delayed, meter, hardware.comm_timing.live, advance)
+    rng, none = np.random.default_rng([seed, _EXCHANGES]), [np.zeros(len(ms)) for ms in compute]
+    measured = partial(_measure_chains, meters=meters, devices=_num_devices(plans[0]), rng=rng, advance=advance)
+    before = measured([_Chain(its, FORWARD, zero, zero) for its, zero in zip(inputs, none, strict=True)])
+    backward = measured([_Chain.of(plan, BACKWARD, zero) for plan, zero in zip(plans, none, strict=True)])
+    ready = [ms + first.taken_ms + chain.taken_ms for ms, first, chain in zip(compute, before, backward, strict=True)]
+    forward = measured([_Chain.of(plan, FORWARD, starts) for plan, starts in zip(plans, ready, strict=True)])
     return [
         f"exchange: {failed}" if (failed := first.error or back.error or there.error) else _cost(ms, there, back, first)
         for ms, back, there, first in zip(compute, backward, forward, before, strict=True)
@@ -162,14 +172,28 @@ class _Chain:
         return replace(self, left=self.left[1:], taken_ms=taken)
 
 
-def _measure_chains(chains: list[_Chain], meter: Meter[CommSample], live: int, advance: Advance) -> list[_Chain]:
+def _measure_chains(
+    chains: list[_Chain], meters: Meters, devices: int, rng: np.random.Generator, advance: Advance
+) -> list[_Chain]:
     """The chains with all their exchanges measured: the first ones of all chains, then the second ones, and so on."""
-    chains = list(chains)
+    chains, live = list(chains), meters.hardware.comm_timing.live
     while waiting := [i for i, chain in enumerate(chains) if chain.left]:
         for start in range(0, len(waiting), live):
             batch = waiting[start : start + live]
-            outcomes = meter.measure([chains[i].next() for i in batch], list(range(start, start + len(batch))))
+            seeds = rng.integers(_SEED_RANGE, size=len(batch)).tolist()
+            outcomes = meters.comm(devices).measure([chains[i].next() for i in batch], seeds)
             for i, outcome in zip(batch, outcomes, strict=True):
                 chains[i] = chains[i].after(outcome)
             advance(len(batch))
     return chains
+
+
+def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
+    """Why a device's weights don't fit in this host's memory, where CPU kernels want them; None if they do."""
+    if hardware.device.kind != "cpu":
+        return None
+    needed = max(sum(table.size_bytes for table in tables) for tables in plan.device_tables)
+    there = hardware.fingerprint.memory_bytes
+    if needed < there:
+        return None
+    return f"a device needs {readable_bytes(needed)}, this machine has {readable_bytes(there)}"

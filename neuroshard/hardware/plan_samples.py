@@ -11,7 +11,7 @@ import numpy as np
 
 from neuroshard.plans.form import CALLS, Call, Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import Home, Placement, Tier
 from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
@@ -37,14 +37,24 @@ def _calls(plan: Plan, placements: Sequence[Placement]) -> list[ComputeSample]:
 
 def _call(plan: Plan, form: Form, placements: Sequence[Placement]) -> ComputeSample:
     tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
+    home = _common_home(placements)
     if form is Form.ROWS:
         blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements)
-        return ComputeSample(tables, plan.task.batch_size, form, blocks)
+        return ComputeSample(tables, plan.task.batch_size, form, blocks, home=home)
     if form is Form.COPIES:
         devices = plan.task.topology.num_devices
         seen = tuple(_of_part(table, devices) for table in tables)
         return ComputeSample(seen, max(1, plan.task.batch_size // devices), form)
-    return ComputeSample(tables, plan.task.batch_size)
+    return ComputeSample(tables, plan.task.batch_size, home=home)
+
+
+def _common_home(placements: Sequence[Placement]) -> Home:
+    """The memory of a call's tables: one cache for all, which has room for as many rows as theirs together."""
+    first = placements[0].home
+    if first.tier is not Tier.CACHED:
+        return first
+    rows = sum(p.shard.rows for p in placements)
+    return Home(first.tier, min(sum(p.shard.rows * p.home.cached_share for p in placements) / rows, 1.0))
 
 
 def _of_part(table: Table, devices: int) -> Table:

@@ -1,12 +1,14 @@
 """What to measure on and with: values that cross processes, made without importing torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
 from neuroshard.checked import checked
-from neuroshard.errors import unknown_name
+from neuroshard.errors import UserError, unknown_name
+from neuroshard.plans.shard import Tier
 
 DEVICE_KINDS = ("cpu", "cuda")
 OPTIMIZERS = ("sgd", "rowwise_adagrad")
@@ -44,3 +46,13 @@ class EmbeddingSettings:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
+
+
+def check_tiers(kind: str, tiers: Iterable[Tier]) -> None:
+    """Raise UserError unless tables can be measured in these tiers of memory on that kind of device."""
+    for tier in tiers:
+        if kind == "cpu" and tier is not Tier.DEVICE:
+            raise UserError(
+                f"hardware=cpu has no second tier of memory, and tables in tier {tier.value!r} can't be measured "
+                "there: FBGEMM keeps caches on GPUs only; take hardware=cuda"
+            )

@@ -1,4 +1,4 @@
-"""Compute costs of tables in host memory, behind a cache on the device or not: arithmetic, on published or fitted figures."""
+"""Compute costs of tables in host memory, behind a cache on the device or not: arithmetic on a few figures."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
@@ -65,6 +65,10 @@ class HostTiers(SumModel):
         each = np.array([self.memory_ms_per_gb, self.link_ms_per_gb, self.cache_lookup_ns])
         cost_ms: Float32Array = (host_amounts(loads) @ each)[:, None].astype(np.float32)
         return cost_ms
+
+    def scaled(self, factor: float) -> "HostTiers":
+        """With all costs times the factor."""
+        return HostTiers(**{name: figure * factor for name, figure in asdict(self).items()})
 
     def settings(self) -> dict[str, Any]:
         """The figures."""

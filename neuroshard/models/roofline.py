@@ -15,7 +15,7 @@ from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
 from neuroshard.models.kernel_bytes import memory_bytes
-from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.plans.form import CALLS, ON_DEVICE_CALLS, Call, Form
 from neuroshard.plans.shard import Tier
 from neuroshard.traffic import Collective, Traffic
 
@@ -29,7 +29,7 @@ class HostLink:
 
     Attributes:
         link_gb_per_s: of rows that are fetched; others are written back at the same time.
-        cache_lookup_ns: of every lookup in tables behind a cache: finding out whether it has the row, and keeping order.
+        cache_lookup_ns: of every lookup behind a cache: finding out whether it has the row, and keeping order.
         cache_call_ms: of a call, besides its launch: the cache's own kernels.
     """
 
@@ -58,7 +58,7 @@ class RooflineCompute(SumModel):
     @property
     def calls(self) -> frozenset[Call]:
         """All, or all of tables in device memory."""
-        return frozenset(call for call in CALLS if call.tier is Tier.DEVICE or self.host is not None)
+        return frozenset(ON_DEVICE_CALLS if self.host is None else CALLS)
 
     def of_call(self, call: Call) -> SumModel:
         """The call's own: itself of tables in device memory."""

@@ -52,6 +52,7 @@ CALLS = (
     *_CUT[2:],
     *(replace(call, tier=tier) for tier in TIERS[1:] for call in _CUT),
 )
+ON_DEVICE_CALLS = tuple(call for call in CALLS if call.tier is Tier.DEVICE)
 IN_COLUMNS = CALLS[0]
 
 

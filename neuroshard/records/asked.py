@@ -21,7 +21,8 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
     batch_size = np.repeat(np.array([sample.batch_size for sample in samples], dtype=np.int64), counts)
     loads = Loads.of([table for sample in samples for table in sample.held], batch_size)
     form = np.repeat(np.array([FORMS.index(sample.form) for sample in samples], dtype=np.int64), counts)
-    return LoadSets(_in_blocks(replace(loads, form=form), samples), counts)
+    loads = replace(loads, form=form).at([sample.home for sample in samples for _ in sample.tables])
+    return LoadSets(_in_blocks(loads, samples), counts)
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:

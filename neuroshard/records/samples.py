@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, final
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.plans.shard import ON_DEVICE, Home
 from neuroshard.schema import shown
 from neuroshard.tables import Table
 from neuroshard.traffic import ELEMENT_BYTES, Collective
@@ -55,6 +56,8 @@ class ComputeSample:
         hot_first: share of the rows touched more than once that have the table's lowest numbers, hottest first, as
             where rows are numbered by frequency; all other rows lie anywhere.
         lookups: (n,) what was looked up in each block, once the sample has been measured; else none.
+        home: the memory that all tables lie in. Tables behind a cache share one, which has room for the given share of
+            all their rows.
     """
 
     tables: tuple[Table, ...]
@@ -63,6 +66,7 @@ class ComputeSample:
     blocks: tuple[RowBlock, ...] = ()
     hot_first: float = 0.0
     lookups: tuple[BlockLookups, ...] = ()
+    home: Home = ON_DEVICE
 
     def __post_init__(self) -> None:
         if len(self.blocks) != (len(self.tables) if self.form is Form.ROWS else 0):
@@ -79,14 +83,15 @@ class ComputeSample:
         if len({table.pooled for table in self.tables}) > 1:
             raise UserError("pooled and sequence tables in one kernel call")
         if self.call not in CALLS:
-            raise UserError(f"sequence tables of the form {self.form}")
+            what = "sequence tables" if self.home == ON_DEVICE else f"tables in tier {self.home.tier}"
+            raise UserError(f"{what} of the form {self.form}")
         if not self.call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
             raise UserError(f"sequence tables of {' and '.join(map(str, sorted(widths)))} columns in one kernel call")
 
     @property
     def call(self) -> Call:
         """What the kernel is called with."""
-        return Call(self.form, all(table.pooled for table in self.tables))
+        return Call(self.form, all(table.pooled for table in self.tables), self.home.tier)
 
     @property
     def held(self) -> tuple[Table, ...]:

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.records.samples import (
     BlockLookups,
     CommSample,
@@ -30,6 +31,7 @@ from neuroshard.schema import (
     MAX_BATCH_SIZE,
     MAX_POOLING_FACTOR,
     BatchSize,
+    CacheShare,
     Count,
     Devices,
     Dim,
@@ -71,6 +73,8 @@ COMPUTE_SCHEMA = pa.schema(
         ("rows", pa.list_(pa.int64())),
         ("lookups", pa.list_(pa.int64())),
         ("reuse", pa.list_(pa.list_(pa.float64()))),
+        ("tier", pa.string()),
+        ("cached", pa.float64()),
     ]
 )
 COMM_SCHEMA = pa.schema(
@@ -116,6 +120,8 @@ def _compute_row(sample: ComputeSample) -> dict[str, Any]:
         "rows": [block.rows for block in sample.blocks],
         "lookups": [lookups.count for lookups in sample.lookups],
         "reuse": [lookups.reuse for lookups in sample.lookups],
+        "tier": None if sample.home == ON_DEVICE else sample.home.tier,
+        "cached": sample.home.cached,
     }
 
 
@@ -192,6 +198,8 @@ class _ComputeRow(_Row):
     rows: tuple[Rows, ...] = ()
     lookups: tuple[Lookups, ...] = ()
     reuse: tuple[Reuse, ...] = ()
+    tier: str | None = None
+    cached: CacheShare | None = None
 
     def sample(self, tables: tuple[Table, ...]) -> ComputeSample:
         """The sample, of `tables` at their widths."""
@@ -199,7 +207,8 @@ class _ComputeRow(_Row):
             raise UserError("first_rows and rows, lookups and reuse must be equally many")
         blocks = tuple(RowBlock(row, rows) for row, rows in zip(self.first_rows, self.rows, strict=True))
         seen = tuple(BlockLookups(count, reuse) for count, reuse in zip(self.lookups, self.reuse, strict=True))
-        return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen)
+        home = Home(Tier(self.tier or Tier.DEVICE), self.cached)
+        return ComputeSample(tables, self.batch_size, Form(self.form), blocks, self.hot_first, seen, home)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from typing import Any
 
 from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware
+from neuroshard.hardware.meters import Meters
 from neuroshard.models import CostModels
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.refine.amounts import measured_call, measured_exchange, predicted_calls, predicted_exchanges
 from neuroshard.refine.candidates import RoundSamples
 from neuroshard.refine.measure import Advance, Kind
-from neuroshard.refine.meters import Meters
 from neuroshard.refine.rounds import Foreseen, Round
 
 _CALLS, _EXCHANGES = 0, 1  # streams of random numbers

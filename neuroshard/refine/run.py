@@ -16,6 +16,7 @@ from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import is_follower
+from neuroshard.hardware.meters import meters_of
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.card import DataSummary
 from neuroshard.progress import printer, progress_bar
@@ -26,7 +27,6 @@ from neuroshard.refine.budget import Budget, Clock
 from neuroshard.refine.candidates import Candidates, RoundSamples
 from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, Learner
 from neuroshard.refine.measured import RunSamples
-from neuroshard.refine.meters import meters_of
 from neuroshard.refine.refined import Refined
 from neuroshard.refine.rounds import Round, RoundFiles, Shares, well_predicted
 from neuroshard.run_directory import RunDirectory
@@ -91,7 +91,7 @@ class Refine:
         self.learner.check(start)
         for task in self.tasks:
             start.check(task)
-            self._check_hosts(task)
+            self.hardware.check_hosts(task.topology)
         self._candidates.check()
         self.hardware.check()
         if is_follower():
@@ -105,17 +105,8 @@ class Refine:
             records = self._records(directory.path)
             with meters_of(self.hardware, printer(progress)) as meters:
                 samples = RunSamples.of(records, self.hardware, meters, self.seed)
-                return self._refined(start, first, samples, watch)
-
-    def _check_hosts(self, task: Task) -> None:
-        """Raise UserError unless the hardware's exchanges are between hosts as the task's."""
-        devices, wanted = task.topology.num_devices, task.topology.host_size
-        measured = self.hardware.devices_per_host(devices) or devices
-        if wanted != measured:
-            raise UserError(
-                f"the task has {wanted} of its {devices} devices on each host, and exchanges are measured here with "
-                f"{measured} on each; make topology.devices_per_host and the hardware agree"
-            )
+                meters.join(task.topology for task in self.tasks)
+                return self._refined(start, done, first, samples, watch)
 
     def _records(self, path: Path) -> DataDirectory:
         directory, here = DataDirectory(path / "measured"), self.hardware.fingerprint
@@ -125,9 +116,16 @@ class Refine:
         directory.begin(manifest, self._candidates.tables)
         return directory
 
-    def _refined(self, start: CostModels, first: RoundSamples | None, samples: RunSamples, watch: "_Watch") -> Refined:
-        """All rounds that are left, the first of which may have been chosen already; then the bundle."""
-        rounds, chosen = self._files.read(), first
+    def _refined(
+        self,
+        start: CostModels,
+        done: Sequence[Round],
+        first: RoundSamples | None,
+        samples: RunSamples,
+        watch: "_Watch",
+    ) -> Refined:
+        """All rounds after those that are done, the first of which may have been chosen already; then the bundle."""
+        rounds, chosen = list(done), first
         while (measurements := self._next(rounds)) > 0:
             watch.bar(f"round {len(rounds) + 1}", measurements)
             models = self._learned(start, rounds, samples)

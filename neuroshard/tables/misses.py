@@ -114,8 +114,8 @@ def _tables() -> tuple[FloatArray, FloatArray, FloatArray]:
     at_most = pdtr(BOTTOMS[:, None].astype(np.float64), _RATES)
     bounds = np.vstack([np.zeros(len(_RATES)), at_most, np.ones(len(_RATES))])
     seen = np.diff(bounds, axis=0).T
-    least = _RATES[_RATES < BOTTOMS[_COLDEST], None, None]
-    laws = np.where(_RATES >= least, (np.maximum(_RATES, least) / least) ** -np.array(_SLOPES)[:, None], 0.0)
+    least = _RATES[BOTTOMS[_COLDEST] > _RATES, None, None]
+    laws = np.where(least <= _RATES, (np.maximum(_RATES, least) / least) ** -np.array(_SLOPES)[:, None], 0.0)
     laws = laws.reshape(-1, len(_RATES))
     laws /= laws.sum(axis=1, keepdims=True)
     coldest = laws @ seen[:, :_COLDEST]

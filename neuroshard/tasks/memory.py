@@ -77,7 +77,7 @@ class MemoryUse:
         buffers = _index_bytes(loads.lookups) + _index_bytes(loads.bags) + outputs  # (n,) of a batch, below 2^61
         gradient = np.where(copied, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         on_device = loads.tier == TIERS.index(Tier.DEVICE)
-        size = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads))
+        size: IntArray = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads))
         size = size + _times(buffers, self.batches_in_flight)
         size = size + gradient * min(self.batches_in_flight, 1)
         if (size > MAX_BYTES).any():

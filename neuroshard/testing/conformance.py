@@ -18,6 +18,7 @@ from neuroshard.models import CommModel, ComputeModel, CostModels, SumModel
 from neuroshard.models.interface import OneDevice, device_waits, waits
 from neuroshard.plans.form import FORMS, IN_COLUMNS
 from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Home, Tier
 from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.targets.export import TARGETS
@@ -191,7 +192,8 @@ class ComputeModelConformance:
         assert IN_COLUMNS in model.calls
         for call in model.calls:
             form, pooled = np.full(len(loads), FORMS.index(call.form)), np.full(len(loads), call.pooled)
-            formed = replace(loads, form=form, pooled=pooled)
+            home = Home(call.tier, 0.25 if call.tier is Tier.CACHED else None)
+            formed = replace(loads, form=form, pooled=pooled).at([home] * len(loads))
             cost = model.predict(LoadSets(formed, np.array([len(loads), 0])))
             assert np.isfinite(cost).all()
             assert cost[0] >= 0 == cost[1]

@@ -13,12 +13,14 @@ from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.features import FeatureSet
+from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
-from neuroshard.plans.form import Call, Form
+from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.plans.shard import Tier
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
@@ -188,7 +190,7 @@ def random_set_comm(seed: int = 0) -> SetComm:
 
 
 def random_by_form(seed: int = 0) -> ComputeByForm:
-    """A model of each kernel call, with random weights; of columns and rows, ensembles."""
+    """A model of each kernel call, with random weights; of columns and rows, ensembles; of host memory, arithmetic."""
     return ComputeByForm(
         {
             Call(Form.COLUMNS): random_ensemble(seed),
@@ -197,6 +199,7 @@ def random_by_form(seed: int = 0) -> ComputeByForm:
             Call(Form.COLUMNS, False): random_ensemble(seed + 2),
             Call(Form.ROWS, False): random_regression(seed + 3),
         }
+        | {call: HostTiers(0.5, 20.0 + seed, 3.0, 0.1) for call in CALLS if call.tier is not Tier.DEVICE}
     )
 
 

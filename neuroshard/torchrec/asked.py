@@ -2,16 +2,19 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from glob import escape
 from typing import Any
 
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.errors import UserError
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.bags import BagTable, form_rules
+from neuroshard.torchrec.kernels import KERNELS
 from neuroshard.torchrec.statistics import with_statistics
 
 # Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
@@ -54,10 +57,15 @@ class Asked:
         rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name)) is not None)
         return Task(
             with_statistics(guessed, self.known),
-            Topology(devices, device_memory(left), devices_per_host=left.local_world_size),
+            Topology(
+                devices,
+                device_memory(left),
+                devices_per_host=left.local_world_size,
+                host_memory_bytes=host_memory(left),
+            ),
             self.batch_size * devices,
             self.memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
-            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags)),
+            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags) + tier_rules(bags)),
         )
 
 
@@ -65,6 +73,31 @@ def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
     """(D,) bytes of the memory that holds tables."""
     on_cpu = topology.compute_device == "cpu"
     return tuple(device.storage.ddr if on_cpu else device.storage.hbm for device in topology.devices)
+
+
+def host_memory(topology: TorchRecTopology) -> int:
+    """Bytes of a host's memory for tables that its devices have no room for: of the host that has least.
+
+    None on CPU, whose own memory it is.
+    """
+    if topology.compute_device == "cpu":
+        return 0
+    own: list[int] = [device.storage.ddr for device in topology.devices]
+    size = topology.local_world_size
+    return min(sum(own[first : first + size]) for first in range(0, len(own), size))
+
+
+def tier_rules(bags: Mapping[str, BagTable]) -> tuple[TableRule, ...]:
+    """The memories that tables may lie in, by name, where TorchRec's constraints name kernels or the cache's size."""
+    found = []
+    for name, bag in bags.items():
+        given = bag.constraints or ParameterConstraints()
+        share = None if given.cache_params is None else given.cache_params.load_factor
+        kernels = given.compute_kernels or list(KERNELS.values())
+        tiers = tuple(tier for tier, kernel in KERNELS.items() if kernel in kernels)
+        if share is not None or (tiers and len(tiers) < len(KERNELS)):
+            found.append(TableRule(escape(name), tiers=tiers or None, cached=share))
+    return tuple(found)
 
 
 def _optimizer(bags: Iterable[BagTable]) -> str:

@@ -1,4 +1,4 @@
-"""Pooled tables of TorchRec modules, as tables that are planned here."""
+"""Tables of TorchRec modules, pooled ones and sequence tables, as tables that are planned here."""
 
 import logging
 from collections import Counter
@@ -10,22 +10,24 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
-from neuroshard.tasks.constraints import TableRule
-from neuroshard.torchrec.modules import ELEMENT_BYTES, KERNEL, SPLIT, Division, Parameter, divide
+from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
+from neuroshard.torchrec.modules import ANY_DEVICE, ELEMENT_BYTES, KERNEL, SPLIT, Division, divide
 
 _log = logging.getLogger(__name__)
-_OTHER_FORMS = {"row_wise": (Form.ROWS, KERNEL), "data_parallel": (Form.COPIES, "dense")}  # with their kernels
+_IN_ROWS = ShardingType.ROW_WISE.value
+_OTHER_FORMS = {_IN_ROWS: (Form.ROWS, KERNEL), "data_parallel": (Form.COPIES, "dense")}  # with their kernels
 
 
 @dataclass(frozen=True)
 class BagTable:
-    """One table of an EmbeddingBagCollection.
+    """One table of an EmbeddingBagCollection, or of an EmbeddingCollection: a sequence table.
 
     Attributes:
         path: of the collection inside the model.
@@ -35,6 +37,7 @@ class BagTable:
         sharder: that would shard the collection.
         constraints: TorchRec's for the table; None if there are none.
         module: the collection, or what processes its features.
+        beside_others: whether tables of the same collection are planned elsewhere.
     """
 
     path: str
@@ -44,12 +47,7 @@ class BagTable:
     sharder: Any
     constraints: ParameterConstraints | None
     module: Any
-
-    @classmethod
-    def of(cls, found: Parameter, constraints: Mapping[str, ParameterConstraints]) -> "BagTable":
-        """A parameter that is planned here; `constraints` are by name of the table."""
-        given = constraints.get(found.name)
-        return cls(found.path, found.name, found.config, found.weights, found.sharder, given, found.module)
+    beside_others: bool = False
 
     @property
     def qualified_name(self) -> str:
@@ -60,7 +58,7 @@ class BagTable:
         """What we search with; `batch_size` is one device's, as TorchRec counts it.
 
         A table that several features share looks up all their values in one go: its pooling factor is their sum; and
-        each of them has an output of its own.
+        each of them has an output of its own. Of a sequence table every lookup has one.
 
         Raises:
             UserError: constraints don't fit the number of features.
@@ -71,7 +69,14 @@ class BagTable:
         reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
         element_bytes = ELEMENT_BYTES[self.config.data_type]
         dim = int(self.config.embedding_dim)
-        return Table(name, rows, dim, pooling, reuse, element_bytes, made_for, features=self.num_features)
+        return Table(
+            name, rows, dim, pooling, reuse, element_bytes, made_for, features=self.num_features, pooled=self.pooled
+        )
+
+    @property
+    def pooled(self) -> bool:
+        """Whether lookups are summed up: not those of a sequence table."""
+        return isinstance(self.config, EmbeddingBagConfig)
 
     @property
     def num_features(self) -> int:
@@ -98,29 +103,35 @@ class BagTable:
         """Columns, and what TorchRec's constraints name besides.
 
         Rows and copies are never chosen unasked: not every collection has them, and copies are trained by an optimizer
-        of their own.
+        of their own. But collections of sequence tables have rows, which are all that large ones fit in, and no copies.
         """
         given = self.constraints or ParameterConstraints()
-        named = (_OTHER_FORMS[kind] for kind in given.sharding_types or () if kind in _OTHER_FORMS)
-        return (
-            Form.COLUMNS,
-            *(form for form, kernel in named if not given.compute_kernels or kernel in given.compute_kernels),
-        )
+        known, unasked = (Form, ()) if self.pooled else (SEQUENCE_FORMS, self.sharder.sharding_types(ANY_DEVICE))
+        named = (_OTHER_FORMS[kind] for kind in given.sharding_types or unasked if kind in _OTHER_FORMS)
+        kernels = given.compute_kernels
+        return (Form.COLUMNS, *(form for form, own in named if form in known and (not kernels or own in kernels)))
 
     def rule(self, name: str) -> TableRule | None:
         """TorchRec's constraints on splitting, as ours; None if there are none."""
         given = self.constraints or ParameterConstraints()
         may_split = not given.sharding_types or SPLIT in given.sharding_types
+        may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
         if may_split and given.min_partition is None:
             return None  # a rule for each of thousands of tables takes its time
+        if not may_split and Form.ROWS in self.forms:
+            return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=given.min_partition)
 
 
 def form_rules(bags: Mapping[str, BagTable]) -> tuple[TableRule, ...]:
-    """The forms that tables may lie in, by name; where that is columns for all, in one rule."""
+    """The forms that tables may lie in, by name; where that is columns for all, in one rule.
+
+    Sequence tables that may lie in every form that there is of them need none.
+    """
     if all(bag.forms == (Form.COLUMNS,) for bag in bags.values()):
         return (TableRule("*", forms=(Form.COLUMNS,)),)
-    return tuple(TableRule(escape(name), forms=bag.forms) for name, bag in bags.items())
+    limited = {name: bag for name, bag in bags.items() if bag.pooled or set(bag.forms) != set(SEQUENCE_FORMS)}
+    return tuple(TableRule(escape(name), forms=bag.forms) for name, bag in limited.items())
 
 
 def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
@@ -132,10 +143,10 @@ def find_bags(
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> tuple[BagTable, ...]:
-    """The pooled tables of a model that are planned here, in the order of its modules; nothing is materialised.
+    """The tables of a model that are planned here, in the order of its modules; nothing is materialised.
 
-    Those are the tables of every EmbeddingBagCollection, also behind processors of its features, but for what
-    `why_delegated` names.
+    Those are the tables of every EmbeddingBagCollection, also behind processors of its features, and of every
+    EmbeddingCollection, if cost models know sequence tables; but for what `why_delegated` names.
 
     Args:
         module: on any device, "meta" too.
@@ -151,7 +162,20 @@ def bags_of(division: Division, constraints: Mapping[str, ParameterConstraints])
     everything = (*division.planned, *division.delegated, *division.given)
     for name in sorted(set(constraints) - {parameter.name for parameter in everything}):
         _log.warning("constraints name a table %r that no collection of the model has", name)  # TorchRec ignores it
-    return tuple(BagTable.of(parameter, constraints) for parameter in division.planned)
+    elsewhere = {id(parameter.module) for parameter in (*division.delegated, *division.given)}
+    return tuple(
+        BagTable(
+            found.path,
+            found.name,
+            found.config,
+            found.weights,
+            found.sharder,
+            constraints.get(found.name),
+            found.module,
+            id(found.module) in elsewhere,
+        )
+        for found in division.planned
+    )
 
 
 def named(bags: Sequence[BagTable]) -> dict[str, BagTable]:

@@ -87,10 +87,10 @@ class SimulatorShardEstimator(ShardEstimator):
         """Fill in `perf` of all shards."""
         compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, sharding_options)))
         forward, backward = self._ms_per_column()
-        features = {table.name: table.features for table in self._task.tables}
-        shards = [(features[option.name], shard) for option in sharding_options for shard in option.shards]
-        for (outputs, shard), ms in zip(shards, compute.tolist(), strict=True):
-            columns = shard.size[1] * outputs
+        tables = {table.name: table for table in self._task.tables}
+        shards = [(tables[option.name], shard) for option in sharding_options for shard in option.shards]
+        for (table, shard), ms in zip(shards, compute.tolist(), strict=True):
+            columns = table.with_dim(shard.size[1]).output_columns
             shard.perf = Perf(
                 fwd_compute=ms, fwd_comms=forward * columns, bwd_compute=0.0, bwd_comms=backward * columns
             )

@@ -1,10 +1,12 @@
 """Plans between our form and TorchRec's."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.planner.utils import placement
 from torchrec.distributed.types import (
+    CacheParams,
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
     ParameterSharding,
@@ -21,8 +23,9 @@ from neuroshard.plans.shard import Placement, Shard
 from neuroshard.plans.tiling import check_cover
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.torchrec.kernels import cache_params, home_of, kernel_of
+from neuroshard.torchrec.sequences import check_sequences
 
-_FUSED, _DENSE = "fused", "dense"
 _TYPES = tuple(kind.value for kind in ShardingType)
 # TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
 _BY_COLUMNS = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
@@ -35,21 +38,25 @@ def to_sharding_plan(
     modules: str | Mapping[str, str] = "",
     compute_device: str = "cuda",
     local_world_size: int | None = None,
+    cache: CacheParams | None = None,
 ) -> ShardingPlan:
-    """The plan for DistributedModelParallel, with the fused kernel for all but copies, which have the dense one.
+    """The plan for DistributedModelParallel: the dense kernel for copies, the fused one for all else, or its forms for
+    tables in host memory, behind a cache or not.
 
     Args:
         plan: table-wise where a table is whole, column-wise where it is cut in columns (shards of unequal width stay
             as they are), data-parallel where it is copied. Blocks of rows are row-wise on all devices, table-row-wise
             on those of one host, and a grid where column ranges of them lie on several hosts.
-        modules: path of the EmbeddingBagCollection inside the model, such as "sparse_arch.ebc"; or the path for each
-            table's name, where there are several.
+        modules: path of the collection inside the model, such as "sparse_arch.ebc"; or the path for each table's name,
+            where there are several.
         compute_device: "cuda" or "cpu".
         local_world_size: devices of one host; None takes what the plan's topology says.
+        cache: of tables behind caches: its algorithm, whether it prefetches, and so on; each table's load factor is the
+            plan's. None is an LRU cache with FBGEMM's settings.
 
     Raises:
-        UserError: a table has no module, the devices don't fill whole hosts, or hosts are others than those that
-            blocks of rows were laid out for.
+        UserError: a table has no module, the devices don't fill whole hosts, hosts are others than those that blocks of
+            rows were laid out for, or TorchRec doesn't serve sequence tables that lie so.
     """
     topology = plan.task.topology
     local = topology.host_size if local_world_size is None else local_world_size
@@ -59,6 +66,7 @@ def to_sharding_plan(
     for placed in sorted(plan.placements):
         placements.setdefault(placed.shard.table, []).append(placed)
     found: dict[str, EmbeddingModuleShardingPlan] = {}
+    shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(plan.task.tables):
         path = _module_of(table, modules)
         module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
@@ -69,7 +77,9 @@ def to_sharding_plan(
                 f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
                 f"{topology.host_size} devices"
             )
-        module_plan[parameter_name(table.name, path)] = _parameter(places, kind)
+        module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind, plan.forms[index], cache)
+        shardings.append((path, table, sharding))
+    check_sequences(shardings)
     return ShardingPlan(dict(found))
 
 
@@ -97,12 +107,15 @@ def _sharding_type(placements: Sequence[Placement], form: Form, topology: Topolo
     return ShardingType.ROW_WISE if len(placements) == topology.num_devices else ShardingType.TABLE_ROW_WISE
 
 
-def _parameter(places: Sequence[tuple[Placement, str]], kind: ShardingType) -> ParameterSharding:
+def _parameter(
+    places: Sequence[tuple[Placement, str]], kind: ShardingType, form: Form, cache: CacheParams | None
+) -> ParameterSharding:
     """Of the placements of one table, in order of columns and then rows, and their devices' names."""
-    copied = kind is ShardingType.DATA_PARALLEL
+    copied, home = kind is ShardingType.DATA_PARALLEL, places[0][0].home
     return ParameterSharding(
         sharding_type=kind.value,
-        compute_kernel=_DENSE if copied else _FUSED,
+        compute_kernel=kernel_of(form, home),
+        cache_params=cache_params(home, cache),
         ranks=[placed.device for placed, _ in places],
         sharding_spec=None
         if copied
@@ -126,17 +139,22 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
         UserError: the plan lacks a table of the task, its shards don't make up a table, or they lie such that
             TorchRec would fail with them or train other rows than it should.
     """
-    found: dict[str, list[ParameterSharding]] = {}
+    found: dict[str, list[tuple[str, ParameterSharding]]] = {}
     for path, module_plan in sharding_plan.plan.items():
         for name, parameter in module_plan.items():
             for known_as in {name, f"{path}.{name}"}:
-                found.setdefault(known_as, []).append(parameter)
+                found.setdefault(known_as, []).append((path, parameter))
     placed: list[Placement] = []
+    shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(task.tables):
         parameters = found.get(table.name, [])
         if len(parameters) != 1:
             raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
-        placed += _placements(task, index, parameters[0])
+        ((path, parameter),) = parameters
+        home = home_of(table.name, parameter.compute_kernel, parameter.cache_params)
+        placed += (replace(one, home=home) for one in _placements(task, index, parameter))
+        shardings.append((path, table, parameter))
+    check_sequences(shardings)
     return Plan(task, tuple(placed))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neuroshard.errors import UserError
+from neuroshard.plans.form import Call, Form
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
@@ -31,6 +32,15 @@ class Finder:
 
     searcher: Searcher
     simulator: Simulator
+
+    @property
+    def no_sequences(self) -> str | None:
+        """Why no plan for sequence tables can be found with these; None where one can."""
+        if not self.searcher.takes_sequences:
+            return f"{type(self.searcher).__name__} places pooled tables only"
+        if Call(Form.COLUMNS, False) not in self.simulator.models.compute.calls:
+            return "a sequence table, unknown to these models: collect compute.pooled=[true,false] and pretrain"
+        return None
 
     def found(self, task: Task) -> Plan:
         """From nothing.

@@ -16,8 +16,8 @@ _KERNELS = {
     Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING,
     Tier.HOST: EmbeddingComputeKernel.FUSED_UVM,
 }
-KERNELS = {tier: kernel.value for tier, kernel in _KERNELS.items()}
-DENSE = EmbeddingComputeKernel.DENSE.value
+KERNELS: dict[Tier, str] = {tier: kernel.value for tier, kernel in _KERNELS.items()}
+DENSE: str = EmbeddingComputeKernel.DENSE.value
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 

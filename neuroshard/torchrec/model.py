@@ -55,13 +55,16 @@ class Model:
         batch_size: int,
         constraints: Mapping[str, ParameterConstraints],
         given: ShardingPlan,
+        no_sequences: str | None = None,
     ) -> "Model":
         """What the sharders would shard of `module`, on any device; a warning says what isn't planned here.
+
+        `no_sequences` says why sequence tables aren't, if that is so.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
         """
-        division = divide(module, sharders, constraints, given)
+        division = divide(module, sharders, constraints, given, no_sequences)
         try:
             left = reservation.reserve(
                 topology=topology,

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
@@ -19,7 +20,7 @@ ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 KERNEL = "fused"
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
-_ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
+ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
 _SHOWN = 8
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Parameter:
         module: it is.
         sharder: that would shard the module.
         weights: on any device; their optimizer is set on them.
-        config: TorchRec's, of a pooled table; None for anything else.
+        config: TorchRec's, of a table in full precision, pooled or not; None for anything else.
     """
 
     path: str
@@ -43,6 +44,11 @@ class Parameter:
     sharder: Any
     weights: Any
     config: Any
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it is a pooled table, not a sequence table or anything else."""
+        return isinstance(self.config, EmbeddingBagConfig)
 
     @property
     def qualified_name(self) -> str:
@@ -81,6 +87,7 @@ def divide(
     sharders: Sequence[ModuleSharder[nn.Module]],
     constraints: Mapping[str, ParameterConstraints],
     given: ShardingPlan | None = None,
+    no_sequences: str | None = None,
 ) -> Division:
     """Who plans each parameter that the sharders would shard; a module in several places counts once, as it is sharded.
 
@@ -89,6 +96,7 @@ def divide(
         sharders: what they don't shard is left alone.
         constraints: TorchRec's, by name of the table.
         given: a plan whose parameters are kept as they are.
+        no_sequences: why no sequence table is planned here; None where they are.
     """
     planned: list[Parameter] = []
     delegated: list[Parameter] = []
@@ -97,7 +105,7 @@ def divide(
     for parameter in _parameters(module, sharders):
         if is_given(given, parameter):
             kept.append(parameter)
-        elif (why := why_delegated(parameter, constraints.get(parameter.name))) is None:
+        elif (why := why_delegated(parameter, constraints.get(parameter.name), no_sequences)) is None:
             planned.append(parameter)
         else:
             delegated.append(parameter)
@@ -111,22 +119,31 @@ def is_given(given: ShardingPlan | None, parameter: Parameter) -> bool:
     return isinstance(module_plan, dict) and parameter.name in module_plan
 
 
-def why_delegated(parameter: Parameter, constraints: ParameterConstraints | None) -> str | None:
-    """Why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that."""
+def why_delegated(
+    parameter: Parameter, constraints: ParameterConstraints | None, no_sequences: str | None = None
+) -> str | None:
+    """Why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that.
+
+    `no_sequences` says why no sequence table is planned here, if that is so.
+    """
     config = parameter.config
     if config is None:
         return type(parameter.module).__name__
-    if not {WHOLE, SPLIT}.issubset(parameter.sharder.sharding_types(_ANY_DEVICE)):
+    if not {WHOLE, SPLIT}.issubset(parameter.sharder.sharding_types(ANY_DEVICE)):
         return f"its {type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
+    if no_sequences and not parameter.pooled:
+        return no_sequences
     return _why_not_costed(config) or _why_not_said(constraints or ParameterConstraints())
 
 
 def _why_not_costed(config: Any) -> str | None:
-    """What of a pooled table no cost model of ours knows."""
+    """What of a table no cost model of ours knows."""
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
     if config.embedding_dim % DIM_MULTIPLE:
         return f"{config.embedding_dim} columns are no multiple of {DIM_MULTIPLE}"
+    if getattr(config, "enable_embedding_update", False):
+        return "written to in training (enable_embedding_update)"
     return "a virtual table" if getattr(config, "use_virtual_table", False) else None
 
 
@@ -145,7 +162,7 @@ def _parameters(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]])
         if id(found) in seen:
             continue
         seen.add(id(found))
-        sharder, configs = by_type[type(found)], _pooled_configs(found)
+        sharder, configs = by_type[type(found)], _configs(found)
         for name, weights in sharder.shardable_parameters(found).items():
             yield Parameter(path, name, found, sharder, weights, configs.get(name))
 
@@ -158,8 +175,10 @@ def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Itera
         yield from _sharded(f"{path}.{name}" if path else name, child, sharders)
 
 
-def _pooled_configs(module: Any) -> Mapping[str, Any]:
-    """By name, of a module that pools; none of any other."""
+def _configs(module: Any) -> Mapping[str, Any]:
+    """By name, of a module whose tables may be planned here; none of any other."""
+    if isinstance(module, EmbeddingCollection):
+        return {config.name: config for config in module.embedding_configs()}
     inner = module._embedding_bag_collection if isinstance(module, FeatureProcessedEmbeddingBagCollection) else module
     return {config.name: config for config in inner.embedding_bag_configs()} if isinstance(inner, _POOLED) else {}
 

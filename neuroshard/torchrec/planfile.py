@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from msgspec import Meta
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import (
+    CacheParams,
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
     ParameterSharding,
@@ -17,7 +19,7 @@ from torchrec.distributed.types import (
 
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_json
-from neuroshard.schema import MAX_DIM, MAX_ROWS, Device, Name, of_format, parse
+from neuroshard.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
 
 _FORMAT = "torchrec-sharding-plan-1"
 _TYPES = tuple(kind.value for kind in ShardingType)
@@ -45,6 +47,7 @@ def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
 
 def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
     spec: Any = parameter.sharding_spec
+    cache = parameter.cache_params
     return {
         "sharding_type": parameter.sharding_type,
         "compute_kernel": parameter.compute_kernel,
@@ -55,6 +58,18 @@ def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
             {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
             for s in spec.shards
         ],
+        **({} if cache is None else {"cache": _cache_json(cache)}),
+    }
+
+
+def _cache_json(cache: CacheParams) -> dict[str, Any]:
+    """What of a cache is a job's to set; statistics are not kept."""
+    algorithm = None if cache.algorithm is None else cache.algorithm.name
+    return {
+        "algorithm": algorithm,
+        "load_factor": cache.load_factor,
+        "reserved_memory": cache.reserved_memory,
+        "prefetch_pipeline": cache.prefetch_pipeline,
     }
 
 
@@ -80,6 +95,23 @@ class _Shard:
 
 
 @dataclass(frozen=True)
+class _Cache:
+    algorithm: str | None
+    load_factor: CacheShare | None
+    reserved_memory: NonNegative | None
+    prefetch_pipeline: bool | None
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None and self.algorithm not in CacheAlgorithm.__members__:
+            raise unknown_name("cache algorithm", self.algorithm, CacheAlgorithm.__members__)
+
+    def read(self) -> CacheParams:
+        """The parameters."""
+        algorithm = None if self.algorithm is None else CacheAlgorithm[self.algorithm]
+        return CacheParams(algorithm, self.load_factor, self.reserved_memory, None, self.prefetch_pipeline)
+
+
+@dataclass(frozen=True)
 class ReadParameter:
     """A parameter as it stands in a file.
 
@@ -91,6 +123,7 @@ class ReadParameter:
     compute_kernel: str
     ranks: tuple[Device, ...] | None
     shards: tuple[_Shard, ...] | None
+    cache: _Cache | None = None
 
     def __post_init__(self) -> None:
         if self.sharding_type not in _TYPES:
@@ -126,7 +159,8 @@ def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
 
 def _parameter_of(read: ReadParameter) -> ParameterSharding:
     ranks = None if read.ranks is None else list(read.ranks)
+    cache = None if read.cache is None else read.cache.read()
     if read.shards is None:
-        return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, None)
-    shards = [ShardMetadata(list(s.offsets), list(s.sizes), s.placement) for s in read.shards]
-    return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, EnumerableShardingSpec(shards))
+        return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, None, cache_params=cache)
+    spec = EnumerableShardingSpec([ShardMetadata(list(s.offsets), list(s.sizes), s.placement) for s in read.shards])
+    return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, spec, cache_params=cache)

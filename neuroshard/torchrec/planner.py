@@ -56,7 +56,7 @@ class NeuroShardPlanner(ShardingPlanner):
         models: cost models, or their name or path; None takes "cpu" for CPUs, "roofline:h100" (a datasheet) for GPUs.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. Rows and copies are looked at for tables whose sharding types name row_wise or
-            data_parallel.
+            data_parallel; rows of sequence tables also where nothing is named.
         storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer that the module or the
@@ -225,7 +225,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if model.bags:
             task = self._asked.task(model.bags, left)
             plan = self._finder.found_after(kept, asked_for, task) if kept else self._finder.found(task)
-        return self._finished(model, others, plan, group, started)
+        return self._finished(model, others, plan, asked_for, group, started)
 
     def _replanned(
         self,
@@ -241,7 +241,7 @@ class NeuroShardPlanner(ShardingPlanner):
         model = self._model(module, sharders)
         others, left = model.others()
         plan = self._finder.changed(before, self._asked.task(model.bags, left), max_moved_bytes, **settings)
-        whole = self._finished(model, others, plan, group, started)
+        whole = self._finished(model, others, plan, self._asked_for(model), group, started)
         after = self.last_plan or plan
         return Replanned(whole, after, table_changes(before, after))
 
@@ -250,6 +250,7 @@ class NeuroShardPlanner(ShardingPlanner):
         model: Model,
         others: ShardingPlan,
         plan: Plan | None,
+        asked_for: Mapping[str, str],
         group: dist.ProcessGroup | None,
         started: float,
     ) -> ShardingPlan:
@@ -258,16 +259,24 @@ class NeuroShardPlanner(ShardingPlanner):
         whole, plan = self._reports.told(model, whole, plan, perf_counter() - started)
         self._remember(plan)
         if self._keep and (group is None or dist.get_rank(group) == 0):
-            KeptPlan(self._asked_for(model), self.last_plan, whole).keep_in(self._keep)
+            KeptPlan(asked_for, self.last_plan, whole).keep_in(self._keep)
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:
+        """What a plan that is kept would be made for: nothing where none is."""
         return made_for(model, self._asked, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
         sharders = sharders or get_default_sharders()
         return Model.read(
-            module, sharders, self._topology, self._reservation, self._asked.batch_size, self._constraints, self._given
+            module,
+            sharders,
+            self._topology,
+            self._reservation,
+            self._asked.batch_size,
+            self._constraints,
+            self._given,
+            self._finder.no_sequences,
         )
 
     def _remember(self, plan: Plan | None) -> None:

@@ -37,8 +37,8 @@ def profile(
 ) -> MeasuredTables:
     """The tables of a model, with the statistics of its own lookups: what `NeuroShardPlanner` plans best with.
 
-    As `ns.tables_from_batches`: batches are joined to global ones, lookups of all features of a table add up, and those
-    of each are in `Counted.lookups`. The model isn't run, and may be on the meta device.
+    Pooled and sequence tables, as `ns.tables_from_batches`: batches are joined to global ones, lookups of all features
+    of a table add up, and those of each are in `Counted.lookups`. The model isn't run, and may be on the meta device.
 
     Args:
         model: not sharded yet.

@@ -95,9 +95,9 @@ class Reports:
 def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: CostModels) -> None:
     """Fill in the `perf` of all shards: each device's predicted parts, shared out over what lies there.
 
-    Compute is shared out by what the shards would take alone, communication by their columns; so the sum over a device
-    is what it is predicted to take. Our models predict compute forward and backward together: all of it stands under
-    forward.
+    Compute is shared out by what the shards would take alone, communication by the columns that samples get of them; so
+    the sum over a device is what it is predicted to take. Our models predict compute forward and backward together: all
+    of it stands under forward.
 
     Args:
         options: one for each of the plan's tables, in their order.
@@ -108,7 +108,8 @@ def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: 
     devices = np.array([placed.device for placed in plan.by_device], dtype=np.int64)
     loads = plan.device_loads.loads
     compute = _shared(cost.compute, models.compute.predict(LoadSets.alone(loads)).astype(np.float64), devices)
-    forward, backward = (_shared(part, loads.dim, devices) for part in (cost.forward, cost.backward))
+    columns = loads.dim * loads.outputs / loads.samples
+    forward, backward = (_shared(part, columns, devices) for part in (cost.forward, cost.backward))
     found: dict[tuple[int, int, int, int], Perf] = {}
     for number, placed in enumerate(plan.by_device):
         shard = placed.shard

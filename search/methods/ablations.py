@@ -35,6 +35,11 @@ class WithModels(Searcher):
     searcher: Searcher
     models: ModelChange
 
+    @property
+    def takes_sequences(self) -> bool:
+        """As the searcher does."""
+        return self.searcher.takes_sequences
+
     def reads(self) -> tuple[str, ...]:
         """What the searcher and the change read."""
         return (*self.searcher.reads(), *self.models.reads())

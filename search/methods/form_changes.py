@@ -7,7 +7,7 @@ import numpy as np
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.loads import LoadSets
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import FORMS, Call, Form
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
@@ -36,11 +36,11 @@ class FormChanges:
     arriving: IntArray
 
     @classmethod
-    def of(cls, start: Plan, simulator: Simulator, forms: Collection[Form]) -> "FormChanges | None":
-        """Changes to some forms, of a plan that keeps its task's limits; None if there can be none."""
+    def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "FormChanges | None":
+        """Changes to forms of some `calls`, of a plan that keeps its task's limits; None if there can be none."""
         task, stays = start.task, _on_hosts(start)
         now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
-        allowed = allowed_forms(task, forms)
+        allowed = allowed_forms(task, calls)
         allowed[np.arange(len(now)), now] = True
         allowed[stays] = False
         if (allowed.sum(axis=1) < 2).all() or device_memory(task).min() < 1:

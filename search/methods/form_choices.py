@@ -103,7 +103,7 @@ class FormChoices:
             return float("inf")
         loads = DeviceLoads(catalog.items).sets(held.T)
         traffic = Traffic.of(loads, self.task.batch_size, self.task.topology.host_size)
-        return self.estimates.placed_ms(forms, self.simulator.models.compute.predict(loads), traffic.columns[0])
+        return self.estimates.placed_ms(forms, catalog.model.predict(loads), traffic.columns[0])
 
     def beats_columns(self, plan: Plan) -> bool:
         """Whether a plan is proven to be predicted cheaper than any of columns alone: these needn't be searched then.

@@ -14,11 +14,12 @@ from neuroshard.schema import Count
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.finalists import in_other_forms, of_forms
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.host_rows import RowsOver, on_hosts
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms
+from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, known_calls
 from neuroshard.tasks.task import Task
 
 
@@ -65,13 +66,19 @@ class FormSearch(Searcher):
         moved = on_hosts(found.plan, simulator)
         return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
 
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Of the plan's own forms, of columns alone, and of the best choices with all forms and with one fewer."""
+        calls = known_calls(simulator.models, self.forms)
+        others = in_other_forms(plan, simulator, calls, self.quick, self.tries)
+        return of_forms(plan, self.columns, others, simulator, count)
+
     def _found(self, task: Task, simulator: Simulator) -> Found:
         """With rows over all devices."""
-        forms = simulator.models.forms.intersection(self.forms)
-        if forms <= {Form.COLUMNS}:
+        calls = known_calls(simulator.models, self.forms)
+        if all(call.form is Form.COLUMNS for call in calls):
             return self.columns.find(task, simulator)
         simulator.models.check(task)
-        allowed = allowed_forms(task, forms)
+        allowed = allowed_forms(task, calls)
         if not np.delete(allowed, COLUMNS, axis=1).any() or device_memory(task).min() < 1:
             return self.columns.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)

@@ -42,7 +42,7 @@ def on_hosts(plan: Plan, simulator: Simulator) -> Plan:
 
 
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:
-    """Tables, by their index, in rows on all devices that may lie in rows on those of any host."""
+    """Pooled tables, by their index, in rows on all devices that may lie in rows on those of any host."""
     task, models = plan.task, simulator.models
     host, devices = task.topology.host_size, task.topology.num_devices
     if not 1 < host < devices or not _NEEDED.issubset(models.forward.collectives & models.backward.collectives):
@@ -53,6 +53,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
         index
         for index, (table, form) in enumerate(zip(task.tables, plan.forms, strict=True))
         if form is Form.ROWS
+        and table.pooled  # rows of sequence tables lie on all devices
         and blocks[index] == devices
         and table.name not in bound
         and has_row_blocks(table, host)

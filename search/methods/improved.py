@@ -1,8 +1,9 @@
 """First plans, of which the cheapest is made better by local search: what searches are composed of."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
+from neuroshard.arrays import IntArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.plans.plan import Plan
@@ -11,8 +12,9 @@ from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.search import CostedPlan
-from neuroshard.stages.search.local.steps import local_steps
+from neuroshard.stages.search.local.steps import LocalSteps, local_steps
 from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
@@ -63,6 +65,37 @@ class ImprovedSearch(Searcher):
             return Found(found, improved.remark)
         chosen, remark = self.choice.choose_and_say(before, found, simulator)
         return Found(chosen, improved.remark, remark)
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
+        catalog = Catalog.checked(plan.task, simulator)
+        first = first_plans(self.starts, catalog, simulator)
+        ends = self._ends(first, catalog, simulator, -(-count // len(first)))
+        shaken = self._shaken(cheapest(first, catalog, simulator), catalog, simulator, count)
+        return in_turns(plan, (ends, map(catalog.items.plan, first), shaken), simulator, count)
+
+    def _ends(self, first: list[IntArray], catalog: Catalog, simulator: Simulator, times: int) -> Iterator[Plan]:
+        """Of local searches from each of some plans (I, D), so many times; the cheapest plan's comes first."""
+        costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in first])
+        order = sorted(range(len(first)), key=lambda index: costs[index].total_ms)
+        for number in range(times):
+            for held in (first[index] for index in order):
+                yield catalog.items.plan(self._end(held, number, catalog, simulator)[1].held)
+
+    def _shaken(self, held: IntArray, catalog: Catalog, simulator: Simulator, count: int) -> Iterator[Plan]:
+        """What shaking the end of local search from a plan (I, D) gives, so many times, the cheapest first."""
+        local, best = self._end(held, 0, catalog, simulator)
+        seeds = range(self.improvement.seed, self.improvement.seed + count)
+        found = local.others(best, max(self.improvement.shake_steps, 1), seeds)
+        yield from (catalog.items.plan(one.held) for one in sorted(found, key=predicted_ms))
+
+    def _end(
+        self, held: IntArray, number: int, catalog: Catalog, simulator: Simulator
+    ) -> tuple[LocalSteps, CostedPlan]:
+        """Local search from a plan (I, D), and its end; numbers stand for other random steps, 0 for those of `find`."""
+        steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
+        local = local_steps(catalog, simulator, held, self.max_moved_bytes)
+        return local, steps.improve(local, local.costed(held), self._rank(catalog, simulator)).best
 
     def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[CostedPlan], float]:
         """What plans are compared by: predicted cost and as many margins as caution asks for, ms."""

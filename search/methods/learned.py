@@ -40,6 +40,11 @@ class PolicySearch(Searcher):
     def _agent(self) -> Agent:
         return load_agent(self.policy)
 
+    @property
+    def takes_sequences(self) -> bool:
+        """Pooled tables only."""
+        return False
+
     def reads(self) -> tuple[str, ...]:
         """The digest of the policy's files."""
         return (agent_digest(self.policy),)

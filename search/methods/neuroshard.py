@@ -3,7 +3,7 @@ some tables in rows or copies, where models know those and they are predicted to
 devices have too little.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from neuroshard.checked import checked
 from neuroshard.plans.form import FORMS
@@ -20,6 +20,7 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.methods.tiers import TierSearch
 from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.task import Task
 
 
@@ -78,3 +79,9 @@ class NeuroShard(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short."""
         return self.tier_search.find(task, simulator)
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """First plans and ends of local searches, of several choices of forms, with tables in the same memories."""
+        same = settled(plan)
+        found = self.form_search.finalists(same, simulator, count)
+        return (plan, *(replace(one, task=plan.task) for one in found if one is not same))

@@ -17,7 +17,8 @@ from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import ExistingPlan
 from neuroshard.stages.search.space.form_beside import beside
-from neuroshard.stages.search.space.forms import FormedTask
+from neuroshard.stages.search.space.forms import FormedTask, known_calls
+from neuroshard.stages.search.space.homes import settled
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tasks.task import Task
 from neuroshard.units import ByteSize, readable_bytes
@@ -33,8 +34,8 @@ class Replan(Searcher):
     The task may differ from the plan's own in anything but its tables' rows and dims, and the number of devices: in
     pooling factors, reuse, batch size, memory, constraints. The plan must fit it as it is.
 
-    Columns are moved by local search. Before that, tables may get another form, where that is estimated to help and
-    its bytes are within the limit.
+    Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
+    another form, where that is estimated to help and its bytes are within the limit.
 
     Attributes:
         start: the plan, or the path of its JSON.
@@ -65,19 +66,19 @@ class Replan(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short."""
-        start = self._start_for(task)
-        simulator.models.check(task)
+        start = settled(self._start_for(task))
+        simulator.models.check(start.task)
         simulator.models.check_plan(start)
         best = self._improved(start, start, simulator)
         for first in self._in_other_forms(start, simulator):
             found = self._improved(start, first, simulator)
             if found.plan is _cheaper(best.plan, found.plan, simulator):
                 best = found
-        return best
+        return replace(best, plan=replace(best.plan, task=task))
 
     def _in_other_forms(self, start: Plan, simulator: Simulator) -> Iterator[Plan]:
         """Plans with other forms, for changes of form that take all of the limit, and half of it."""
-        changes = FormChanges.of(start, simulator, simulator.models.forms.intersection(self.forms))
+        changes = FormChanges.of(start, simulator, known_calls(simulator.models, self.forms))
         if changes is None:
             return
         most, seen = self.max_moved_bytes, [start]

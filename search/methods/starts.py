@@ -13,6 +13,7 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import even_layout
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
+_NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards find room
 
 
 class Start(Protocol):
@@ -31,7 +32,8 @@ class Start(Protocol):
 class EvenLayouts:
     """The cheapest of some layouts whose shards are all small enough, each placed by grid search.
 
-    The published search splits one shard at a time, a few times; many devices want many tables split.
+    The published search splits one shard at a time, a few times; many devices, and memory that is nearly full, want
+    many tables split.
 
     Attributes:
         grid: caps of the greedy grid search.
@@ -42,10 +44,13 @@ class EvenLayouts:
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
         """None if no layout fits."""
         grid = GridSearch(catalog, simulator, self.grid)
-        even = (even_layout(catalog, most) for most in _EVEN_SHARES)
-        layouts = {layout.tobytes(): layout for layout in even}.values()
-        best = min((grid.place(layout[None])[0] for layout in layouts), key=lambda placed: placed.cost_ms)
-        return grid.held(best) if best.cost_ms < float("inf") else None
+        for shares in (_EVEN_SHARES, _NARROW_SHARES):
+            even = (even_layout(catalog, most) for most in shares)
+            layouts = {layout.tobytes(): layout for layout in even}.values()
+            best = min((grid.place(layout[None])[0] for layout in layouts), key=lambda placed: placed.cost_ms)
+            if best.cost_ms < float("inf"):
+                return grid.held(best)
+        return None
 
 
 @dataclass(frozen=True)

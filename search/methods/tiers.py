@@ -57,11 +57,13 @@ class TierSearch(Searcher):
         if not known or not task.topology.host_bytes or task.fixed_homes:
             return self.placing.find(task, simulator)
         simulator.models.check(task)
+        plain, error = self._placed(task, task.homes, simulator)
+        if plain is not None and _is_ample(task):
+            return plain
         choices = _HomeChoices(task, simulator, HomeOptions.of(task, simulator.models.compute), self.quick)
-        plain, error = self._placed(choices, task.homes)
         found = [plain] if plain is not None else []
         for homes in choices.ranked():
-            other, _ = self._placed(choices, homes)
+            other, _ = self._placed(task, homes, simulator)
             if other is not None:
                 found.append(self._improved(choices, other))
                 break
@@ -70,15 +72,15 @@ class TierSearch(Searcher):
         return min(found, key=choices.cost_ms)
 
     def _placed(
-        self, choices: "_HomeChoices", homes: tuple[Home, ...]
+        self, task: Task, homes: tuple[Home, ...], simulator: Simulator
     ) -> tuple[Found, None] | tuple[None, InfeasibleError]:
         """What is found with tables in such memories (T,), as a plan of the task; or why nothing is."""
         try:
-            found = self.placing.find(homed(choices.task, homes), choices.simulator)
+            found = self.placing.find(homed(task, homes), simulator)
         except InfeasibleError as error:
             return None, error
-        plan = rehomed(found.plan, choices.task, homes)
-        if max(plan.host_bytes) > choices.task.topology.host_bytes:
+        plan = rehomed(found.plan, task, homes)
+        if max(plan.host_bytes) > task.topology.host_bytes:
             return None, InfeasibleError(plan.violations[0])
         return replace(found, plan=plan), None
 
@@ -86,13 +88,19 @@ class TierSearch(Searcher):
         """With memories chosen anew on every device, and searched again, as long as that helps."""
         for _ in range(self.rounds):
             plan = choices.chosen_anew(found.plan)
-            again, _ = self._placed(choices, plan.homes)
+            again, _ = self._placed(choices.task, plan.homes, choices.simulator)
             others = [replace(found, plan=plan), *([] if again is None else [again])]
             best = min([found, *others], key=choices.cost_ms)
             if best is found:
                 break
             found = best
         return found
+
+
+def _is_ample(task: Task) -> bool:
+    """Whether all tables lie on devices with so much memory that no choice puts any elsewhere."""
+    taken = int(task.memory.device_bytes(task.loads).sum())
+    return not task.loads.tier.any() and taken <= _FILLED[-1] * int(device_memory(task).sum())
 
 
 class _HomeChoices:

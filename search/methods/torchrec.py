@@ -15,7 +15,7 @@ from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.forms import searched_forms
 from neuroshard.stages.search.space.feasibility import check_total
-from neuroshard.stages.search.space.forms import ROWS, allowed_forms
+from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
@@ -104,6 +104,11 @@ class TorchRecSearch(Searcher):
             if name not in _SORTS:
                 raise unknown_name("sort_by", name, _SORTS)
 
+    @property
+    def takes_sequences(self) -> bool:
+        """Pooled tables only."""
+        return False
+
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest of TorchRec's plans that keep the task's constraints.
 
@@ -135,7 +140,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
-    allowed = allowed_forms(task, simulator.models.forms.intersection(settings.forms))
+    allowed = allowed_forms(task, known_calls(simulator.models, settings.forms))
     allowed[:, ROWS] &= len(set(task.shard_memory)) == 1  # else in blocks as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
     for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):

@@ -9,6 +9,7 @@ from neuroshard.cost import described_expectation
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.form import Form
 from neuroshard.plans.picture import plan_png
+from neuroshard.plans.shard import Tier
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
 from neuroshard.stages.search.report.moves import Places, TableMove, table_moves
 from neuroshard.stages.search.report.page import Grid, Picture, Section
@@ -144,6 +145,9 @@ def _devices(found: Explanation) -> Section:
     grid = Grid(columns, rows, frozenset({found.bottleneck}), frozenset(), _short(found))
     text = f"Device {found.bottleneck}, marked, keeps the others waiting."
     text += "" if cost.input is None else " Input, the exchange of indices before a step, isn't counted."
+    if any(plan.host_bytes):
+        used, free = readable_bytes(max(plan.host_bytes)), readable_bytes(plan.task.topology.host_bytes)
+        text += f" Of their hosts' memory tables take {used} of {free}, where they take most."
     return Section("Devices", text, grids=(grid,))
 
 
@@ -163,7 +167,7 @@ def _shard_row(share: ShardShare) -> tuple[str, ...]:
     return (
         share.table,
         f"{share.dim}",
-        f"{share.table_dim}{_in_form(share)}{_read(share)}",
+        f"{share.table_dim}{_in_form(share)}{_read(share)}{_at_home(share)}",
         readable_bytes(share.size_bytes),
         f"{share.alone_ms:.3f}",
         f"{share.saved_ms:.3f}",
@@ -174,6 +178,11 @@ def _in_form(share: ShardShare) -> str:
     """What a shard is besides columns with all rows."""
     words = {Form.COLUMNS: "", Form.ROWS: f", {share.rows:,} rows", Form.COPIES: ", a copy"}
     return words[share.form]
+
+
+def _at_home(share: ShardShare) -> str:
+    """The memory that it lies in, where that isn't the device's."""
+    return "" if share.home.tier is Tier.DEVICE else f", {share.home}"
 
 
 def _read(share: ShardShare) -> str:

@@ -10,6 +10,7 @@ from neuroshard.errors import UserError
 from neuroshard.loads import LoadSets
 from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Home
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.steps import local_steps
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
@@ -20,6 +21,7 @@ from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_beside import beside
 from neuroshard.stages.search.space.forms import FormedTask
+from neuroshard.stages.search.space.homes import settled
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class ShardShare:
 
     Attributes:
         table, device, dim: what and where; `table_dim` columns has the whole table.
-        form, rows: of the table, and how many of its rows there are.
+        form, rows, home: of the table, how many of its rows there are, and the memory that it lies in.
         features, pooled: how many read the table, and whether it is no sequence table.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
@@ -41,6 +43,7 @@ class ShardShare:
     table_dim: int
     form: Form
     rows: int
+    home: Home
     features: int
     pooled: bool
     size_bytes: int
@@ -117,20 +120,20 @@ class Explanation:
 
 
 def explain(plan: Plan, simulator: Simulator) -> Explanation:
-    """Look at a plan from all sides.
+    """Look at a plan from all sides; other plans are ones whose tables lie in the same memories.
 
     Raises:
         UserError: the models can't serve its task.
     """
-    cost = simulator.cost(plan.task, plan)
+    cost, same = simulator.cost(plan.task, plan), settled(plan)
     return Explanation(
         plan,
         cost,
         _shares(plan, cost, simulator),
         split_worths(plan, cost, simulator),
-        _next_move(plan, simulator),
-        {f"{score}_greedy": _heuristic(score, plan, simulator) for score in SCORES},
-        _bound_ms(plan, simulator),
+        _next_move(same, simulator),
+        {f"{score}_greedy": _heuristic(score, same, simulator) for score in SCORES},
+        _bound_ms(same, simulator),
         _even_ms(plan, np.full_like(cost.compute, cost.compute.mean()), simulator),
         cost.total_ms - _even_ms(plan, cost.compute, simulator),
         (*(f"the plan breaks its task: {broken}" for broken in plan.violations), *simulator.warnings(plan)),
@@ -154,8 +157,9 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
     for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
         shard, table = placed.shard, plan.task.tables[placed.shard.table]
         form = plan.forms[shard.table]
-        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows, table.features, table.pooled)
-        found.append(ShardShare(*where, int(size), float(alone_ms), float(saved_ms)))
+        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows, placed.home)
+        read = (table.features, table.pooled)
+        found.append(ShardShare(*where, *read, int(size), float(alone_ms), float(saved_ms)))
     return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table)))
 
 

@@ -25,8 +25,9 @@ _COLUMNS = {
     "remark": "object",
     "warnings": "object",
     "expected_ms": "float64",
+    "measured_ms": "float64",
 }
-_NUMBERS = ("predicted_ms", "seconds", "margin_ms", "expected_ms")
+_NUMBERS = ("predicted_ms", "seconds", "margin_ms", "expected_ms", "measured_ms")
 _LARGEST = 1e18
 
 
@@ -41,6 +42,7 @@ class SearchRecord:
         remark: what the searcher says of its plan.
         warnings: what lies outside the range of the models, a line each.
         expected_ms: the cost to be expected (`Cost.expected_ms`); NaN where the models know no margin.
+        measured_ms: on hardware, the mean over the passes of verification; NaN where it wasn't measured.
     """
 
     task: Count
@@ -52,6 +54,7 @@ class SearchRecord:
     remark: str | None = None
     warnings: str | None = None
     expected_ms: float = float("nan")
+    measured_ms: float = float("nan")
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:

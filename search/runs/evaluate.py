@@ -15,7 +15,8 @@ from neuroshard.errors import UserError
 from neuroshard.files import check_directory
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.fingerprint import versions
-from neuroshard.hardware.plan_costs import measure_plans, steps
+from neuroshard.hardware.hardware import is_follower
+from neuroshard.hardware.plan_costs import beyond_memory, measure_plans, steps
 from neuroshard.models import CostModels
 from neuroshard.parquet import write_frame
 from neuroshard.plans.picture import plan_png, save_png
@@ -26,7 +27,6 @@ from neuroshard.schema import PathName, PositiveCount, Seed
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.units import readable_bytes
 
 _PICTURE = "plan.png"
 _SHOWN_ERRORS = 3
@@ -56,8 +56,11 @@ class Evaluate:
     out: PathName | None
     count_input: bool = False
 
-    def run(self) -> "EvaluateResult":
-        """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures."""
+    def run(self) -> "EvaluateResult | None":
+        """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures.
+
+        None in processes that only take part in exchanges.
+        """
         entries = self._entries()
         order = sorted(range(len(entries)), key=lambda i: entries[i].task)  # plans of one task are measured together
         runnable = [i for i in order if entries[i].plan is not None and entries[i].error is None]
@@ -66,6 +69,9 @@ class Evaluate:
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory{why}")
         plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
         self.hardware.check()
+        if is_follower():
+            self.hardware.follow()
+            return None
         if self.out is not None:
             check_directory(Path(self.out))
             RunDirectory(Path(self.out)).check_free()
@@ -118,15 +124,9 @@ class Evaluate:
 
     def _within_host(self, entry: Evaluated) -> Evaluated:
         """With an error if a device's weights don't fit in this host's memory, where CPU kernels want them."""
-        if entry.plan is None or entry.error is not None or self.hardware.device.kind != "cpu":
+        if entry.plan is None or entry.error is not None:
             return entry
-        needed = max(sum(table.size_bytes for table in tables) for tables in entry.plan.device_tables)
-        there = self.hardware.fingerprint.memory_bytes
-        if needed < there:
-            return entry
-        return replace(
-            entry, error=f"a device needs {readable_bytes(needed)}, this machine has {readable_bytes(there)}"
-        )
+        return replace(entry, error=beyond_memory(entry.plan, self.hardware))
 
     def _of_run(self, path: Path) -> list[Evaluated]:
         run = SearchRun.load(path)

@@ -1,30 +1,34 @@
 """The search run: one searcher, many tasks."""
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.checked import checked
-from neuroshard.errors import InfeasibleError
 from neuroshard.files import check_directory
 from neuroshard.hardware.fingerprint import versions
+from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
 from neuroshard.models.trust import hardware_warning
-from neuroshard.progress import progress_bar
+from neuroshard.progress import plain_console, progress_bar
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import FileName, PathName
-from neuroshard.searcher import Found, Searcher
+from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator, with_prediction
+from neuroshard.stages.search.results.finalists import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.results.unfinished import Unfinished
+from neuroshard.stages.search.runs.searched import Answer, Searched
+from neuroshard.stages.search.runs.verify import Verifier, Verify, save_finalists
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
 
@@ -43,6 +47,7 @@ class Search:
         out: a directory, where a run that was killed goes on; None takes the next free one under runs/search.
         count_input: whether predicted costs count the exchange of indices and lengths. It moves no shard: searches look
             at a step's other exchanges.
+        verify: measures several plans of each task and takes the best of them; None takes the predicted best.
     """
 
     model: PathName
@@ -51,16 +56,23 @@ class Search:
     method: FileName
     out: PathName | None
     count_input: bool = False
+    verify: Verify | None = None
 
-    def run(self) -> "SearchResult":
+    def run(self) -> "SearchResult | None":
         """Search every task; a task without a plan is recorded with its error.
 
-        A run in `out` that was killed goes on; one that is whole is not run again.
+        A run in `out` that was killed goes on; one that is whole is not run again. None in processes that only take
+        part in what is measured.
 
         Raises:
             InfeasibleError: there is one task only, and it has no plan.
-            UserError: `out` holds another run, or the models can't serve the tasks.
+            UserError: `out` holds another run, the models can't serve the tasks, or nothing can be measured here.
         """
+        if self.verify is not None:
+            self.verify.check(self.tasks)
+            if is_follower():
+                self.verify.hardware.follow()
+                return None
         with blas_threads(1):
             return self._run()
 
@@ -71,20 +83,31 @@ class Search:
         Simulator(simulator.models, self.count_input)  # refuses models that don't know it, before any work
         for task in self.tasks:
             simulator.models.check(task)
-        if self.out is not None and (there := RunDirectory(Path(self.out))).finished:
-            there.begin(self._depends(simulator), self.tasks)
-            return self._result(Unfinished(there.path).finished(self.tasks), simulator)
-        first = _search_one(self.searcher, self.tasks[0], simulator) if len(self.tasks) == 1 else None
-        if first is not None and isinstance(first.found, InfeasibleError):
-            raise first.found
+        with self._verifier() as verifier:
+            if self.out is not None and (there := RunDirectory(Path(self.out))).finished:
+                there.begin(self._depends(simulator), self.tasks)
+                return self._result(Unfinished(there.path).finished(self.tasks), simulator)
+            return self._searched(simulator, verifier)
+
+    def _searched(self, simulator: Simulator, verifier: Verifier | None) -> "SearchResult":
+        first = self._search_one(self.tasks[0], simulator) if len(self.tasks) == 1 else None
+        if first is not None and first.error is not None:
+            raise first.error
         depends = self._depends(simulator)
         directory = RunDirectory.at(self.out, "search", self.method)
         with directory.held():
             directory.begin(depends, self.tasks)
-            records = self._search(Unfinished(directory.path), simulator, first)
-            run = SearchRun(directory.path, self.method, tuple(records), self.model, depends["settings"])
+            records = tuple(self._search(Unfinished(directory.path), simulator, first, verifier))
+            if verifier is not None:
+                save_finalists(directory.path, self.tasks, records)
+            run = SearchRun(directory.path, self.method, records, self.model, depends["settings"])
             run.save(depends | {"versions": versions()})
         return self._result(run, simulator)
+
+    def _verifier(self) -> AbstractContextManager[Verifier | None]:
+        if self.verify is None:
+            return nullcontext()
+        return self.verify.opened(self.tasks, plain_console(stderr=True).print)
 
     def _result(self, run: SearchRun, simulator: Simulator) -> "SearchResult":
         return SearchResult(run, self.tasks, hardware_warning(simulator.models.name, simulator.models.hardware))
@@ -97,51 +120,65 @@ class Search:
             "class": type(self.searcher).__name__,
             "model": self.model,
             **({"count_input": True} if self.count_input else {}),
+            **({} if self.verify is None else self.verify.settings),
             "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],
         }
 
-    def _search(self, under_way: Unfinished, simulator: Simulator, first: "_Timed | None") -> Iterator[SearchRecord]:
+    def _search(
+        self, under_way: Unfinished, simulator: Simulator, first: Searched | None, verifier: Verifier | None
+    ) -> Iterator[SearchRecord]:
         """A record for every task, one by one; `first` is what is known of the first task."""
         with progress_bar() as progress:
             bar = progress.add_task(self.method, total=len(self.tasks))
-            for number, task in enumerate(self.tasks):
+            for number in range(len(self.tasks)):
                 record = under_way.record(number)
                 if record is None:
-                    timed = first if first is not None else _search_one(self.searcher, task, simulator)
-                    record = self._record(under_way.path, number, timed, simulator)
+                    answer = self._answer(under_way.path, number, simulator, first, verifier, progress)
+                    record = self._record(under_way.path, number, answer, simulator)
                     under_way.keep(record)
                 progress.advance(bar)
                 yield record
 
-    def _record(self, directory: Path, number: int, timed: "_Timed", simulator: Simulator) -> SearchRecord:
-        if isinstance(timed.found, InfeasibleError):
-            return SearchRecord(number, None, str(timed.found), float("nan"), timed.seconds)
+    def _search_one(self, task: Task, simulator: Simulator) -> Searched:
+        return Searched.of(self.searcher, task, simulator, 1 if self.verify is None else self.verify.finalists)
+
+    def _answer(
+        self,
+        directory: Path,
+        number: int,
+        simulator: Simulator,
+        first: Searched | None,
+        verifier: Verifier | None,
+        progress: Progress,
+    ) -> Answer | Searched:
+        """The task's plan; a search that found none where there is none."""
+        task, files = self.tasks[number], FinalistFiles(directory, number)
+        finalists = None if verifier is None else files.read(task)
+        if finalists is None:
+            searched = first or self._search_one(task, simulator)
+            if searched.error is not None:
+                return searched
+            if verifier is None:
+                plan, warning, remark = searched.plans[0], searched.warning, searched.remark
+                return Answer(plan, searched.seconds, warning=warning, remark=remark)
+            telling = Simulator(simulator.models, self.count_input)
+            finalists = files.begin([*map(telling.predicted, searched.plans)], searched.seconds, searched.warning)
+        assert verifier is not None
+        return verifier.answer(files, finalists, self.count_input, progress)
+
+    def _record(self, directory: Path, number: int, answer: Answer | Searched, simulator: Simulator) -> SearchRecord:
+        if isinstance(answer, Searched):
+            return SearchRecord(number, None, str(answer.error), float("nan"), answer.seconds)
         name = f"plans/task-{number:04d}.json"
-        plan, due = timed.found.plan, [timed.found.warning] if timed.found.warning else []
+        plan, due = answer.plan, [answer.warning] if answer.warning else []
         telling = Simulator(simulator.models, self.count_input)
         cost = telling.cost(plan.task, plan)
         with_prediction(plan, cost, simulator.models.name).save(directory / name)
-        said = (self.searcher.remark(plan.task, simulator, plan), timed.found.remark)
+        said = (self.searcher.remark(plan.task, simulator, plan), answer.remark)
         remark = "; ".join(filter(None, said)) or None
         warnings = "\n".join([*due, *telling.warnings(plan)]) or None
-        return SearchRecord(
-            number, name, None, cost.total_ms, timed.seconds, cost.margin_ms, remark, warnings, cost.expected_ms
-        )
-
-
-@dataclass(frozen=True)
-class _Timed:
-    found: Found | InfeasibleError
-    seconds: float
-
-
-def _search_one(searcher: Searcher, task: Task, simulator: Simulator) -> _Timed:
-    start = time.perf_counter()
-    try:
-        found: Found | InfeasibleError = searcher.find(task, simulator)
-    except InfeasibleError as error:
-        found = error
-    return _Timed(found, time.perf_counter() - start)
+        figures = cost.total_ms, answer.seconds, cost.margin_ms, remark, warnings, cost.expected_ms, answer.measured_ms
+        return SearchRecord(number, name, None, *figures)
 
 
 @dataclass(frozen=True)
@@ -175,11 +212,14 @@ class SearchResult:
         grid = Grid(title=Text(f"{self.saved.searcher}: {self.saved.path}"))
         shown = self.saved.records[:_SHOWN_TASKS]
         expected = any(not np.isnan(record.expected_ms) for record in shown)
-        for column in ("task", "tables", "devices", "predicted ms", *(["expected ms"] if expected else []), "search s"):
+        measured = any(not np.isnan(record.measured_ms) for record in shown)
+        more = [*(["expected ms"] if expected else []), *(["measured ms"] if measured else [])]
+        for column in ("task", "tables", "devices", "predicted ms", *more, "search s"):
             grid.add_column(column, justify="right")
         for record in shown:
             task = self.tasks[record.task]
-            costs = (_predicted(record), *([_expected(record)] if expected else []))
+            costs = [_predicted(record), *([_known(record.expected_ms)] if expected else [])]
+            costs += [_known(record.measured_ms)] if measured else []
             sizes = (str(record.task), str(len(task.tables)), str(task.topology.num_devices))
             grid.add_row(*sizes, *costs, f"{record.seconds:.3f}")
         return grid
@@ -203,5 +243,5 @@ def _predicted(record: SearchRecord) -> str:
     return f"{record.predicted_ms:.2f}{margin}"
 
 
-def _expected(record: SearchRecord) -> str:
-    return "" if np.isnan(record.expected_ms) else f"{record.expected_ms:.2f}"
+def _known(ms: float) -> str:
+    return "" if np.isnan(ms) else f"{ms:.2f}"

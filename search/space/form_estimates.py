@@ -10,17 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
-from neuroshard.models.model_set import ModelSet
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Form
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, copies, dearest_blocks
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS
+from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
+from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
 from neuroshard.traffic import ELEMENT_BYTES, Collective, Traffic
 
@@ -34,17 +32,16 @@ class FormEstimates:
     Attributes:
         task: the task.
         simulator: tells what exchanges cost.
-        heads: (F,) from sums of vectors to the cost of a kernel, of each form.
+        head: from sums of vectors to the cost of what lies in columns.
         cuts: of the tables in columns.
-        rows, copies: of the others.
+        others: of those in rows and in copies, by their kernel calls.
     """
 
     task: Task
     simulator: Simulator
-    heads: tuple[ReluHead, ...]
+    head: ReluHead
     cuts: Cuts
-    rows: Everywhere
-    copies: Everywhere
+    others: tuple[Everywhere, ...]
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None) -> "FormEstimates":
@@ -52,19 +49,21 @@ class FormEstimates:
 
         None stands for the catalog of no table.
         """
-        head, rows_head, copies_head = (_head(simulator.models, form) for form in FORMS)
+        head = head_of(simulator.models, IN_COLUMNS)
         if catalog is not None and isinstance(catalog.model, SumModel):
             head = catalog.model.head
-        heads = head, rows_head, copies_head
-        columns, rows, anywhere = (np.flatnonzero(may) for may in allowed.T)
-        blocks, copied = dearest_blocks(task, rows), copies(task, anywhere)
+        each = zip(task.tables, task.homes, strict=True)
+        columns, kinds = np.flatnonzero(allowed[:, COLUMNS]), {(table.pooled, home.tier) for table, home in each}
         return cls(
             task,
             simulator,
-            heads,
+            head,
             Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog, columns, len(allowed)),
-            Everywhere.of(task, rows, blocks, _vectors(simulator.models, Form.ROWS, blocks, rows_head)),
-            Everywhere.of(task, anywhere, copied, _vectors(simulator.models, Form.COPIES, copied, copies_head)),
+            tuple(
+                Everywhere.of(task, simulator.models, call, allowed)
+                for call in CALLS
+                if call.form is not Form.COLUMNS and (call.pooled, call.tier) in kinds
+            ),
         )
 
     def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -82,19 +81,19 @@ class FormEstimates:
 
     def everywhere(self, forms: IntArray) -> "Shared":
         """What of B choices (B, T) lies in rows and copies."""
-        rows, copied = ((forms == form).astype(np.float64) for form in (ROWS, COPIES))
-        compute_ms = self._kernel(rows @ self.rows.vectors, rows, ROWS)
-        compute_ms += self._kernel(copied @ self.copies.vectors, copied, COPIES)
-        given, size_bytes = (
-            rows @ getattr(self.rows, name) + copied @ getattr(self.copies, name) for name in ("given", "size_bytes")
-        )
+        compute_ms, given, size_bytes = (np.zeros((len(forms), *each)) for each in ((), (len(Collective),), ()))
+        for part in self.others:
+            chosen = part.chosen(forms)
+            compute_ms += _kernel(part.head, chosen @ part.vectors, chosen)
+            given += chosen @ part.given
+            size_bytes += chosen @ part.size_bytes
         return Shared(compute_ms, given, size_bytes)
 
     def _costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
         devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(forms)
         chosen = forms == COLUMNS
         in_columns = chosen.astype(np.float64)
-        spread_ms = self._kernel(np.tensordot(in_columns, cuts.vectors, 1) / devices, in_columns, COLUMNS)  # (B, Q)
+        spread_ms = _kernel(self.head, np.tensordot(in_columns, cuts.vectors, 1) / devices, in_columns)  # (B, Q)
         mean = (in_columns @ cuts.given / devices)[:, None]
         fits = self._fits(shared.size_bytes, in_columns @ cuts.total_bytes, cuts.size_bytes.among(chosen))
         held_up = np.where(fits, np.maximum(spread_ms, cuts.cost_ms.among(chosen)), np.inf)
@@ -102,12 +101,6 @@ class FormEstimates:
         lowest = self._alike(shared, held_up, columns).min(axis=1)
         evenly = self._alike(shared, spread_ms.min(axis=1, keepdims=True), mean)[:, 0]
         return lowest, np.where(np.isfinite(lowest), evenly, np.inf)
-
-    def _kernel(self, sums: FloatArray, called: FloatArray, form: int) -> FloatArray:
-        """(B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
-        cost = self.heads[form](sums.astype(np.float32))
-        any_called = called.any(axis=1).reshape(-1, *[1] * (cost.ndim - 1))
-        return np.where(any_called, cost, 0.0)
 
     def _fits(self, base: FloatArray, total: FloatArray, largest: FloatArray) -> BoolArray:
         """(B, Q) whether memory may do: base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
@@ -134,7 +127,7 @@ class FormEstimates:
     def _total(self, compute_ms: FloatArray, given: FloatArray, columns: FloatArray | IntArray) -> FloatArray:
         """(N,) ms of devices with compute (N, D) and columns (N, D); each gives (N, C) for what isn't in columns."""
         sent = np.repeat(given[:, None], columns.shape[1], axis=1)
-        sent[..., Collective.ALL_TO_ALL] = columns * float(ELEMENT_BYTES * self.task.batch_size)
+        sent[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * self.task.batch_size)
         batch_size = np.full(len(sent), self.task.batch_size)
         traffic = Traffic(sent, batch_size, self.task.topology.host_size)
         forward, backward = self.simulator.communication(traffic, compute_ms)
@@ -156,6 +149,13 @@ class Shared(NamedTuple):
     size_bytes: FloatArray
 
 
+def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
+    """(B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
+    cost = head(sums.astype(np.float32))
+    any_called = called.any(axis=1).reshape(-1, *[1] * (cost.ndim - 1))
+    return np.where(any_called, cost, 0.0)
+
+
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
     """(B, Q) whether a cut has a finite cost and no other has as low a cost and width; of equals, the first."""
     no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
@@ -163,19 +163,3 @@ def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
     beaten = (no_worse & (earlier | ~no_worse.transpose(0, 2, 1))).any(axis=1)
     unbeaten: BoolArray = np.isfinite(cost_ms) & ~beaten
     return unbeaten
-
-
-def _head(models: ModelSet, form: Form) -> ReluHead:
-    """The head of the kernel calls of a form; of a model that isn't a sum, one that adds up costs of loads alone."""
-    model = models.compute
-    return model.of_form(form).head if isinstance(model, SumModel) and form in models.forms else ReluHead.of_cost()
-
-
-def _vectors(models: ModelSet, form: Form, loads: Loads, head: ReluHead) -> Float32Array:
-    """(n, H) for `_head`, of n loads of a form."""
-    model = models.compute
-    if not len(loads):
-        return np.zeros((0, len(head.bias)), dtype=np.float32)  # of a form that the models may not know
-    if isinstance(model, SumModel):
-        return model.of_form(form).embed(loads)
-    return model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)

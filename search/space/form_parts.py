@@ -6,9 +6,14 @@ import numpy as np
 
 from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.loads import Loads, LoadSets
+from neuroshard.models import SumModel
+from neuroshard.models.interface import ReluHead
+from neuroshard.models.model_set import ModelSet
+from neuroshard.plans.form import FORMS, Call, Form
 from neuroshard.plans.lay_out import in_rows
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.layout import even_layout
 from neuroshard.tasks.task import Task
 from neuroshard.traffic import Collective, given_bytes
@@ -102,27 +107,60 @@ class Cuts:
 
 @dataclass(frozen=True, eq=False)
 class Everywhere:
-    """What each table costs every device in a form that lies on all: one device stands for the others.
+    """What each table of a kernel call costs every device, in a form that lies on all: one stands for the others.
 
     Attributes:
+        form: by its place in `FORMS`.
+        called: (T,) whether the call is that of the table, wherever it lies in the form.
+        head: from sums of vectors to the cost of the call.
         vectors: (T, H) of the compute model.
         given: (T, C) bytes that a device puts into every collective.
         size_bytes: (T,) on a device.
     """
 
+    form: int
+    called: BoolArray
+    head: ReluHead
     vectors: FloatArray
     given: FloatArray
     size_bytes: FloatArray
 
     @classmethod
-    def of(cls, task: Task, tables: IntArray, loads: Loads, vectors: Float32Array) -> "Everywhere":
-        """Of some `tables` (t,), with their loads (t,) on a device and the vectors (t, H); zeros for all others."""
-        count = len(task.tables)
-        found = cls(np.zeros((count, vectors.shape[1])), np.zeros((count, len(Collective))), np.zeros(count))
-        found.vectors[tables] = vectors
+    def of(cls, task: Task, models: ModelSet, call: Call, allowed: BoolArray) -> "Everywhere":
+        """Of the tables that may lie so, by the forms `allowed` (T, F) to each; zeros for all others."""
+        form, head = FORMS.index(call.form), head_of(models, call)
+        each = zip(task.tables, task.homes, strict=True)
+        called = np.array([(table.pooled, home.tier) == (call.pooled, call.tier) for table, home in each])
+        tables = np.flatnonzero(called & allowed[:, form])
+        loads = dearest_blocks(task, tables) if call.form is Form.ROWS else copies(task, tables)
+        count, numbers = len(called), len(head.bias)
+        shapes = (count, numbers), (count, len(Collective)), count
+        found = cls(form, called, head, *(np.zeros(shape) for shape in shapes))
+        found.vectors[tables] = _vectors(models, call, loads, head)
         found.given[tables] = given_bytes(loads, task.topology.num_devices)
         found.size_bytes[tables] = task.memory.device_bytes(loads)
         return found
+
+    def chosen(self, forms: IntArray) -> FloatArray:
+        """(B, T) 1 for tables that lie so by B choices of forms (B, T), 0 for others."""
+        chosen: FloatArray = ((forms == self.form) & self.called).astype(np.float64)
+        return chosen
+
+
+def head_of(models: ModelSet, call: Call) -> ReluHead:
+    """The head of a kernel call; of a model that isn't a sum, one that adds up costs of loads alone."""
+    model, known = models.compute, call in known_calls(models)
+    return model.of_call(call).head if known and isinstance(model, SumModel) else ReluHead.of_cost()
+
+
+def _vectors(models: ModelSet, call: Call, loads: Loads, head: ReluHead) -> Float32Array:
+    """(n, H) for `head_of`, of n loads of a call."""
+    model = models.compute
+    if not len(loads):
+        return np.zeros((0, len(head.bias)), dtype=np.float32)  # of a call that the models may not know
+    if isinstance(model, SumModel):
+        return model.of_call(call).embed(loads)
+    return model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
 
 
 def dearest_blocks(task: Task, tables: IntArray) -> Loads:

@@ -10,11 +10,12 @@ import numpy as np
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.loads import Loads
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.models.model_set import ModelSet
+from neuroshard.plans.form import FORMS, Call, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import has_row_blocks
-from neuroshard.plans.shard import Home, Placement, Tier
+from neuroshard.plans.shard import Placement, Tier
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
@@ -24,30 +25,40 @@ from neuroshard.units import readable_bytes
 COLUMNS, ROWS, COPIES = (FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
 
 
-def allowed_forms(task: Task, forms: Collection[Form]) -> BoolArray:
-    """(T, F) which of `forms` each table may lie in, by the task's constraints and by what each form asks for.
+def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[Call]:
+    """The kernel calls of tables in some forms, by name, that models know costs of, what is exchanged included."""
+    known = models.forms.intersection(forms)
+    return frozenset(call for call in models.compute.calls if call.form in known)
 
-    Rows and copies lie on every device, so each must be allowed. Tables that are pinned, kept together or kept apart
-    stay in columns, and so do sequence tables. One device has columns only.
+
+def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
+    """(T, F) which forms each table may lie in: those that there are `calls` of, with its kind and its memory.
+
+    As far as the task's constraints and what each form asks for let it. Rows and copies lie on every device, so each
+    must be allowed. Tables that are pinned, kept together or kept apart stay in columns. One device has columns only.
     """
     constraints = task.constraints
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart)
+    known = {
+        (pooled, tier): frozenset(call.form for call in calls if (call.pooled, call.tier) == (pooled, tier))
+        for pooled in (True, False)
+        for tier in Tier
+    }
     return np.array(
         [
-            _allowed(task, table, home, frozenset(forms), table.name in bound or not table.pooled)
+            _allowed(task, table, known[table.pooled, home.tier], table.name in bound)
             for table, home in zip(task.tables, task.homes, strict=True)
         ]
     )
 
 
-def _allowed(task: Task, table: Table, home: Home, forms: frozenset[Form], bound: bool) -> list[bool]:
-    """(F,) of one table in its home, which may be bound to others or to a device."""
+def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:
+    """(F,) of one table, which may be bound to others or to a device."""
     devices, limits = task.topology.num_devices, task.constraints.limits(table, task.topology.num_devices)
     forms &= limits.forms
     everywhere = not bound and devices > 1 and len(limits.devices) == devices
     in_blocks = everywhere and limits.min_blocks <= devices <= limits.max_blocks and has_row_blocks(table, devices)
-    copied = everywhere and limits.min_shards == 1 and home.tier is Tier.DEVICE
-    may = {Form.COLUMNS: True, Form.ROWS: in_blocks, Form.COPIES: copied}
+    may = {Form.COLUMNS: True, Form.ROWS: in_blocks, Form.COPIES: everywhere and limits.min_shards == 1}
     return [form in forms and may[form] for form in FORMS]
 
 

@@ -137,6 +137,11 @@ def homed(task: Task, homes: tuple[Home, ...]) -> Task:
     return replace(task, fixed_homes=homes)
 
 
+def settled(plan: Plan) -> Plan:
+    """The plan as one of a task that gives every table the memory which it has in the plan."""
+    return plan if plan.homes == plan.task.homes else replace(plan, task=homed(plan.task, plan.homes))
+
+
 def rehomed(plan: Plan, task: Task, homes: tuple[Home, ...]) -> Plan:
     """The plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
     placements = (replace(placed, home=homes[placed.shard.table]) for placed in plan.placements)

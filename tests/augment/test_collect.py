@@ -1,10 +1,9 @@
 """Whole collect runs: on real hardware in small, and killed while they write."""
 
 import json
-import os
 import signal
 from dataclasses import dataclass, replace
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import PATIENCE_S, toy_tables
+from neuroshard.testing.killed import die_at_file
 from neuroshard.timing import TimingProtocol
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_bytes=0)
@@ -116,17 +116,7 @@ def test_the_same_seed_draws_the_same_samples(tmp_path):
 
 def _collect_and_die(out, number, when):
     """Collect in this process, which kills itself before or after it puts its file of this number in place."""
-    files, rename = count(), Path.replace
-
-    def deadly(self, target):
-        fatal = next(files) == number
-        if fatal and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(self, target)
-        if fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Path.replace = deadly
+    die_at_file(number, when)
     collect_run(out).run()
 
 
@@ -223,6 +213,15 @@ def test_impossible_batch_sizes_are_refused(tmp_path):
         replace(collect_run(tmp_path), batch_sizes=(1, 64))
     with pytest.raises(UserError, match=r"batch_sizes=.* must be a list"):
         replace(collect_run(tmp_path), batch_sizes=())
+
+
+def test_a_cpu_has_no_second_tier(tmp_path):
+    run = collect_run(tmp_path / "data")
+    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory") as caught:
+        replace(run, compute=replace(run.compute, tiers=("device", "cached")))
+    assert "\n" not in str(caught.value)
+    on_cuda = replace(run.hardware, device=DeviceSpec("cuda"))
+    replace(run, hardware=on_cuda, compute=replace(run.compute, tiers=("device", "cached")))
 
 
 def test_another_runs_directory_is_refused(tmp_path):

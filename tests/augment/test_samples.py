@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
+from neuroshard.plans.shard import Home, Tier
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import name_of
 from neuroshard.records.splits import split_tables
@@ -61,6 +62,26 @@ def test_tables_are_read_by_as_many_features_as_are_listed():
     assert one == other
     assert "features" not in plain.settings
     assert shared.settings["features"] == (1, 4)
+
+
+def test_combinations_lie_in_the_memories_that_are_listed():
+    split = split_tables(TABLES, 0)
+    plain, tiered = ComputeAugmentation(), ComputeAugmentation(tiers=("device", "cached", "host"), cached=(0.1, 1.0))
+    found = [tiered.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(80)]
+    homes = {Home(), Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 1.0), Home(Tier.HOST)}
+    assert {sample.home for sample in found} == homes
+    for seed, sample in enumerate(found):  # as many tables as in device memory, and the same ones
+        assert plain.draw(split, 256, np.random.default_rng(seed))[0] == replace(sample, home=Home())
+    assert "tiers" not in plain.settings
+    assert "cached" not in plain.settings
+    assert tiered.settings["tiers"] == ("device", "cached", "host")
+    in_rows = ComputeAugmentation(forms=("rows",), sharers=(2,), hot_first_share=1.0, tiers=("cached",))
+    blocks = [in_rows.draw(split, 256, np.random.default_rng(seed))[0] for seed in range(10)]
+    assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("cached_rows", 0.0)}
+    copies = ComputeAugmentation(forms=("copies",), tiers=("host",)).draw(split, 256, np.random.default_rng(0))[0]
+    assert copies.home == Home()  # which have no other memory
+    with pytest.raises(UserError, match="unknown tier 'disk'"):
+        ComputeAugmentation(tiers=("disk",))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["columns", "rows"]))

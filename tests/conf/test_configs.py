@@ -21,7 +21,7 @@ GROUPS = {
     "collect": ["tables", "hardware"],
     "pretrain": ["compute_model", "comm_model"],
     "refine": ["hardware", "searcher"],
-    "search": ["tables", "tasks", "searcher", "memory", "constraints"],
+    "search": ["tables", "tasks", "searcher", "memory", "constraints", "verify", "hardware"],
     "evaluate": ["hardware"],
     "train-policy": ["learner", "source"],
 }

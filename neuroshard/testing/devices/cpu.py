@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.plans.form import CALLS, Call
+from neuroshard.plans.form import ON_DEVICE_CALLS, Call
 from neuroshard.testing.devices.lookups import dense_update_bytes, hit_share, owners, rounded_up, totals, unique_rows
 
 _LINE_BYTES = 64
@@ -44,8 +44,8 @@ class MadeUpCpu(ComputeModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """All: blocks of rows as other tables, copies with an update of every row."""
-        return frozenset(CALLS)
+        """All of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
+        return frozenset(ON_DEVICE_CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms."""

@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.arrays import FloatArray
 from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.plans.form import CALLS, Call
+from neuroshard.plans.form import ON_DEVICE_CALLS, Call
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.testing.devices.lookups import (
     bounded_by,
@@ -49,8 +49,8 @@ class MadeUpGpu(ComputeModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """All: blocks of rows as other tables, copies with an update of every row."""
-        return frozenset(CALLS)
+        """All of tables in device memory: blocks of rows as other tables, copies with an update of every row."""
+        return frozenset(ON_DEVICE_CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms."""

@@ -1,16 +1,24 @@
 """The real FBGEMM kernel does what it is timed for."""
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 
 from neuroshard.errors import UserError
+from neuroshard.hardware import embedding
 from neuroshard.hardware.embedding import Arenas, build_operator, fused_run
 from neuroshard.hardware.inputs import draw_inputs
 from neuroshard.hardware.settings import EmbeddingSettings
 from neuroshard.plans.form import Form
+from neuroshard.plans.shard import Home, Tier
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.testing import toy_tables
@@ -108,6 +116,45 @@ def test_every_optimizer_and_precision_runs_and_trains(optimizer, bytes_per_elem
     prepared.run()
     after = operator.split_embedding_weights()
     assert all(not torch.equal(b, a) and torch.isfinite(a).all() for b, a in zip(before, after, strict=True))
+
+
+class _Operator:
+    """Takes what FBGEMM's operator takes on a GPU, and keeps it."""
+
+    def __init__(self, **arguments):
+        self.arguments = arguments
+
+
+@pytest.mark.parametrize(
+    ("home", "place", "cache"),
+    [
+        (Home(), EmbeddingLocation.DEVICE, {}),
+        (Home(Tier.HOST), EmbeddingLocation.MANAGED, {}),
+        (
+            Home(Tier.CACHED, 0.25),
+            EmbeddingLocation.MANAGED_CACHING,
+            {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": 0.25},
+        ),
+    ],
+)
+def test_on_a_gpu_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, home, place, cache):
+    monkeypatch.setattr(embedding, "SplitTableBatchedEmbeddingBagsCodegen", _Operator)
+    sample = ComputeSample(toy_tables(2), 16, home=home)
+    device, rng = torch.device("cuda", 0), np.random.default_rng(0)
+    given = build_operator(sample, EmbeddingSettings(), device, Arenas(), rng).arguments
+    known = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+    assert given.keys() <= known.keys()
+    assert {spec[2:] for spec in given["embedding_specs"]} == {(place, ComputeDevice.CUDA)}
+    assert {name: value for name, value in given.items() if name.startswith("cache")} == cache
+    assert "preallocated_host_buffers" not in given
+
+
+@pytest.mark.parametrize("home", [Home(Tier.CACHED, 0.25), Home(Tier.HOST)])
+def test_a_cpu_has_no_second_tier(home):
+    sample = ComputeSample(toy_tables(2), 16, home=home)
+    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory") as caught:
+        fused_run(sample, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
+    assert "\n" not in str(caught.value)
 
 
 def test_mixed_precisions_are_refused():

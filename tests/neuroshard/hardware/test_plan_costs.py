@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, Hardware, Outcome, plan_costs
 from neuroshard.hardware.plan_costs import measure_plans, steps
 from neuroshard.plans.form import Form
 from neuroshard.plans.plan import assemble
+from neuroshard.plans.shard import Home, Tier
 from neuroshard.records.samples import CommSample, ComputeSample, Repeats
 from neuroshard.testing import toy_task
 from neuroshard.traffic import Collective
@@ -51,6 +53,17 @@ class _Counting(Hardware):
 
     def comm_meter(self, num_devices, warn):
         return _Meter(self.calls)
+
+
+def test_plans_with_tables_in_host_memory_need_hardware_that_has_it(plan):
+    homes = tuple(replace(placed, home=Home(Tier.HOST)) for placed in plan.placements)
+    other, calls = replace(plan, placements=homes), []
+    with pytest.raises(UserError, match="tables in tier 'host' can't be measured there"):
+        measure_plans([plan, other], _Counting(DeviceSpec("cpu"), calls=calls), 0, print, lambda _: None)
+    assert not calls
+    (cost,) = measure_plans([other], _Counting(DeviceSpec("cuda"), calls=calls), 0, print, lambda _: None)
+    assert cost.compute.tolist() == [1.0, 4.0]
+    assert {call.home for call in calls if isinstance(call, ComputeSample)} == {Home(Tier.HOST)}
 
 
 @pytest.fixture

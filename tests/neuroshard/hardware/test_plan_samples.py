@@ -9,6 +9,7 @@ from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.tasks.task import Task, Topology
@@ -39,6 +40,17 @@ def test_every_device_calls_a_kernel_for_each_form():
     assert [[table.name for table in call.tables] for call in calls[3]] == [["toy3"], ["toy0", "toy1"], ["toy4"]]
     assert {call.batch_size for its in calls for call in its if call.form is not Form.COPIES} == {256}
     assert {call.batch_size for its in calls for call in its if call.form is Form.COPIES} == {64}
+
+
+def test_tables_of_each_memory_have_a_call_and_share_a_cache():
+    homes = {0: Home(Tier.CACHED, 0.5), 1: Home(Tier.CACHED, 0.1), 2: Home(Tier.HOST), 3: ON_DEVICE, 4: ON_DEVICE}
+    columns = in_columns(TASK, [(t, TABLES[t].dim, 0) for t in range(5)])
+    plan = Plan(TASK, tuple(replace(placed, home=homes[placed.shard.table]) for placed in columns))
+    calls = {call.home.tier: call for call in kernel_calls(plan)[0]}
+    assert [table.name for table in calls[Tier.CACHED].tables] == ["toy0", "toy1"]
+    rows = [TABLES[t].rows for t in (0, 1)]
+    assert calls[Tier.CACHED].home.cached == pytest.approx((0.5 * rows[0] + 0.1 * rows[1]) / sum(rows))
+    assert [len(calls[tier].tables) for tier in (Tier.HOST, Tier.DEVICE)] == [1, 2]
 
 
 def test_sequence_tables_have_a_call_for_each_form_and_width():

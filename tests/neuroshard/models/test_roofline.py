@@ -4,7 +4,7 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CostModels
-from neuroshard.models.roofline import RooflineComm, RooflineCompute
+from neuroshard.models.roofline import HostLink, RooflineComm, RooflineCompute
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.registry import choices
 from neuroshard.tables import Table
@@ -17,6 +17,11 @@ ONCE = (1.0, *(0.0,) * 16)
 class TestRooflineCompute(PhysicalComputeConformance):
     def make(self):
         return RooflineCompute(1000.0, 0.02)
+
+
+class TestRooflineWithHost(PhysicalComputeConformance):
+    def make(self):
+        return RooflineCompute(1000.0, 0.02, HostLink(20.0, 3.0, 0.1))
 
 
 class TestRooflineComm(PhysicalCommConformance):

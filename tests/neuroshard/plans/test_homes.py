@@ -109,8 +109,8 @@ def test_copies_lie_on_devices():
 def test_a_host_that_holds_too_much_is_named():
     small = replace(TASK, topology=replace(TOPOLOGY, host_memory_bytes="20KiB"))
     assert _plan(small).violations == (
-        "host 0 needs 23.4 KiB of its memory for tables, it has 20 KiB",
-        "host 1 needs 23.4 KiB of its memory for tables, it has 20 KiB",
+        "host 0 needs 31.2 KiB of its memory for tables, it has 20 KiB",
+        "host 1 needs 31.2 KiB of its memory for tables, it has 20 KiB",
     )
     assert not _plan(small).fits
     assert _plan().fits
@@ -142,7 +142,7 @@ def test_rules_that_leave_nothing_are_refused(rules, why):
 
 
 def test_unknown_tiers_are_named():
-    with pytest.raises(UserError, match="unknown tier 'disk'; valid: device, cached, host"):
+    with pytest.raises(UserError, match="unknown tier 'disk'; valid: cached, device, host"):
         TableRule("a", tiers=("disk",))
 
 

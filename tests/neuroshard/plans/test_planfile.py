@@ -74,7 +74,7 @@ def test_shards_of_format_1_have_a_table():
         (lambda content: content["placements"][0].pop("rows"), "field 'rows' is missing"),
         (
             lambda content: content["placements"][0].update(tier="disk"),
-            "unknown tier 'disk'; valid: device, cached, host",
+            "unknown tier 'disk'; valid: cached, device, host",
         ),
         (lambda content: content["placements"][0].update(tier=0), r"placements\[0\].tier=0 must be text"),
         (lambda content: content["placements"][0].update(row=-1), r"placements\[0\].row=-1 must be"),

@@ -157,7 +157,7 @@ def test_placements_are_checked_against_their_task(places, message):
         (lambda: Shard(0, 0, 8, 0, 0), "shard: rows=0 must be"),
         (lambda: Shard(0, "0", 8, 0, 10), "shard: column='0' must be a whole number"),
         (lambda: Placement(Shard(0, 0, 8, 0, 10), -1), "placement: device=-1 must be"),
-        (lambda: Home("disk"), "unknown tier 'disk'; valid: device, cached, host"),
+        (lambda: Home("disk"), "unknown tier 'disk'; valid: cached, device, host"),
         (lambda: Home(Tier.CACHED), "tier 'cached' with cached=None"),
         (lambda: Home(Tier.HOST, 0.5), "tier 'host' with cached=0.5"),
         (lambda: Home(Tier.CACHED, 1.5), "cached=1.5"),
@@ -170,4 +170,4 @@ def test_shards_and_placements_are_valid_by_construction(make, message):
 
 def test_numbers_may_come_from_numpy():
     assert Shard(*np.array([0, 4, 8, 0, 10])) == Shard(0, 4, 8, 0, 10)
-    assert Placement(Shard(0, 4, 8, 0, 10), np.int64(2)) == Placement(Shard(0, 4, 8, 0, 10), 2, "device")
+    assert Placement(Shard(0, 4, 8, 0, 10), np.int64(2)) == Placement(Shard(0, 4, 8, 0, 10), 2)

@@ -7,7 +7,8 @@ import pytest
 
 from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, FORMS, Form
+from neuroshard.plans.shard import ON_DEVICE, TIERS, Home, Tier
 from neuroshard.records.asked import by_group, loads_of, traffic_of
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
 from neuroshard.testing import toy_tables
@@ -44,6 +45,15 @@ def test_copies_are_looked_up_for_a_part_of_the_batch():
     loads = loads_of([ComputeSample(TABLES, 64, Form.COPIES)]).loads
     assert loads.samples.tolist() == loads.outputs.tolist() == [64] * 3
     assert set(loads.form) == {FORMS.index(Form.COPIES)}
+
+
+def test_samples_ask_for_the_memory_that_their_tables_lie_in():
+    homes = [ON_DEVICE, Home(Tier.CACHED, 0.3), Home(Tier.HOST)]
+    loads = loads_of([replace(ROWS, home=homes[1]), *(ComputeSample(TABLES[:2], 256, home=home) for home in homes)])
+    assert [TIERS[tier] for tier in loads.loads.tier[::2]] == [Tier.CACHED, Tier.DEVICE, Tier.CACHED, Tier.HOST]
+    assert loads.loads.cached.tolist() == [0.3, 0.3, 1, 1, 0.3, 0.3, 0, 0]
+    names = [CALLS[call].name for call in loads.calls]
+    assert names == ["cached_rows", "columns", "cached_columns", "host_columns"]
 
 
 @pytest.mark.parametrize("name", ["physical_reuse", "physical", "log", "paper"])

@@ -10,9 +10,10 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.plans.form import Form
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
-from neuroshard.records.schema import COMM_SCHEMA
+from neuroshard.records.schema import COMM_SCHEMA, COMPUTE_SCHEMA
 from neuroshard.testing import toy_tables
 from neuroshard.traffic import Collective
 
@@ -43,6 +44,8 @@ def _compute():
         Measurement(ComputeSample((first,), 64, Form.COPIES), 4, "train", 5, repeats),
         Measurement(ComputeSample((first, replace(second, features=7)), 64), 5, "train", 5, repeats),
         Measurement(ComputeSample((replace(first, pooled=False, features=2),), 64), 6, "train", 5, repeats),
+        Measurement(ComputeSample((first, second), 64, home=Home(Tier.CACHED, 0.05)), 7, "train", 5, repeats),
+        Measurement(ComputeSample((first,), 64, home=Home(Tier.HOST)), 8, "train", 5, repeats),
     ]
 
 
@@ -89,6 +92,37 @@ def test_directories_that_know_no_forms_still_load(directory):
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(FORM_COLUMNS), parts.path(0))
     for saved, loaded in zip(whole, parts.read(), strict=True):
         _same(saved, loaded)
+
+
+def test_directories_that_know_no_tiers_still_load(directory):
+    parts = directory.compute()
+    in_memory = [m for m in _compute() if m.sample.home == ON_DEVICE]
+    parts.write(0, in_memory)
+    table = pq.read_table(parts.path(0))
+    assert table.column("tier").null_count == table.column("cached").null_count == len(in_memory)
+    pq.write_table(table.drop_columns(["tier", "cached"]), parts.path(0))
+    for saved, loaded in zip(in_memory, parts.read(), strict=True):
+        _same(saved, loaded)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"tier": "attic"}, "unknown tier 'attic'"),
+        ({"cached": None}, "sample 7: tier 'cached' with cached=None"),
+        ({"cached": 1.5}, "cached=1.5"),
+        ({"tier": None}, "sample 7: tier 'device' with cached=0.05"),
+        ({"tier": "host"}, "sample 7: tier 'host' with cached=0.05"),
+        ({"form": "copies"}, "sample 7: tables in tier cached of the form copies"),
+    ],
+)
+def test_memories_that_contradict_themselves_are_refused(directory, change, error):
+    parts = directory.compute()
+    parts.write(0, [m for m in _compute() if m.sample_id == 7])
+    (row,) = pq.read_table(parts.path(0)).to_pylist()
+    pq.write_table(pa.Table.from_pylist([row | change], schema=COMPUTE_SCHEMA), parts.path(0))
+    with pytest.raises(UserError, match=error):
+        parts.read()
 
 
 def test_tables_of_directories_that_know_no_features_are_read_by_one(directory):

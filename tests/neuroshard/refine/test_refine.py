@@ -1,6 +1,5 @@
 """Whole refine runs on made-up hardware, where the truth is known; killed ones; and a tiny one on real hardware."""
 
-import os
 import signal
 from dataclasses import dataclass, replace
 from itertools import count
@@ -43,6 +42,7 @@ from neuroshard.tasks.task import Topology
 from neuroshard.testing import PATIENCE_S, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
 from neuroshard.testing.devices.hardware import MadeUpHardware
+from neuroshard.testing.killed import die_at_file
 from neuroshard.timing import TimingProtocol
 from neuroshard.traffic import Collective
 
@@ -189,17 +189,7 @@ def test_a_first_round_longer_than_the_minutes_is_the_only_one(home, tmp_path):
 
 def _refine_and_die(home, out, settings, number, when):
     """Refine in this process, which kills itself before or after it puts its file of this number in place."""
-    files, rename = count(), Path.replace
-
-    def deadly(self, target):
-        fatal = next(files) == number
-        if fatal and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(self, target)
-        if fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Path.replace = deadly
+    die_at_file(number, when)
     _run(home, out, **settings).run()
 
 

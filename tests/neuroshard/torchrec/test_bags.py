@@ -78,7 +78,8 @@ def test_numbers_for_too_few_features_are_refused():
     [
         ({}, None),
         ({"pooling_factors": [2.0], "sharding_types": ["column_wise", "table_wise"]}, None),
-        ({"sharding_types": ["table_wise", "row_wise"]}, TableRule("sku", max_shards=1)),
+        ({"sharding_types": ["table_wise"]}, TableRule("sku", max_shards=1)),
+        ({"sharding_types": ["table_wise", "row_wise"]}, TableRule("sku", min_dim=16)),
         ({"sharding_types": ["column_wise"], "min_partition": 8}, TableRule("sku", min_dim=8)),
     ],
 )
@@ -109,12 +110,27 @@ def test_names_are_no_patterns():
     assert not fnmatchcase("ab", rule.tables)
 
 
-def test_tables_of_other_modules_are_left_out():
-    sequences = EmbeddingCollection(
-        [EmbeddingConfig(name="s", num_embeddings=4, embedding_dim=4, feature_names=["f"])], device=META
-    )
-    assert find_bags(nn.Sequential(sequences)) == ()
-    assert [bag.name for bag in find_bags(nn.Sequential(sequences, _Model()))] == ["id", "age", "sku"]
+def _sequences():
+    config = EmbeddingConfig(name="s", num_embeddings=400, embedding_dim=8, feature_names=["f", "g"])
+    return EmbeddingCollection([config], device=META)
+
+
+def test_tables_of_embedding_collections_are_sequence_tables():
+    given = {"s": ParameterConstraints(pooling_factors=[20.0, 3.0])}
+    (bag,) = find_bags(nn.Sequential(_sequences()), constraints=given)
+    table = bag.table("0.s", 64, 2)
+    assert (bag.path, table.pooled, table.pooling_factor, table.features) == ("0", False, 23.0, 2)
+    assert find_bags(_Model())[0].table("id", 64, 2).pooled
+
+
+def test_rows_of_sequence_tables_need_not_be_named():
+    given = ({}, {"sharding_types": ["table_wise", "data_parallel"]}, {"sharding_types": ["table_wise", "row_wise"]})
+    bags = [find_bags(_sequences(), constraints={"s": ParameterConstraints(**some)})[0] for some in given]
+    assert [bag.forms for bag in bags] == [("columns", "rows"), ("columns",), ("columns", "rows")]
+    pooled = find_bags(_Model())[0]
+    assert form_rules({"s": bags[0], "p": pooled}) == (TableRule("p", forms=("columns",)),)
+    assert form_rules({"s": bags[1], "p": pooled}) == (TableRule("*", forms=("columns",)),)
+    assert [bag.name for bag in find_bags(nn.Sequential(_sequences(), _Model()))] == ["s", "id", "age", "sku"]
 
 
 def test_features_are_counted():

@@ -1,5 +1,7 @@
 """Costs that cross the bridge, in both directions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
@@ -62,6 +64,16 @@ def test_shards_are_estimated_alone(planned):
             dim = shard.size[1]
             expected = 0.05 + 0.01 * dim * table.pooling_factor + per_column * dim
             assert shard.perf.total == pytest.approx(expected, rel=1e-5)
+
+
+def test_sequence_tables_exchange_a_row_for_every_lookup():
+    once = (1.0, *(0.0,) * 16)
+    pooled = ns.Table("p", 1000, 16, 7.5, once, features=2)
+    task = ns.Task((replace(pooled, name="s", pooled=False), pooled), ns.Topology(2, 1 << 30), 256)
+    options = _options(task, assemble(task, [(0, 16, 0), (1, 16, 1)]))
+    SimulatorShardEstimator(task, Simulator(ns.CostModels.load("roofline:h100"))).estimate(options, {})
+    sequence, summed = (option.shards[0].perf.fwd_comms for option in options)
+    assert sequence == pytest.approx(summed * 7.5 / 2)
 
 
 def test_storage_is_what_the_task_counts(planned):

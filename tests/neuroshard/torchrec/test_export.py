@@ -4,14 +4,17 @@ import json
 from dataclasses import replace
 
 import pytest
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed._shard.metadata import ShardMetadata
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from neuroshard.errors import UserError
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
@@ -44,6 +47,56 @@ def test_tables_of_several_modules():
         to_sharding_plan(PLAN, {"a": "x"})
     with pytest.raises(UserError, match="local_world_size=3 must divide"):
         to_sharding_plan(PLAN, local_world_size=3)
+
+
+HOMES = st.one_of(
+    st.just(ON_DEVICE), st.just(Home(Tier.HOST)), st.floats(0.01, 1.0).map(lambda share: Home(Tier.CACHED, share))
+)
+
+
+def test_memories_are_kernels_and_load_factors(tmp_path):
+    homes = (Home(Tier.CACHED, 0.25), Home(Tier.HOST))
+    plan = rehomed(PLAN, TASK, homes)
+    exported = to_sharding_plan(plan, "ebc", "cpu")
+    module = exported.plan["ebc"]
+    assert [module[name].compute_kernel for name in ("a", "b.c")] == ["fused_uvm_caching", "fused_uvm"]
+    assert module["a"].cache_params == CacheParams(algorithm=CacheAlgorithm.LRU, load_factor=0.25)
+    assert module["b.c"].cache_params is None
+    save_sharding_plan(exported, tmp_path / "plan.json")
+    read = load_sharding_plan(tmp_path / "plan.json")
+    assert _same(read, exported)
+    assert from_sharding_plan(TASK, read) == plan
+
+
+def test_caches_are_as_users_want_them(tmp_path):
+    cache = CacheParams(algorithm=CacheAlgorithm.LFU, prefetch_pipeline=True, load_factor=0.9)
+    exported = to_sharding_plan(rehomed(PLAN, TASK, (Home(Tier.CACHED, 0.25), ON_DEVICE)), "ebc", cache=cache)
+    kept = exported.plan["ebc"]["a"].cache_params
+    assert (kept.algorithm, kept.prefetch_pipeline, kept.load_factor) == (CacheAlgorithm.LFU, True, 0.25)
+    assert exported.plan["ebc"]["b.c"].cache_params is None
+    save_sharding_plan(exported, tmp_path / "plan.json")
+    assert _same(load_sharding_plan(tmp_path / "plan.json"), exported)
+
+
+def test_caches_without_a_size_have_fbgemms():
+    exported = to_sharding_plan(rehomed(PLAN, TASK, (Home(Tier.CACHED, 0.25), ON_DEVICE)), "ebc")
+    exported.plan["ebc"]["a"].cache_params = None
+    assert from_sharding_plan(TASK, exported).homes[0] == Home(Tier.CACHED, 0.2)
+
+
+def test_kernels_that_nobody_plans_for_are_refused():
+    exported = to_sharding_plan(PLAN, "ebc")
+    exported.plan["ebc"]["a"].compute_kernel = "key_value"
+    with pytest.raises(UserError, match="table 'a' has compute kernel 'key_value'; known are fused, fused_uvm_caching"):
+        from_sharding_plan(TASK, exported)
+
+
+@given(st.integers(0, 30), st.data())
+def test_there_and_back_in_any_memory(seed, data):
+    task = toy_task(4, num_devices=2, seed=seed)
+    plan = assemble(task, [(index, table.dim, data.draw(st.integers(0, 1))) for index, table in enumerate(task.tables)])
+    plan = rehomed(plan, task, tuple(data.draw(HOMES) for _ in task.tables))
+    assert from_sharding_plan(task, to_sharding_plan(plan, "model.sparse")) == plan
 
 
 @given(st.integers(0, 30), st.data())
@@ -209,3 +262,58 @@ def _spec(*rectangles):
 def test_what_our_plans_cannot_say_is_refused(exported, message):
     with pytest.raises(UserError, match=message):
         from_sharding_plan(TASK, exported)
+
+
+SEQUENCES = Task(
+    (*(replace(t, pooled=False) for t in TABLES[:3]), replace(TABLES[0], name="pooled")), Topology(4, 1 << 20), 64
+)
+SEQUENCE_PLAN = Plan(
+    SEQUENCES,
+    (
+        *in_columns(SEQUENCES, [(0, 8, 3), (0, 8, 1)]),
+        *in_rows(SEQUENCES, 1, range(4)),
+        *in_columns(SEQUENCES, [(2, 16, 2), (3, 4, 0), (3, 12, 1)]),
+    ),
+)
+PATHS = {"columns": "ec", "rows": "ec", "host": "ec", "pooled": "ebc"}
+
+
+def test_sequence_tables_are_whole_halved_or_in_rows(tmp_path):
+    exported = to_sharding_plan(SEQUENCE_PLAN, PATHS)
+    assert {name: p.sharding_type for name, p in exported.plan["ec"].items()} == {
+        "columns": "column_wise", "rows": "row_wise", "host": "table_wise",
+    }  # fmt: skip
+    assert {p.compute_kernel for p in exported.plan["ec"].values()} == {"fused"}
+    assert from_sharding_plan(SEQUENCES, exported) == SEQUENCE_PLAN
+    save_sharding_plan(exported, tmp_path / "plan.json")
+    assert from_sharding_plan(SEQUENCES, load_sharding_plan(tmp_path / "plan.json")) == SEQUENCE_PLAN
+
+
+@pytest.mark.parametrize(
+    ("placements", "message"),
+    [
+        ([(0, 4, 3), (0, 12, 1), (2, 16, 2)], "'columns' and 'columns' are in shards of 12 and 4 columns"),
+        ([(0, 8, 3), (0, 8, 1), *((2, 4, d) for d in range(4))], "'columns' and 'host' are in shards of 8 and 4 col"),
+        (in_copies(SEQUENCES, 0), "'columns' is a sequence table, sharded data_parallel; plans have"),
+    ],
+)
+def test_sequence_tables_that_torchrec_would_not_serve_are_refused(placements, message):
+    columns = [(2, 16, 2), (3, 16, 0)]
+    given = placements
+    if isinstance(placements[0], tuple):
+        given, columns = in_columns(SEQUENCES, placements), [(3, 16, 0)]
+    plan = Plan(SEQUENCES, (*given, *in_columns(SEQUENCES, columns), *in_rows(SEQUENCES, 1, range(4))))
+    with pytest.raises(UserError, match=message):
+        to_sharding_plan(plan, PATHS)
+    pooled = replace(SEQUENCES, tables=tuple(replace(table, pooled=True) for table in SEQUENCES.tables))
+    exported = to_sharding_plan(Plan(pooled, plan.placements), PATHS)
+    with pytest.raises(UserError, match=message):
+        from_sharding_plan(SEQUENCES, exported)
+
+
+def test_sequence_tables_have_fewer_words():
+    for table, kind in (("rows", "table_row_wise"), ("columns", "table_column_wise")):
+        broken = to_sharding_plan(SEQUENCE_PLAN, PATHS)
+        broken.plan["ec"][table].sharding_type = kind
+        with pytest.raises(UserError, match=f"'{table}' is a sequence table, sharded {kind}"):
+            from_sharding_plan(SEQUENCES, broken)

@@ -14,10 +14,12 @@ from torchrec.distributed.types import BoundsCheckMode
 from neuroshard.errors import UserError
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.searcher import Searcher
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.kept import KeptPlan, digests, load_any_plan
+from neuroshard.torchrec.made_for import made_for
 
 META = torch.device("meta")
 NONE = FixedPercentageStorageReservation(0.0)
@@ -106,10 +108,11 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(tmp_path, caplog):
     _planner(path, **QUICK).plan(_model("a", "b", "c"))
     planner = _planner(path, **QUICK)
     planner.plan(_model("a", "c", "d"))
-    assert "the kept plan was made for other tables, modules; it is changed" in caplog.text
+    assert "the kept plan was made for other tables, modules, constraints; it is changed" in caplog.text  # by table
     assert "table b: gone" in caplog.text
     assert "table d: new" in caplog.text
-    assert [table.name for table in planner.last_plan.task.tables] == ["a", "c", "d"]
+    assert [table.name for table in planner.last_plan.task.tables] == ["a", "c", "d", "s"]
+    assert not planner.last_plan.task.tables[-1].pooled
     assert KeptPlan.load(path).plan == planner.last_plan
     caplog.clear()
     wider = _planner(path, devices=4, **QUICK)
@@ -164,3 +167,36 @@ def test_digests_say_what_differs():
     assert one["same"] == other["same"]
     assert one["x"] != other["x"]
     assert digests({"x": linear_models(2)}) == digests({"x": linear_models(2)})
+
+
+def test_a_plan_with_sequence_tables_is_kept_and_changed(tmp_path, caplog):
+    path = tmp_path / "plan.json"
+    given = {"rules": Constraints((TableRule("s", min_shards=2, forms=("columns",)),))}
+    first = _planner(path, **QUICK, **given)
+    planned = first.plan(_model("a"))
+    assert planned.plan["sequences"]["s"].sharding_type == "column_wise"
+    again = _planner(path, **QUICK, **given)
+    assert _said(again.plan(_model("a"))) == _said(planned)
+    assert again.last_plan == first.last_plan == load_any_plan(path)
+    caplog.clear()
+    wider = _planner(path, devices=3, **QUICK, **given)
+    sharding = wider.plan(_model("a", "b")).plan["sequences"]["s"]
+    assert "it is changed" in caplog.text
+    assert "searching anew" not in caplog.text
+    assert (sharding.sharding_type, len(sharding.ranks)) == ("column_wise", 2)
+    assert wider.last_plan.violations == ()
+    rows = {"rules": Constraints((TableRule("s", forms=("rows",)),))}
+    assert _planner(path, **QUICK, **rows).plan(_model("a")).plan["sequences"]["s"].sharding_type == "row_wise"
+    kept = KeptPlan.load(path)
+    assert kept.plan.forms[1] == "rows"
+    assert kept.sharding_plan.plan["sequences"]["s"].sharding_type == "row_wise"
+
+
+def test_what_a_plan_is_made_for_is_worked_out_once(tmp_path, monkeypatch):
+    asked = []
+    counted = lambda *args: asked.append(args) or made_for(*args)  # noqa: E731
+    monkeypatch.setattr("neuroshard.torchrec.planner.made_for", counted)
+    _planner(tmp_path / "plan.json").plan(_model("a"))
+    assert len(asked) == 1
+    _planner(None).plan(_model("a"))
+    assert len(asked) == 1

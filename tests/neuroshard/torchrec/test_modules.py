@@ -24,6 +24,7 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 from torchrec.types import DataType
 
 from neuroshard.errors import InfeasibleError, UserError
@@ -49,11 +50,12 @@ def _bags(*names, device=META, is_weighted=False, **fields):
     return EmbeddingBagCollection(_bag_configs(*names, **fields), device=device, is_weighted=is_weighted)
 
 
-def _sequences(*names, device=META):
-    return EmbeddingCollection(
-        [EmbeddingConfig(name=n, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{n}"]) for n in names],
-        device=device,
-    )
+def _sequences(*names, device=META, rows=ROWS, **fields):
+    configs = [
+        EmbeddingConfig(name=n, num_embeddings=rows, embedding_dim=DIM, feature_names=[f"f_{n}"], **fields)
+        for n in names
+    ]
+    return EmbeddingCollection(configs, device=device)
 
 
 def _weighted(*names):
@@ -84,6 +86,16 @@ def _quantised(*names):
     return QuantEmbeddingBagCollection(_bag_configs(*names, data_type=DataType.INT8), is_weighted=False, device=CPU)
 
 
+def _quantised_sequences(*names):
+    configs = [
+        EmbeddingConfig(
+            name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{name}"], data_type=DataType.INT8
+        )
+        for name in names
+    ]
+    return QuantEmbeddingCollection(configs, device=CPU)
+
+
 def _fused(*names):
     return FusedEmbeddingBagCollection(_bag_configs(*names), torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
 
@@ -110,12 +122,14 @@ def _divided(module, **constraints):
     }
 
 
-@pytest.mark.parametrize(("make", "planned"), [(_bags, True), (_weighted, True), (_fused, True), (_sequences, False),
-    (_collision_bags, False), (_collision_sequences, False), (_quantised, False)])  # fmt: skip
+@pytest.mark.parametrize(("make", "planned"), [
+    (_bags, True), (_weighted, True), (_fused, True), (_sequences, True), (_collision_bags, False),
+    (_collision_sequences, False), (_quantised, False), (_quantised_sequences, False),
+])  # fmt: skip
 def test_every_kind_of_module_is_in_the_plan(make, planned, caplog):
     """Managed collision collections are sharded with what remaps their ids, by rows alone."""
     model = _Model(make("c"))
-    planner = _planner(device="cuda")
+    planner = _planner(device="cuda", models="roofline:h100")
     plan = planner.plan(model)
     assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
     ours = {table.name for table in planner.last_plan.task.tables}
@@ -123,7 +137,7 @@ def test_every_kind_of_module_is_in_the_plan(make, planned, caplog):
     assert (f"other.c ({type(model.other).__name__})" in caplog.text) is not planned
     if not planned:
         assert "delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text
-        whole = ROWS * DIM * (1 if make is _quantised else 4)
+        whole = ROWS * DIM * (1 if make in (_quantised, _quantised_sequences) else 4)
         before, after = sum(_capacity(2)), sum(planner.last_plan.task.topology.device_memory)
         assert whole <= before - after < 2 * whole + 50_000  # with buffers of a batch; a copy on both at most
 
@@ -143,6 +157,10 @@ def _capacity(devices):
         (_bags("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
         (_bags("c"), {"compute_kernels": ["dense"]}, "compute_kernels=['dense']"),
         (_bags("c"), {"compute_kernels": ["fused"]}, None),
+        (_sequences("c", data_type=DataType.FP16), {}, None),
+        (_sequences("c", enable_embedding_update=True), {}, "written to in training (enable_embedding_update)"),
+        (_sequences("c"), {"sharding_types": ["row_wise"]}, "sharding_types=['row_wise']"),
+        (_sequences("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
     ],
 )
 def test_tables_that_cannot_be_costed_or_said_are_delegated_alone(module, given, why):
@@ -159,6 +177,72 @@ class _CopiesOnly(EmbeddingBagCollectionSharder):
 def test_sharders_that_cannot_split_are_delegated():
     planned = _planner().plan(_bags("c"), [_CopiesOnly()]).plan[""]["c"]
     assert (planned.sharding_type, planned.ranks) == ("data_parallel", [0, 1])
+
+
+UNKNOWN = "a sequence table, unknown to these models: collect compute.pooled=[true,false] and pretrain"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({}, UNKNOWN), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch places pooled tables only")],
+)
+def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, why, caplog):
+    planner = _planner(**settings)
+    plan = planner.plan(_Model(_sequences("s")))
+    assert set(plan.plan["other"]) == {"s"}
+    assert [table.name for table in planner.last_plan.task.tables] == ["a", "b"]
+    assert f"other.s ({why})" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("share", "types", "found"),
+    [
+        (1.5, ["table_wise"], "table_wise"),
+        (0.7, ["table_wise", "column_wise"], "column_wise"),
+        (0.4, ["table_wise", "column_wise"], None),
+        (0.4, None, "row_wise"),
+        (0.4, ["table_wise", "row_wise"], "row_wise"),
+    ],
+)
+def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, types, found):
+    """Of three devices, one holds the table, or two its halves, or all of them its rows."""
+    constraints = {"s": ParameterConstraints(sharding_types=types)} if types else {}
+    size = 6400 * DIM * 4
+    planner = _planner(3, cap=int(size * share), models="roofline:h100", constraints=constraints)
+    if found is None:
+        with pytest.raises(InfeasibleError, match="even at 8 columns"):
+            planner.plan(_sequences("s", rows=6400))
+        return
+    assert planner.plan(_sequences("s", rows=6400)).plan[""]["s"].sharding_type == found
+    assert planner.last_plan.violations == ()
+
+
+@pytest.mark.parametrize(
+    ("types", "may"),
+    [
+        (None, ["columns", "rows"]),
+        (["table_wise", "column_wise"], ["columns"]),
+        (["table_wise", "row_wise"], ["columns", "rows"]),
+        (["table_wise", "column_wise", "data_parallel"], ["columns"]),
+    ],
+)
+def test_sequence_tables_lie_in_rows_unless_constraints_say_otherwise(types, may):
+    constraints = {"s": ParameterConstraints(sharding_types=types)} if types else {}
+    task = _planner(models="roofline:h100", constraints=constraints).search(_Model(_sequences("s", "t"))).task
+    limits = [task.constraints.limits(table, 2) for table in task.tables]
+    assert [sorted(each.forms) for each in limits] == [["columns"], ["columns"], may, ["columns", "rows"]]
+    assert limits[2].max_shards == (1 if types and "column_wise" not in types else 2)
+    assert limits[2].max_blocks >= 2
+
+
+def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
+    """Else both planners might cut them, each into another width."""
+    delegated = {"t": ParameterConstraints(sharding_types=["row_wise"])}
+    for constraints, most in (({}, 2), (delegated, 1)):
+        planner = _planner(models="roofline:h100", constraints=constraints)
+        task = planner.search(_sequences("s", "t")).task
+        assert task.constraints.limits(task.tables[0], 2).max_shards == most
+        assert task.constraints.limits(task.tables[0], 2).max_blocks > 1
 
 
 def test_one_collection_may_be_planned_by_two():

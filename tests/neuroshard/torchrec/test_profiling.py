@@ -7,13 +7,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.distributed.planner import Topology
 from torchrec.types import DataType
 
 import neuroshard as ns
 from neuroshard.errors import UserError
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.torchrec import find_bags, profile
+from neuroshard.torchrec import NeuroShardPlanner, find_bags, profile
 from neuroshard.torchrec.statistics import known_tables, with_statistics
 
 META = torch.device("meta")
@@ -241,3 +248,19 @@ def test_tables_that_one_side_lacks_are_warned_about(caplog):
     assert _known(_guessed(), [other, found[0]]) == (found[0], _guessed()[1])
     assert "statistics are given for a table 'elsewhere' that is not planned here" in caplog.text
     assert "no statistics of 1 of 2 tables, such as 'item': guessed" in caplog.text
+
+
+def test_sequence_tables_are_counted_and_planned_with_what_was(tmp_path):
+    configs = [
+        EmbeddingConfig(name=name, num_embeddings=rows, embedding_dim=8, feature_names=list(FEATURES[name]))
+        for name, rows in ROWS.items()
+    ]
+    model = EmbeddingCollection(configs, device=META)
+    found, plain = profile(model, BATCHES, world_size=3), profile(MODEL, BATCHES, world_size=3)
+    assert [table.pooled for table in found.tables] == [False, False]
+    assert _statistics(found) == _statistics(plain)
+    found.save(tmp_path / "tables.parquet")
+    for tables in (found, tmp_path / "tables.parquet"):
+        topology = Topology(3, "cpu", ddr_cap=1 << 20, local_world_size=3, created_by_factory=True)
+        task = NeuroShardPlanner(topology, 16, "roofline:h100", tables=tables).search(model).task
+        assert task.tables == found.tables

@@ -13,6 +13,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import Stats
 
 from neuroshard.errors import UserError
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
 
@@ -69,6 +70,21 @@ def test_reports_are_told_of_the_whole_model():
     assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(planner.last_cost.device_ms)])
 
 
+def test_sequence_tables_are_told_what_they_give_out():
+    """Communication of a device is shared out by the columns that samples get, not by those of the tables."""
+    listening = _Listening()
+    constraints = {n: ParameterConstraints(sharding_types=["table_wise"]) for n in "abcs"}
+    constraints["s"].pooling_factors = [20.0]
+    rules = Constraints((TableRule("*", devices=(0,)),))
+    planner = _planner(models="roofline:h100", stats=listening, constraints=constraints, rules=rules)
+    planner.plan(_model())
+    (told,) = listening.told
+    comms = {option.name: option.shards[0].perf.fwd_comms for option in told["best_plan"]}
+    assert comms["s"] == pytest.approx(20 * comms["a"])
+    assert sum(comms.values()) == pytest.approx(planner.last_cost.forward[0])
+    assert [option.is_pooled for option in told["best_plan"]] == [option.name != "s" for option in told["best_plan"]]
+
+
 @pytest.mark.parametrize("types", [None, ["table_wise", "column_wise", "data_parallel", "row_wise"]])
 def test_torchrecs_own_report_prints_our_plans(caplog, types):
     caplog.set_level(logging.INFO)
@@ -80,7 +96,7 @@ def test_torchrecs_own_report_prints_our_plans(caplog, types):
     caplog.clear()
     _planner(models="roofline:h100", constraints=constraints).plan(_model())
     assert "--- Planner Statistics ---" not in caplog.text
-    assert "3 tables on 4 devices" in caplog.text
+    assert "4 tables on 4 devices" in caplog.text
 
 
 def _all_on(rank):

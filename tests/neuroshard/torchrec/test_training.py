@@ -1,19 +1,16 @@
 """DistributedModelParallel on our plans computes what the unsharded module computes; real gloo processes."""
 
-import os
-import socket
-import traceback
-
 import pytest
 import torch
 
-from neuroshard.hardware.workers import forked_warm
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import Home, Tier
+from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import PATIENCE_S
+from neuroshard.testing.gloo import on_gloo, shard_of
 
 ONCE = (1.0, *(0.0,) * 16)
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
@@ -28,6 +25,7 @@ PLANS = {
     "unequal columns": [(0, 4, 1), (0, 12, 0), (1, 28, 0), (1, 4, 1), (2, 20, 1), (2, 44, 0)],
     "an empty device": [(0, 16, 1), (1, 32, 1), (2, 64, 1)],
 }
+HOMES = (Home(Tier.CACHED, 0.5), Home(Tier.HOST), Home(Tier.CACHED, 0.1))  # FBGEMM keeps no caches on CPU
 WIDE = {"over all four": [(0, 16, 3), (1, 8, 0), (1, 24, 2), (2, 4, 0), (2, 12, 1), (2, 40, 2), (2, 8, 3)]}
 
 
@@ -109,7 +107,7 @@ def _train(rank, world_size, plan):
     copies = {name: tensor for name, tensor in state.items() if plan.forms[list(SHAPES).index(name)] is Form.COPIES}
     shards = [(name, shard) for name in state.keys() - copies for shard in state[name].local_shards()]
     for name, shard in shards:
-        shard.tensor.copy_(_part(weights[name], shard))
+        shard.tensor.copy_(shard_of(weights[name], shard))
     for name, tensor in copies.items():
         tensor.copy_(weights[name])
 
@@ -124,8 +122,8 @@ def _train(rank, world_size, plan):
     for name, shard in shards:
         bag = whole.embedding_bags[name].weight
         after = bag.detach() - LEARNING_RATE * bag.grad
-        assert not torch.equal(shard.tensor, _part(weights[name], shard))
-        torch.testing.assert_close(shard.tensor, _part(after, shard))
+        assert not torch.equal(shard.tensor, shard_of(weights[name], shard))
+        torch.testing.assert_close(shard.tensor, shard_of(after, shard))
     trained = {name.split(".")[-2]: parameter for name, parameter in sharded.named_parameters()}
     for name in copies:  # their optimizer is the user's own: what it is given is everybody's gradient
         torch.testing.assert_close(trained[name].grad, whole.embedding_bags[name].weight.grad)
@@ -134,24 +132,13 @@ def _train(rank, world_size, plan):
     dist.barrier()
 
 
-def _part(weights, shard):
-    (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-    return weights[row : row + rows, column : column + columns]
-
-
-def _process(rank, world_size, port, plans, failures):
-    try:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
-        torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
-        for name, plan in plans.items():
-            try:
-                _train(rank, world_size, plan)
-            except Exception:
-                failures.put(f"rank {rank}, {name}: {traceback.format_exc()}")
-                raise
-    finally:
-        failures.put(None)
+def _train_all(rank, world_size, plans):
+    for name, plan in plans.items():
+        try:
+            _train(rank, world_size, plan)
+        except Exception as error:
+            error.add_note(f"plan: {name}")
+            raise
 
 
 @pytest.mark.parametrize(("world_size", "placed"), [(2, PLANS), (4, PLANS | WIDE)])
@@ -161,20 +148,6 @@ def test_sharded_training_computes_what_the_whole_module_does(world_size, placed
     plans = {name: assemble(task, places) for name, places in placed.items()}
     formed = _formed(task) | (_formed_on_hosts(task) if world_size == 4 else {})
     plans |= {name: Plan(task, tuple(places)) for name, places in formed.items()}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = forked_warm()
-    failures = context.Queue()
-    processes = [
-        context.Process(target=_process, args=(rank, world_size, port, plans, failures), daemon=True)
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    said = [failures.get(timeout=PATIENCE_S) for _ in processes]
-    for process in processes:
-        process.join(timeout=PATIENCE_S)
-        process.kill()
-    assert [text for text in said if text is not None] == []
-    assert [process.exitcode for process in processes] == [0] * world_size
+    rows = Plan(task, (*formed["rows"][:-world_size], *in_columns(task, [(2, 20, 1), (2, 44, 0)])))
+    plans["behind caches and in host memory"] = rehomed(rows, task, HOMES)
+    on_gloo(world_size, _train_all, world_size, plans, local_world_size=2)

@@ -1,20 +1,21 @@
-"""A model of several kinds of modules, planned by two, trains as the unsharded model does; real gloo processes."""
+"""A model of every kind of tables, all planned here, trains as the unsharded model does; real gloo processes."""
 
-import os
-import socket
-import traceback
 from copy import deepcopy
 
+import pytest
 import torch
 from torch import nn
 
-from neuroshard.hardware.workers import forked_warm
-from neuroshard.testing import PATIENCE_S
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.testing.gloo import on_gloo, shard_of
 
-WORLD_SIZE, BATCH_SIZE, LEARNING_RATE, STEPS = 2, 4, 0.01, 3
-ROWS, DIM, MOST_LOOKUPS = 40, 8, 4
-POOLED, WEIGHTED, SEQUENCES = ("a", "b"), ("w",), ("s",)
+BATCH_SIZE, LEARNING_RATE, STEPS = 4, 0.01, 3
+ROWS, DIM, MOST_LOOKUPS = 41, 8, 4
+POOLED, WEIGHTED, SEQUENCES = ("a", "b"), ("w",), ("whole", "halved", "rows")
 NAMES = (*POOLED, *WEIGHTED, *SEQUENCES)
+FEATURES = {name: [f"f_{name}"] for name in NAMES} | {"b": ["f_b", "g_b"], "halved": ["f_halved", "g_halved"]}
+KINDS = {"pooled": POOLED, "weighted": WEIGHTED, "sequences": SEQUENCES}
+SERVED = {"whole": "table_wise", "halved": "column_wise", "rows": "row_wise"}
 
 
 def _model(device):
@@ -23,20 +24,15 @@ def _model(device):
     from torchrec.modules.feature_processor_ import PositionWeightedModule
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-    def bags(names, is_weighted):
-        configs = [
-            EmbeddingBagConfig(name=n, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{n}"]) for n in names
-        ]
-        return EmbeddingBagCollection(configs, device=device, is_weighted=is_weighted)
+    def configs(kind, names):
+        return [kind(name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=FEATURES[name]) for name in names]
 
-    sequences = [
-        EmbeddingConfig(name=n, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{n}"]) for n in SEQUENCES
-    ]
+    weighted = EmbeddingBagCollection(configs(EmbeddingBagConfig, WEIGHTED), is_weighted=True, device=device)
     processors = {f"f_{name}": PositionWeightedModule(MOST_LOOKUPS, device=device) for name in WEIGHTED}
     return _Model(
-        bags(POOLED, False),
-        FeatureProcessedEmbeddingBagCollection(bags(WEIGHTED, True), processors),
-        EmbeddingCollection(sequences, device=device),
+        EmbeddingBagCollection(configs(EmbeddingBagConfig, POOLED), device=device),
+        FeatureProcessedEmbeddingBagCollection(weighted, processors),
+        EmbeddingCollection(configs(EmbeddingConfig, SEQUENCES), device=device),
     )
 
 
@@ -48,8 +44,9 @@ class _Model(nn.Module):
     def forward(self, batches):
         pooled, weighted = self.pooled(batches["pooled"]), self.weighted(batches["weighted"])
         sequences = self.sequences(batches["sequences"])
-        parts = [pooled[f"f_{name}"] for name in POOLED] + [weighted[f"f_{name}"] for name in WEIGHTED]
-        parts += [sequences[f"f_{name}"].values() for name in SEQUENCES]
+        parts = [pooled[feature] for name in POOLED for feature in FEATURES[name]]
+        parts += [weighted[feature] for name in WEIGHTED for feature in FEATURES[name]]
+        parts += [sequences[feature].values() for name in SEQUENCES for feature in FEATURES[name]]
         return sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).square().sum() for part in parts)
 
 
@@ -58,10 +55,11 @@ def _batches(rank, step):
 
     generator = torch.Generator().manual_seed(100 * step + rank)
     found = {}
-    for kind, names in (("pooled", POOLED), ("weighted", WEIGHTED), ("sequences", SEQUENCES)):
-        lengths = torch.randint(1, MOST_LOOKUPS + 1, (len(names) * BATCH_SIZE,), generator=generator)
+    for kind, names in KINDS.items():
+        keys = [feature for name in names for feature in FEATURES[name]]
+        lengths = torch.randint(0, MOST_LOOKUPS + 1, (len(keys) * BATCH_SIZE,), generator=generator)
         values = torch.randint(ROWS, (int(lengths.sum()),), generator=generator)
-        found[kind] = KeyedJaggedTensor(keys=[f"f_{name}" for name in names], values=values, lengths=lengths)
+        found[kind] = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
     return found
 
 
@@ -71,20 +69,41 @@ def _weights(name):
 
 def _table_of(parameter):
     """The table that a parameter of this name is of; None if it is of none."""
-    return next((part for part in parameter.split(".") if part in NAMES), None)
+    return next((part for part in parameter.split(".")[1:] if part in NAMES), None)
 
 
-def _planner(keep):
+def _planner(world_size, keep):
+    """One that lays out a sequence table in every form."""
     from torchrec.distributed.planner import ParameterConstraints, Topology
 
     from neuroshard.torchrec import NeuroShardPlanner
 
-    topology = Topology(WORLD_SIZE, "cpu", ddr_cap=1 << 24, local_world_size=WORLD_SIZE, created_by_factory=True)
-    constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in SEQUENCES}  # of one optimizer
-    return NeuroShardPlanner(topology, BATCH_SIZE, "roofline:h100", constraints, keep=keep)
+    topology = Topology(world_size, "cpu", ddr_cap=1 << 24, local_world_size=2, created_by_factory=True)
+    constraints = {"whole": ParameterConstraints(sharding_types=["table_wise"])}
+    rules = Constraints(
+        (TableRule("halved", min_shards=2, forms=("columns",)), TableRule("rows", forms=("rows",))),
+    )
+    return NeuroShardPlanner(topology, BATCH_SIZE, "roofline:h100", constraints, rules=rules, keep=keep)
 
 
-def _train(rank, keep):
+def _planned(rank, world_size, keep, model, sharders):
+    """The plan, kept and read again."""
+    planner = _planner(world_size, keep / f"{rank}.json")
+    plan = planner.collective_plan(model, sharders)
+    torch.distributed.barrier()
+    assert [path.name for path in keep.iterdir()] == ["0.json"]
+    again = _planner(world_size, keep / f"{rank}.json")
+    assert again.collective_plan(model, sharders).plan == plan.plan
+    assert again.last_plan == planner.last_plan
+    assert {path: set(names) for path, names in plan.plan.items()} == {kind: set(its) for kind, its in KINDS.items()}
+    assert {name: sharding.sharding_type for name, sharding in plan.plan["sequences"].items()} == SERVED
+    assert [table.name for table in planner.last_plan.task.tables] == [*NAMES]  # on every rank
+    assert planner.last_plan.violations == ()
+    assert planner.last_cost.total_ms == planner.last_plan.prediction.cost_ms
+    return plan
+
+
+def _train(rank, world_size, keep):
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -99,23 +118,11 @@ def _train(rank, keep):
         EmbeddingCollectionSharder(fused_params=fused),
     ]
     model = _model(torch.device("meta"))
-    planner = _planner(keep / f"{rank}.json")
-    plan = planner.collective_plan(model, sharders)
-    torch.distributed.barrier()
-    assert [path.name for path in keep.iterdir()] == ["0.json"]
-    again = _planner(keep / f"{rank}.json")
-    assert again.collective_plan(model, sharders).plan == plan.plan
-    assert again.last_plan == planner.last_plan
-    assert {path: set(names) for path, names in plan.plan.items()} == {
-        "pooled": set(POOLED), "weighted": set(WEIGHTED), "sequences": set(SEQUENCES)
-    }  # fmt: skip
-    assert [table.name for table in planner.last_plan.task.tables] == [*POOLED, *WEIGHTED]  # on every rank
-    assert planner.last_cost.total_ms == planner.last_plan.prediction.cost_ms
+    plan = _planned(rank, world_size, keep, model, sharders)
     sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders)
     for name, tensor in sharded.state_dict().items():
         for shard in tensor.local_shards() if hasattr(tensor, "local_shards") else ():
-            column, columns = shard.metadata.shard_offsets[1], shard.metadata.shard_sizes[1]
-            shard.tensor.copy_(_weights(_table_of(name))[:, column : column + columns])
+            shard.tensor.copy_(shard_of(_weights(_table_of(name)), shard))
     whole = _model(torch.device("cpu"))
     tables = {_table_of(name): parameter for name, parameter in whole.named_parameters() if _table_of(name)}
     for name, parameter in tables.items():
@@ -129,41 +136,16 @@ def _train(rank, keep):
         torch.testing.assert_close(loss, expected)
         optimizer.zero_grad()
         loss.backward()
-        for other in range(WORLD_SIZE):  # gradients are averaged over the ranks
-            (whole(_batches(other, step)) / WORLD_SIZE).backward()
+        for other in range(world_size):  # gradients are averaged over the ranks
+            (whole(_batches(other, step)) / world_size).backward()
         optimizer.step()
     assert not torch.allclose(untrained(_batches(rank, STEPS - 1)), expected)
+    for name, tensor in sharded.state_dict().items():
+        for shard in tensor.local_shards() if hasattr(tensor, "local_shards") else ():
+            torch.testing.assert_close(shard.tensor, shard_of(tables[_table_of(name)].detach(), shard))
+            assert not torch.equal(shard.tensor, shard_of(_weights(_table_of(name)), shard))
 
 
-def _process(rank, port, keep, failures):
-    try:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(WORLD_SIZE)}
-        torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE)
-        _train(rank, keep)
-    except Exception:
-        failures.put(f"rank {rank}: {traceback.format_exc()}")
-    finally:
-        failures.put(None)
-
-
-def test_a_model_planned_by_two_trains_as_the_whole_model_does(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = forked_warm()
-    failures = context.Queue()
-    processes = [
-        context.Process(target=_process, args=(rank, port, tmp_path, failures), daemon=True)
-        for rank in range(WORLD_SIZE)
-    ]
-    for process in processes:
-        process.start()
-    said = [failures.get(timeout=PATIENCE_S)]
-    while sum(text is None for text in said) < WORLD_SIZE:
-        said.append(failures.get(timeout=PATIENCE_S))
-    for process in processes:
-        process.join(timeout=PATIENCE_S)
-        process.kill()
-    assert [text for text in said if text is not None] == []
-    assert [process.exitcode for process in processes] == [0] * WORLD_SIZE
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_model_with_every_kind_of_tables_trains_as_the_whole_model_does(world_size, tmp_path):
+    on_gloo(world_size, _train, world_size, tmp_path, local_world_size=2)

@@ -8,8 +8,9 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.form import Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
@@ -27,7 +28,7 @@ from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import constrained_task, linear_models, toy_task
+from neuroshard.testing import constrained_task, linear_models, random_form_models, sequence_task, toy_task
 from neuroshard.torchrec import to_sharding_plan
 
 ROOFLINE = ns.CostModels.load("roofline:h100")
@@ -272,7 +273,7 @@ def test_no_more_choices_are_placed_than_asked_for():
 def test_choices_are_ranked_by_what_their_plans_cost():
     """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
     task, start = _criteo(16), EvenLayouts()
-    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, set(Form)), start)
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), start)
     rng = np.random.default_rng(0)
     for share in (0.0, 0.3, 0.7, 1.0):
         forms = np.where(rng.uniform(size=26) < share, rng.integers(1, 3, size=26), COLUMNS)
@@ -284,7 +285,7 @@ def test_choices_are_ranked_by_what_their_plans_cost():
 def test_choices_that_leave_no_room_cost_infinitely_much():
     tables = tuple(_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
-    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, set(Form)), EvenLayouts())
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), EvenLayouts())
     finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
     assert finite == [False, False]
     assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
@@ -315,3 +316,69 @@ def test_forms_are_chosen_by_a_setting():
         NeuroShard(forms=("rows",))
     with pytest.raises(UserError, match="did you mean 'copies'"):
         NeuroShard(forms=("columns", "copy"))
+
+
+def _every_sequence_plan(task):
+    """Plans with every table in rows, whole, or in halves."""
+    devices, options = task.topology.num_devices, []
+    for index, table in enumerate(task.tables):
+        half = table.dim // 2
+        halves = [in_columns(task, [(index, half, 0), (index, half, 1)])] if half % 4 == 0 else []
+        whole = [in_columns(task, [(index, table.dim, device)]) for device in range(devices)]
+        options.append([*whole, *halves, in_rows(task, index, range(devices))])
+    return [Plan(task, tuple(placed for part in parts for placed in part)) for parts in product(*options)]
+
+
+def test_sequence_tables_lie_in_rows_where_that_costs_less():
+    gaps, gains, found = [], [], set()
+    for seed in range(8):
+        base = _tiny(seed)
+        tables = [replace(table, pooled=False) for table in base.tables]
+        tables[0] = replace(tables[0], row_lookups=(1.0, 0.0))  # in rows, one device would compute them all the same
+        task = replace(base, tables=tuple(tables))
+        plan = ALL.search(task, SIMULATOR)
+        assert plan.violations == ()
+        best = min(cost.total_ms for cost in SIMULATOR.costs(task, _every_sequence_plan(task)))
+        gaps.append(_cost(plan) / best - 1)
+        gains.append(1 - _cost(plan) / _cost(ALONE.search(task, SIMULATOR)))
+        found |= set(plan.forms)
+    assert max(gaps) < 0.03
+    assert min(gains) >= 0
+    assert max(gains) > 0.1
+    assert found == {Form.COLUMNS, Form.ROWS}
+
+
+def test_a_sequence_table_that_fits_no_device_lies_in_rows():
+    """Eighty million rows of 128 columns: a half of them takes 19 GiB."""
+    tables = (_table("videos", 80_000_000, 128, 20, pooled=False), *criteo()[:3])
+    task = Task(tables, Topology(8, "16GiB", devices_per_host=8), BATCH)
+    with pytest.raises(InfeasibleError, match=r"'videos' takes 19\.\d GiB even at 64 columns"):
+        ALONE.search(task, SIMULATOR)
+    plan = ALL.search(task, SIMULATOR)
+    assert (plan.forms[0], plan.violations) == (Form.ROWS, ())
+    assert to_sharding_plan(plan).plan[""]["videos"].sharding_type == "row_wise"
+
+
+@pytest.mark.parametrize("models", [ROOFLINE, random_form_models()], ids=["sum", "by call"])
+def test_choices_with_sequence_tables_are_ranked_by_what_their_plans_cost(models):
+    task, start, simulator = sequence_task(10), EvenLayouts(), Simulator(models)
+    choices = FormChoices.of(task, simulator, allowed_forms(task, CALLS), start)
+    rng, in_rows_too = np.random.default_rng(0), 0
+    for share in (0.0, 0.3, 0.7, 1.0):
+        forms = np.where(rng.uniform(size=10) < share, rng.integers(1, 3, size=10), COLUMNS)
+        forms = np.where(choices.allowed[np.arange(10), forms], forms, COLUMNS)
+        in_rows_too += (forms[::2] == ROWS).sum()
+        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
+        assert choices.quick_ms(forms) == pytest.approx(simulator.cost(task, plan).total_ms, rel=2e-3)
+    assert in_rows_too
+
+
+def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
+    compute = random_form_models().compute
+    known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROWS), Call(Form.COLUMNS, False))}
+    simulator = Simulator(replace(random_form_models(), compute=ComputeByForm(known)))
+    for seed in range(4):
+        plan = ALL.search(sequence_task(6, 2, seed), simulator)
+        assert {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled} == {
+            Form.COLUMNS
+        }

@@ -136,3 +136,11 @@ def test_gains_within_the_margins_are_not_taken():
         margin = Margin(relative, 1.0)
         plan = SEARCH.search(task, Simulator(replace(MODELS, margins=Margins(margin, margin, margin))))
         assert {len(found) for found in _hosts(plan)[:4]} == {hosts}
+
+
+def test_sequence_tables_stay_on_all_devices():
+    task = _task([128] * 5)
+    task = replace(task, tables=(replace(task.tables[0], pooled=False), *task.tables[1:]))
+    plan = on_hosts(_everywhere(task), SIMULATOR)
+    assert [len(hosts) for hosts in _hosts(plan)[:5]] == [2, 1, 1, 1, 1]
+    assert plan.violations == ()

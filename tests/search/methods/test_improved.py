@@ -7,6 +7,7 @@ import pytest
 
 from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models import CostModels
 from neuroshard.registry import build, described
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
@@ -18,7 +19,10 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan
 from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.moved import moved_between
+from neuroshard.tables.criteo import criteo
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import (
     LinearCompute,
     OpaqueCompute,
@@ -119,3 +123,16 @@ def test_caution_is_refused_before_any_work():
 
     with pytest.raises(UserError, match="know their margins"):
         ImprovedSearch((Unasked(),), caution=1.0).search(toy_task(4), Simulator(linear_models()))
+
+
+def test_narrow_shards_find_room_where_memory_is_nearly_full():
+    """The published search packs by bytes alone there, at several times the cost."""
+    tables = criteo()
+    total = sum(table.size_bytes for table in tables)
+    task = Task(tables, Topology(8, int(1.02 * total / 8)), 65536)
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    catalog = Catalog.checked(task, simulator)
+    packed, even = (catalog.items.plan(start.first_held(catalog, simulator)) for start in (BeamSearch(), EvenLayouts()))
+    costs = [simulator.cost(task, plan).total_ms for plan in (packed, even)]
+    assert costs[1] < costs[0] / 2
+    assert not even.violations

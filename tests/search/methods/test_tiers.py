@@ -110,7 +110,7 @@ def test_every_table_may_be_kept_out_of_a_memory(rule):
 def test_other_searchers_leave_tables_where_rules_put_them():
     names = [table.name for table in LARGE[:8]]
     rules = Constraints(tuple(TableRule(name, tiers=("host",)) for name in names[:6]))
-    plan = Greedy("dim").search(_task(0.5, constraints=rules), SIMULATOR)
+    plan = Greedy("dim").search(_task(2.0, constraints=rules), SIMULATOR)
     assert plan.homes == (Home(Tier.HOST),) * 6 + (ON_DEVICE,) * 2
     assert plan.violations == ()
 
@@ -137,7 +137,7 @@ def test_every_host_has_room_for_its_own():
 
 
 def test_models_that_know_no_host_memory_leave_it_alone():
-    plan = QUICKLY.search(_task(2.0), Simulator(linear_models()))
+    plan = QUICKLY.search(_task(2.0), Simulator(replace(linear_models(), batch_size=BATCH)))
     assert _tiers(plan) == {Tier.DEVICE}
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.form_catalog import part_of_catalog
-from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, part_of
+from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, known_calls, part_of
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.testing import OpaqueCompute, constrained_task
@@ -23,7 +22,7 @@ def test_a_part_is_as_if_made_anew(model):
     rng, pinned, apart = np.random.default_rng(0), 0, 0
     for seed in range(10):
         task = constrained_task(seed)
-        bound = ~np.delete(allowed_forms(task, Simulator(ns.CostModels.load("roofline:h100")).models.forms), COLUMNS, 1)
+        bound = ~np.delete(allowed_forms(task, known_calls(ns.CostModels.load("roofline:h100"))), COLUMNS, 1)
         tables = np.flatnonzero(bound.all(axis=1) | (rng.uniform(size=len(task.tables)) < 0.5))
         free = device_memory(task) - rng.integers(0, 100, size=task.topology.num_devices)
         part = part_of_catalog(Catalog.costed(Sizes.of(Items.of(task)), model), tables, free)

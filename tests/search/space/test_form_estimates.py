@@ -7,7 +7,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.loads import Loads
-from neuroshard.plans.form import FORMS
+from neuroshard.plans.form import CALLS, FORMS
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
@@ -40,7 +40,7 @@ def _task(count=12, num_devices=4, memory_bytes="80GiB"):
 
 
 def _estimates(task):
-    return FormEstimates.of(task, SIMULATOR, allowed_forms(task, FORMS), Catalog.checked(task, SIMULATOR))
+    return FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), Catalog.checked(task, SIMULATOR))
 
 
 def _cost(task, forms):
@@ -63,9 +63,31 @@ def test_models_with_a_part_for_each_form_are_asked_for_their_own():
     simulator, task = Simulator(models), _task()
     for form in (ROWS, COPIES):
         forms = np.full(12, form)
-        estimates = FormEstimates.of(task, simulator, allowed_forms(task, FORMS), Catalog.checked(task, simulator))
+        estimates = FormEstimates.of(task, simulator, allowed_forms(task, CALLS), Catalog.checked(task, simulator))
         plan = FormedTask.of(task, forms, Spread(task)).whole_plan(None)
         assert estimates.costs(forms[None])[0][0] == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_rows_of_sequence_tables_are_calls_of_their_own(pooled):
+    """They are exchanged by all-to-all: beside pooled ones' reduce-scatter, or in one with columns."""
+    models = replace(SIMULATOR.models, compute=random_by_form(), margins=None)
+    base = _task()
+    task = replace(base, tables=tuple(replace(t, pooled=pooled and i % 2 > 0) for i, t in enumerate(base.tables)))
+    for simulator in (SIMULATOR, Simulator(models)):
+        estimates = FormEstimates.of(task, simulator, allowed_forms(task, CALLS), Catalog.checked(task, simulator))
+        for forms in (np.full(12, ROWS), np.where(np.arange(12) == 1, COLUMNS, ROWS)):
+            columns = in_columns(task, [(1, task.tables[1].dim, 0)]) if forms[1] == COLUMNS else []
+            plan = Plan(task, (*columns, *FormedTask.of(task, forms, Spread(task)).others))
+            units = np.zeros((4, 12), dtype=np.int64)
+            units[0, 1] = task.tables[1].dim // 4 * (forms[1] == COLUMNS)
+            catalog = Catalog.checked(task, simulator)
+            compute = catalog.model.predict(DeviceLoads(catalog.items).sets(units))
+            given = np.zeros(4)
+            given[0] = task.tables[1].output_columns * (forms[1] == COLUMNS)
+            cost = simulator.cost(task, plan).total_ms
+            assert estimates.placed_ms(forms, compute, given) == pytest.approx(cost, rel=1e-3)
+        assert np.isfinite(estimates.costs(forms[None])[0][0])
 
 
 def test_columns_cost_about_what_is_estimated():

@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from neuroshard.errors import InfeasibleError
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms, known_calls
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import linear_models
+from neuroshard.testing import linear_models, random_form_models
 
 TABLES = tuple(Table(name, 100, 16, 2.0, (1.0, *(0.0,) * 16)) for name in "abcd")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 
 
-def _allowed(task, forms=FORMS):
+def _allowed(task, calls=CALLS):
     """Initials of the forms of each table: m for columns, r for rows, p for copies."""
     letters = np.array(["m", "r", "p"])
-    return ["".join(letters[may]) for may in allowed_forms(task, forms)]
+    return ["".join(letters[may]) for may in allowed_forms(task, calls)]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,21 @@ def test_rows_must_be_enough_for_blocks(rows, may):
 
 def test_one_device_and_settings_leave_columns_only():
     assert _allowed(Task(TABLES, Topology(1, 1 << 20), 64)) == ["m"] * 4
-    assert _allowed(TASK, {Form.COLUMNS}) == ["m"] * 4
+    assert _allowed(TASK, {IN_COLUMNS}) == ["m"] * 4
+
+
+def test_sequence_tables_are_never_copied():
+    task = replace(TASK, tables=(replace(TABLES[0], pooled=False), *TABLES[1:]))
+    assert _allowed(task) == ["mr", "mrp", "mrp", "mrp"]
+    assert _allowed(task, {*map(Call, Form), Call(Form.COLUMNS, False)}) == ["m", "mrp", "mrp", "mrp"]
+
+
+def test_calls_are_known_where_their_exchanges_are():
+    models = random_form_models()
+    assert known_calls(models) == set(CALLS)
+    assert known_calls(models, ["columns"]) == {IN_COLUMNS, Call(Form.COLUMNS, False)}
+    backward = replace(models.backward, serves=frozenset({Form.COLUMNS, Form.ROWS}))
+    assert known_calls(replace(models, backward=backward)) == {*CALLS} - {Call(Form.COPIES)}
 
 
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", batches_in_flight=2)])

@@ -1,12 +1,13 @@
 """Meters that stay open for a whole run, and measuring batches of samples with them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.hardware import Warn
 from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.tasks.task import Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,15 @@ class Meters:
             meter = self.hardware.comm_meter(num_devices, self.warn)
             self._comm[num_devices] = self._open_for.enter_context(meter)
         return self._comm[num_devices]
+
+    def join(self, topologies: Iterable[Topology]) -> None:
+        """Open the meters of exchanges between so many devices: torchrun's other processes wait for this one.
+
+        Raises:
+            UserError: torchrun started another number of processes.
+        """
+        for count in sorted({topology.num_devices for topology in topologies} - {1}):
+            self.comm(count)
 
 
 @contextmanager

@@ -1,0 +1,67 @@
+"""Timing tables in host memory: other lookups every time, in which the same rows are popular, through a warm cache."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+
+import numpy as np
+import torch
+
+from neuroshard.hardware.inputs import Inputs, Prepared, inputs_of
+from neuroshard.hardware.lookups import draw_again
+from neuroshard.hardware.popular import PopularRows
+from neuroshard.plans.form import Form
+from neuroshard.plans.shard import Tier
+from neuroshard.records.samples import ComputeSample
+
+LookUp = Callable[[torch.Tensor, torch.Tensor], object]  # of indices and offsets
+
+
+def host_run(
+    train: Callable[[Inputs], None],
+    look_up: LookUp,
+    sample: ComputeSample,
+    device: torch.device,
+    rng: np.random.Generator,
+) -> Prepared:
+    """A call over tables in host memory, ready to be timed: the same lookups again would all be in the cache.
+
+    Args:
+        train: one step with some inputs.
+        look_up: the forward call alone; a cache is first filled with the most popular rows by it.
+    """
+    popular = [PopularRows.of(table, sample.batch_size, device) for table in sample.tables]
+    generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
+    if sample.home.tier is Tier.CACHED:
+        _fill(look_up, sample, popular)
+
+    def drawn() -> Inputs:
+        return inputs_of(sample, draw_again(sample, popular, generator), generator)
+
+    first = drawn()
+    return Prepared(partial(train, first), first.seen, lambda: partial(train, drawn()))
+
+
+def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]) -> None:
+    """Look up as many rows of each table as its share of the cache holds, the most popular last, some at a time."""
+    rows = [_held(sample, number, its.hottest(sample.home.cached_share)) for number, its in enumerate(popular)]
+    turns = max(ceil(len(its) / many.lookups) for its, many in zip(rows, popular, strict=True))
+    for turn in range(turns):
+        parts = [its.tensor_split(turns)[turn] for its in rows]
+        lengths = torch.zeros(sum(table.features for table in sample.tables), dtype=torch.int64)
+        first = 0
+        for part, table in zip(parts, sample.tables, strict=True):  # all in the list of the table's first feature
+            lengths[first] = len(part)
+            first += table.features
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        indices = torch.cat(parts)
+        with torch.no_grad():
+            look_up(indices, offsets.to(indices.device))
+
+
+def _held(sample: ComputeSample, number: int, rows: torch.Tensor) -> torch.Tensor:
+    """Those rows of a table that the sample's device holds, as it numbers them."""
+    if sample.form is not Form.ROWS:
+        return rows
+    block = sample.blocks[number]
+    return rows[(rows >= block.row) & (rows < block.row_end)] - block.row

@@ -1,0 +1,81 @@
+"""Which of some plans is the best, from what each cost in several passes over all of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.arrays import BoolArray, FloatArray
+from neuroshard.models.trust import LEVEL
+
+_LEAST_MS = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What measuring K finalists says; the first of them is the predicted best.
+
+    Attributes:
+        measured_ms: (K,) mean over the passes; NaN of those that couldn't be measured.
+        below: (K,) share by which each costs less than the predicted best; NaN where either couldn't be measured.
+        error: of every such share: all of them lie within it of the truth, at the level of intervals, so that the best
+            of many is no luck. NaN where nothing was compared.
+        taken: the finalist to deploy: the one that cost least, where it is below the predicted best by more than the
+            error; else that.
+    """
+
+    measured_ms: FloatArray
+    below: FloatArray
+    error: float
+    taken: int
+
+    @classmethod
+    def of(cls, costs_ms: FloatArray) -> "Verdict":
+        """From what each cost in P >= 2 passes (K, P), ms; not a number where it couldn't be measured.
+
+        Passes are taken as blocks: what slows one of them down slows all plans alike, and counts for nothing. What is
+        left differs by chance, alike for all plans. With two plans it is the paired test of Student.
+        """
+        known: BoolArray = np.isfinite(costs_ms.sum(axis=1))
+        measured_ms = np.where(known, costs_ms.mean(axis=1), np.nan)
+        below = np.full(len(costs_ms), np.nan)
+        if not known.any():
+            return cls(measured_ms, below, float("nan"), 0)
+        best, error = int(np.nanargmin(measured_ms)), float("nan")
+        if not known[0]:
+            return cls(measured_ms, below, error, best)
+        logs = np.log(np.maximum(costs_ms[known], _LEAST_MS))
+        below[known] = -np.expm1((logs - logs[0]).mean(axis=1))
+        if len(logs) > 1:
+            error = _error(logs)
+            best = int(np.nanargmax(below))
+        return cls(measured_ms, below, error, best if best and below[best] > error else 0)
+
+    def __str__(self) -> str:
+        """In a line."""
+        measured, others = f"measured {self.measured_ms[self.taken]:.2f} ms", int(np.isfinite(self.below).sum()) - 1
+        if np.isnan(self.measured_ms).all():
+            return "none of the finalists could be measured; the predicted best is kept"
+        if np.isnan(self.measured_ms[0]):
+            return f"{measured}; the predicted best could not be measured"
+        if self.taken:
+            return f"{measured}, {self.below[self.taken]:.1%} ± {self.error:.1%} below the predicted best"
+        if not others:
+            return f"{measured}; there was no other finalist to compare with"
+        best = int(np.nanargmax(self.below))
+        if not best:
+            return f"{measured}, the predicted best: none of {others} other finalists cost less"
+        return (
+            f"{measured}, the predicted best: the cheapest of {others} other finalists cost "
+            f"{self.below[best]:.1%} ± {self.error:.1%} less"
+        )
+
+
+def _error(logs: FloatArray) -> float:
+    """Half the width of the intervals of all k - 1 differences to one plan, of logarithms of costs (k, P) by pass."""
+    from scipy.special import stdtrit  # slow to import: only where it is used
+
+    plans, passes = logs.shape
+    rest = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
+    freedom = (plans - 1) * (passes - 1)
+    deviation = np.sqrt((rest**2).sum() / freedom * 2 / passes)
+    return float(stdtrit(freedom, 1 - (1 - LEVEL) / 2 / (plans - 1)) * deviation)

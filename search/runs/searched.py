@@ -1,0 +1,56 @@
+"""One task's search, timed, and what is answered in the end."""
+
+import time
+from dataclasses import dataclass
+
+from neuroshard.errors import InfeasibleError
+from neuroshard.plans.plan import Plan
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a searcher made of a task.
+
+    Attributes:
+        plans: the one it found, and finalists beside it; none where there is an error.
+        seconds: it took.
+        error: why there is no plan.
+        warning, remark: as `neuroshard.searcher.Found` has them.
+    """
+
+    plans: tuple[Plan, ...]
+    seconds: float
+    error: InfeasibleError | None = None
+    warning: str | None = None
+    remark: str | None = None
+
+    @classmethod
+    def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":
+        """With so many finalists at most; others than the plan that was found are looked for where they are wanted."""
+        start = time.perf_counter()
+        try:
+            found = searcher.find(task, simulator)
+        except InfeasibleError as error:
+            return cls((), time.perf_counter() - start, error)
+        plans = (found.plan,) if finalists == 1 else searcher.finalists(found.plan, simulator, finalists)
+        return cls(plans, time.perf_counter() - start, None, found.warning, found.remark)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The plan that a task is answered with.
+
+    Attributes:
+        seconds: of search.
+        measured_ms: its cost on hardware; NaN where nothing was measured.
+        warning, remark: for people.
+    """
+
+    plan: Plan
+    seconds: float
+    measured_ms: float = float("nan")
+    warning: str | None = None
+    remark: str | None = None

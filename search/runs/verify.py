@@ -1,0 +1,117 @@
+"""Verification: a search's finalists are measured in turns, and the best by measurement is taken."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+from msgspec import Meta
+from rich.progress import Progress
+
+from neuroshard.checked import checked
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.hardware import Warn
+from neuroshard.hardware.meters import Meters, meters_of
+from neuroshard.hardware.plan_costs import Advance, beyond_memory, measure_with, steps
+from neuroshard.parquet import write_frame
+from neuroshard.plans.plan import Plan
+from neuroshard.schema import PositiveCount, Seed
+from neuroshard.stages.search.results.finalists import FinalistFiles, Finalists, MeasuredOnce
+from neuroshard.stages.search.results.search_results import SearchRecord
+from neuroshard.stages.search.runs.searched import Answer
+from neuroshard.tasks.task import Task
+
+_SEED_RANGE = 2**31
+
+
+@dataclass(frozen=True)
+@checked
+class Verify:
+    """What `verify=hardware` asks for.
+
+    Attributes:
+        hardware: what plans run on.
+        finalists: plans of a task that are measured, at most.
+        passes: over all of them: what they differ by from pass to pass is the error.
+        seed: fixes the lookups, others in every pass, and the order of the plans.
+    """
+
+    hardware: Hardware
+    finalists: PositiveCount = 8
+    passes: Annotated[int, Meta(ge=2, le=1000)] = 6
+    seed: Seed = 0
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Raise UserError unless plans of the tasks can be measured here."""
+        self.hardware.check()
+        for task in tasks:
+            self.hardware.check_hosts(task.topology)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the answers depend on, besides the search's; JSON-ready."""
+        return {"verify": asdict(self) | {"on": self.hardware.fingerprint.to_json()}}
+
+    @contextmanager
+    def opened(self, tasks: Sequence[Task], warn: Warn) -> Iterator["Verifier"]:
+        """With the meters of these tasks open.
+
+        Raises:
+            UserError: torchrun started another number of processes than a task has devices.
+        """
+        with meters_of(self.hardware, warn) as meters:
+            meters.join(task.topology for task in tasks)
+            yield Verifier(self, meters)
+
+
+def not_verified() -> None:
+    """What `verify=none` asks for: nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verifier:
+    """Verification, while its meters are open."""
+
+    settings: Verify
+    meters: Meters
+
+    def answer(self, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress) -> Answer:
+        """The best of the finalists, once all passes are measured; those that are on disk already are not again."""
+        left = self.settings.passes - len(finalists.passes)
+        bar = progress.add_task("finalists", total=left * steps(finalists.plans, count_input))
+        for number in range(len(finalists.passes), self.settings.passes):
+            measured = self._measured(files.task, number, finalists, count_input, lambda n: progress.advance(bar, n))
+            files.keep(number, measured)
+            finalists = replace(finalists, passes=(*finalists.passes, measured))
+        progress.remove_task(bar)
+        verdict, found = finalists.verdict, finalists.found
+        measured_ms = float(verdict.measured_ms[verdict.taken])
+        return Answer(finalists.plans[verdict.taken], found.seconds, measured_ms, found.warning, str(verdict))
+
+    def _measured(
+        self, task: int, number: int, finalists: Finalists, count_input: bool, advance: Advance
+    ) -> tuple[MeasuredOnce, ...]:
+        """A pass over all that could be measured so far, in a random order: none always comes first."""
+        rng, plans = np.random.default_rng([self.settings.seed, task, number]), finalists.plans
+        errors = dict(enumerate(map(self._error, plans, finalists.errors)))
+        order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
+        seed = int(rng.integers(_SEED_RANGE))
+        outcomes = measure_with(self.meters, [plans[i] for i in order], seed, advance, count_input)
+        measured = dict(zip(order, map(MeasuredOnce.of, outcomes), strict=True))
+        return tuple(measured.get(i) or MeasuredOnce(error=error) for i, error in errors.items())
+
+    def _error(self, plan: Plan, before: str | None) -> str | None:
+        return before or beyond_memory(plan, self.meters.hardware)
+
+
+def save_finalists(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:
+    """Write `finalists.parquet`: a row for each finalist of each task that has a plan."""
+    rows = []
+    for record in records:
+        files = FinalistFiles(run, record.task)
+        finalists = None if record.plan is None else files.read(tasks[record.task])
+        rows += [] if finalists is None else files.rows(finalists)
+    write_frame(run / "finalists.parquet", pd.DataFrame(rows))

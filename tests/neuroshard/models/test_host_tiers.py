@@ -1,0 +1,187 @@
+"""What tables in host memory cost: arithmetic, by hand and against a published benchmark."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuroshard.errors import UserError
+from neuroshard.loads import Loads, LoadSets
+from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.beside import with_host_tiers
+from neuroshard.models.host_tiers import HostTiers
+from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
+from neuroshard.models.roofline import HostLink, RooflineCompute
+from neuroshard.models.side_by_side import columns_model
+from neuroshard.plans.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.registry import choices
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.testing import linear_models, random_ensemble, random_form_models, toy_tables
+
+ONCE = (1.0, *(0.0,) * 16)
+IN_HOST = Home(Tier.HOST)
+MODEL = RooflineCompute(1000.0, 0.02, HostLink(20.0, 3.0, 0.1))
+
+
+def _cached(share):
+    return Home(Tier.CACHED, share)
+
+
+def _loads(tables, home, batch_size=1000):
+    return Loads.of(tables, batch_size).at([home] * len(tables))
+
+
+def _cost(model, tables, home, batch_size=1000):
+    loads = _loads(tables, home, batch_size)
+    return model.predict(LoadSets(loads, np.array([len(loads)])))[0]
+
+
+def test_without_a_cache_rows_go_over_the_link_by_hand():
+    """Every lookup's forward, every unique one again backward; indices, gradients and outputs through the memory."""
+    table = Table("t", 10**6, 32, 2.0, ONCE)
+    loads = _loads([table], IN_HOST)
+    lookups, row = 2000, 128
+    assert link_bytes(loads).tolist() == [(lookups + lookups) * row]
+    assert memory_bytes(loads).tolist() == [lookups * (16 + row) + 1000 * row]
+    assert managed_lookups(loads).tolist() == [0]
+    model = RooflineCompute(2.0, 0.5, HostLink(1.0, 3.0, 0.1))
+    right = 0.5 + (2 * lookups * row + (lookups * (16 + row) + 1000 * row) / 2) / 1e6
+    assert _cost(model, [table], IN_HOST) == pytest.approx(right)
+
+
+def test_a_cache_for_all_rows_costs_its_care_by_hand():
+    table = Table("t", 10**6, 32, 2.0, ONCE)
+    assert link_bytes(_loads([table], _cached(1.0)))[0] == pytest.approx(0, abs=1)
+    more = _cost(MODEL, [table], _cached(1.0)) - _cost(MODEL, [table], ON_DEVICE)
+    assert more == pytest.approx(0.1 + 2000 * 3e-6, rel=1e-4)
+
+
+def test_what_a_cache_misses_goes_over_the_link():
+    """Of rows that are all as hot, touched once each: what there is no room for."""
+    table = Table("t", 10**6, 32, 2.0, ONCE)
+    assert link_bytes(_loads([table], _cached(0.25)))[0] == pytest.approx(0.75 * 2000 * 128, rel=0.05)
+
+
+tables = st.builds(
+    lambda rows, dim, pooling, exponent: Table("t", rows, 4 * dim, pooling, zipf_reuse(rows, 512 * pooling, exponent)),
+    st.integers(1, 10**8),
+    st.integers(1, 64),
+    st.floats(0.1, 100),
+    st.floats(0, 1.3),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(tables, min_size=1, max_size=4), st.lists(st.floats(1e-3, 1), min_size=1, max_size=5))
+def test_larger_caches_cost_no_more_and_device_memory_least(some, shares):
+    homes = [ON_DEVICE, *(_cached(share) for share in sorted({*shares, 1.0}, reverse=True))]
+    costs = np.array([_cost(MODEL, some, home, 512) for home in homes])
+    assert (np.diff(costs) >= -1e-6 * costs[:-1]).all()
+    assert _cost(MODEL, some, IN_HOST, 512) >= costs[0] * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("home", [_cached(0.1), _cached(1.0), IN_HOST])
+def test_more_of_anything_costs_no_less(home):
+    for seed in range(20):
+        some = list(toy_tables(6, seed, 10**6))
+        before = _cost(MODEL, some, home)
+        for change in ({"features": 3}, {"dim": some[0].dim + 32}, {"bytes_per_element": 4}):
+            assert _cost(MODEL, [replace(some[0], **change), *some[1:]], home) >= before * (1 - 1e-6)
+        assert _cost(MODEL, some[1:], home) <= before
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_has_a_model_that_sums_and_predicts_alike(call):
+    home = Home(call.tier, 0.3 if call.tier is Tier.CACHED else None)
+    loads = _loads(toy_tables(6), home)
+    loads = replace(loads, form=np.full(6, FORMS.index(call.form)), pooled=np.full(6, call.pooled))
+    own, sets = MODEL.of_call(call), LoadSets(loads, np.array([4, 0, 2]))
+    vectors = own.embed(loads)
+    right = [own.head(vectors[:4].sum(axis=0)), 0, own.head(vectors[4:].sum(axis=0))]
+    assert MODEL.predict(sets) == pytest.approx(right, rel=1e-5)
+    assert own.head(np.zeros_like(vectors[0])) == pytest.approx(0.12 if call.tier is Tier.CACHED else 0.02)
+
+
+def test_calls_of_several_memories_follow_one_another():
+    """Each with a launch of its own; the model that searches compile says the same."""
+    homes = [ON_DEVICE, _cached(0.2), IN_HOST, _cached(0.5), ON_DEVICE]
+    loads = Loads.of(toy_tables(5), 1000).at(homes)
+    whole = MODEL.device_ms(LoadSets(loads, np.array([5])))[0]
+    apart = sum(
+        MODEL.predict(LoadSets(loads.take(np.array(its)), np.array([len(its)])))[0] for its in ([0, 4], [1, 3], [2])
+    )
+    assert whole == pytest.approx(apart)
+    compiled = columns_model(MODEL, loads)
+    assert compiled.predict(LoadSets(loads, np.array([5])))[0] == pytest.approx(whole, rel=1e-5)
+
+
+def test_without_a_link_a_roofline_knows_device_memory_only():
+    assert RooflineCompute(1.0, 0.5).calls == {call for call in CALLS if call.tier is Tier.DEVICE}
+    assert MODEL.calls == set(CALLS)
+
+
+def test_a_published_benchmark_is_met_within_a_quarter():
+    """Ten tables of 128 columns and a million rows in all, a million lookups, on an H100; docs/tiers.md."""
+    model = CostModels.load("roofline:h100").compute
+    some = [Table("t", 100_000, 128, 10.0, zipf_reuse(100_000, 100_000))] * 10
+    found = [_cost(model, some, home, 10_000) for home in (ON_DEVICE, _cached(1.0), _cached(0.8), IN_HOST)]
+    assert found == pytest.approx([0.35, 3.4, 4.0, 7.9], rel=0.25)
+
+
+@pytest.mark.parametrize("name", choices("roofline"))
+def test_every_datasheet_knows_host_memory(name):
+    model = CostModels.load(f"roofline:{name}").compute
+    assert model.calls == set(CALLS)
+    some = toy_tables(4, 0, 10**6)
+    device, cached, missing, host = (_cost(model, some, h) for h in (ON_DEVICE, _cached(1.0), _cached(0.1), IN_HOST))
+    assert device < cached < missing
+    assert device < host
+
+
+def test_a_bundle_holds_them(tmp_path):
+    models = random_form_models()
+    save_bundle(tmp_path / "bundle", models, Card())
+    loads = _loads(toy_tables(5), _cached(0.3))
+    sets, loaded = LoadSets(loads, np.array([5])), CostModels.load(tmp_path / "bundle").compute
+    assert loaded.calls == models.compute.calls == set(CALLS)
+    assert (loaded.predict(sets) == models.compute.predict(sets)).all()
+    assert loaded.predict(sets)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory_ms_per_gb": 1.0}, "link_ms_per_gb"),
+        ({**HostTiers(1, 1, 1, 1).settings(), "call_ms": -1.0}, "call_ms"),
+        ({**HostTiers(1, 1, 1, 1).settings(), "cache_lookup_ns": float("nan")}, "cache_lookup_ns"),
+        ({**HostTiers(1, 1, 1, 1).settings(), "more": 1.0}, "more"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        HostTiers.restored(settings, {})
+
+
+def test_arithmetic_stands_beside_what_was_fitted():
+    """For forms whose calls in device memory are known; what was known stays as it was."""
+    arithmetic = CostModels.load("roofline:h100").compute
+    own = random_ensemble()
+    both = with_host_tiers(own, arithmetic)
+    assert both.calls == {IN_COLUMNS, Call(Form.COLUMNS, tier=Tier.CACHED), Call(Form.COLUMNS, tier=Tier.HOST)}
+    on_device, behind = (_loads(toy_tables(5), home) for home in (ON_DEVICE, _cached(0.3)))
+    alone = LoadSets.alone(on_device)
+    assert (both.predict(alone) == own.predict(alone)).all()
+    assert (both.predict(LoadSets.alone(behind)) == arithmetic.predict(LoadSets.alone(behind))).all()
+    other = RooflineCompute(1.0, 0.5, HostLink(1.0, 1.0, 1.0))
+    assert with_host_tiers(both, other).by_call == both.by_call
+    assert with_host_tiers(own, linear_models().compute).calls == {IN_COLUMNS}
+
+
+def test_costs_scale():
+    loads = LoadSets.alone(_loads(toy_tables(5), _cached(0.3)))
+    model = HostTiers(1.0, 20.0, 3.0, 0.1)
+    assert model.scaled(2.5).predict(loads) == pytest.approx(2.5 * model.predict(loads), rel=1e-5)

@@ -1,0 +1,99 @@
+"""Plans for hardware to decide between: they differ, keep the task's rules, and are found again."""
+
+from dataclasses import replace
+
+import pytest
+
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.plans.alike import layout_key
+from neuroshard.plans.form import Form
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.finalists import in_turns
+from neuroshard.stages.search.methods.heuristics import Greedy, Random
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.testing import constrained_task, linear_models, random_form_models, random_models, toy_task
+
+SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), form_tries=3)
+
+
+def _finalists(searcher, task, models, count):
+    simulator = Simulator(models)
+    found = searcher.find(task, simulator).plan
+    return found, searcher.finalists(found, simulator, count)
+
+
+@pytest.mark.parametrize("models", [random_models(), random_form_models()], ids=["columns", "forms"])
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_they_differ_and_the_one_found_is_the_first(models, count):
+    found, plans = _finalists(SMALL, toy_task(12), models, count)
+    assert plans[0] is found
+    assert min(count, 4) <= len(plans) == len(set(map(layout_key, plans))) <= count
+    assert _finalists(SMALL, toy_task(12), models, count)[1] == plans
+
+
+def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
+    task, simulator = toy_task(12), Simulator(random_models())
+    _, plans = _finalists(SMALL, task, simulator.models, 20)
+    keys = {layout_key(plan) for plan in plans}
+    for start in SMALL.parts.starts:
+        searcher = replace(SMALL.parts, starts=(start,), choice=None)
+        first = replace(searcher, improvement=Improvement(shakes=0, max_plans=1), max_moved_bytes=0)
+        assert layout_key(first.search(task, simulator)) in keys
+        assert layout_key(searcher.search(task, simulator)) in keys
+    assert len(keys) > 15
+    assert [type(start) for start in SMALL.parts.starts] == [BeamSearch, EvenLayouts]
+
+
+def test_a_plan_that_was_not_believed_is_a_finalist():
+    task, simulator = toy_task(12), Simulator(replace(random_models(), margins=_margins(1.0)))
+    doubting, believing = (replace(SMALL, choice=choice) for choice in (Choice(1e3, 1e3), None))
+    kept, better = (searcher.search(task, simulator) for searcher in (doubting, believing))
+    assert layout_key(kept) != layout_key(better)
+    plans = doubting.finalists(kept, simulator, 2)
+    assert [layout_key(plan) for plan in plans] == [layout_key(kept), layout_key(better)]
+
+
+def test_other_choices_of_forms_are_among_them():
+    models = random_form_models()
+    _, plans = _finalists(SMALL, toy_task(12), models, 8)
+    kinds = {plan.forms for plan in plans}
+    assert len(kinds) > 1
+    assert (Form.COLUMNS,) * 12 in kinds
+    _, columns = _finalists(replace(SMALL, forms=("columns",)), toy_task(12), models, 8)
+    assert {plan.forms for plan in columns} == {(Form.COLUMNS,) * 12}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_they_keep_memory_and_constraints(seed):
+    task = constrained_task(seed)
+    models = linear_models(task.topology.num_devices) if seed % 2 else random_form_models()
+    _, plans = _finalists(SMALL, task, models, 6)
+    assert len(plans) > 1
+    assert [plan.violations for plan in plans] == [()] * len(plans)
+
+
+def _margins(share):
+    return Margins(Margin(share, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
+
+
+def test_what_is_dearer_beyond_all_doubt_is_left_out():
+    task, models = toy_task(12), random_models()
+    plan = SMALL.search(task, Simulator(models))
+    dear, near = Random(1).search(task, Simulator(models)), SMALL.finalists(plan, Simulator(models), 2)[1]
+    ratio = Simulator(models).cost(task, dear).total_ms / Simulator(models).cost(task, plan).total_ms
+    assert ratio > 1.1
+    for share, expected in ((0.0, (plan,)), (50.0, (plan, dear, near))):
+        simulator = Simulator(replace(models, margins=_margins(share)))
+        left = in_turns(plan, ([dear], [near]), simulator, 5)
+        assert left == expected if share else dear not in left
+    assert in_turns(plan, ([dear], [near]), Simulator(models), 5) == (plan, dear, near)
+
+
+def test_methods_without_other_plans_have_one():
+    found, plans = _finalists(Greedy("dim"), toy_task(6), random_models(), 5)
+    assert plans == (found,)

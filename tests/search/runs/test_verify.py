@@ -1,0 +1,335 @@
+"""Finalists on hardware: the best by measurement is taken where it is beyond chance, and nothing measured is lost."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from neuroshard.app import cli
+from neuroshard.errors import UserError
+from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.plans.alike import layout_key
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.results.finalists import FinalistFiles
+from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.stages.search.runs.verify import Verify
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Topology
+from neuroshard.testing import PATIENCE_S, random_models, toy_task
+from neuroshard.testing.devices import MADE_UP, MadeUpCpu
+from neuroshard.testing.devices.hardware import MadeUpHardware
+from neuroshard.timing import TimingProtocol
+
+HOME = MADE_UP["cpu"]
+AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))
+SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=3), choice=None, forms=("columns",))
+TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
+CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
+
+
+def _dlrm_tasks(count):
+    tables = dlrm_like(num_tables=120, batch_size=HOME.batch_size, seed=3)
+    draw = TaskDraw(count, min_tables=16, max_tables=24, max_dim=32)
+    return drawn(tables, Topology(4, 4 << 30), HOME.batch_size, draw)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    save_bundle(tmp_path / "models", random_models(2), Card())
+    return tmp_path / "models"
+
+
+def _search(model, out, verify, tasks=None, searcher=SMALL, **settings):
+    its = (toy_task(6, num_devices=2), toy_task(7, num_devices=2, seed=1)) if tasks is None else tasks
+    return Search(str(model), its, searcher, "neuroshard", str(out), verify=verify, **settings)
+
+
+def _shown(result):
+    console = Console(record=True, width=160)
+    result.show(console)
+    return console.export_text()
+
+
+def test_the_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
+    tasks, truth = _dlrm_tasks(8), Simulator(AWAY.truth)
+    verify = Verify(MadeUpHardware(made_up=AWAY, noise=0.01), finalists=6, passes=6)
+    plain = _search("home", tmp_path / "plain", None, tasks).run().saved.plans()
+    verified = _search("home", tmp_path / "verified", verify, tasks).run().saved.plans()
+    before, after = (
+        np.array([truth.cost(plan.task, plan).total_ms for plan in its.values()]) for its in (plain, verified)
+    )
+    assert (after / before).mean() < 0.99
+    assert (after < before * 0.99).sum() >= 3
+    assert (after <= before).all()
+
+
+def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
+    monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
+    tasks = _dlrm_tasks(3)
+    verify = Verify(MadeUpHardware(made_up=HOME, noise=0.3), finalists=6, passes=3)
+    plain = _search("home", tmp_path / "plain", None, tasks).run().saved.plans()
+    run = _search("home", tmp_path / "verified", verify, tasks).run().saved
+    assert run.plans() == plain
+    assert all("the predicted best" in record.remark for record in run.records)
+
+
+def test_what_a_verified_run_leaves(bundle, tmp_path):
+    hardware = MadeUpHardware(made_up=AWAY, noise=0.05)
+    result = _search(bundle, tmp_path / "run", Verify(hardware, finalists=4, passes=3)).run()
+    frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
+    assert frame.task.tolist() == [0] * 4 + [1] * 4
+    assert frame.finalist.tolist() == [0, 1, 2, 3] * 2
+    assert (frame.groupby("task").taken.sum() == 1).all()
+    assert (frame.passes == 3).all()
+    simulator, shown = Simulator(CostModels.load(bundle)), _shown(result)
+    for row in frame.itertuples():
+        plan = Plan.load(tmp_path / "run" / row.plan)
+        cost = simulator.cost(plan.task, plan)
+        assert row.predicted_ms == plan.prediction.cost_ms == pytest.approx(cost.total_ms)
+        assert row.measured_ms == pytest.approx(Simulator(AWAY.truth).cost(plan.task, plan).total_ms, rel=0.2)
+    loaded = SearchRun.load(tmp_path / "run")
+    for record, plan in zip(loaded.records, loaded.plans().values(), strict=True):
+        taken = frame[(frame.task == record.task) & frame.taken].iloc[0]
+        assert Plan.load(tmp_path / "run" / taken.plan) == plan
+        assert record.measured_ms == taken.measured_ms
+        assert plan.prediction.cost_ms == record.predicted_ms == taken.predicted_ms
+        assert record.remark in shown
+        assert f"{record.measured_ms:.2f}" in shown
+    assert "measured ms" in shown
+    assert _search(bundle, tmp_path / "run", Verify(hardware, 4, 3)).run().saved.plans() == loaded.plans()
+    for other in (Verify(hardware, 4, 4), Verify(hardware, 5, 3), None, Verify(replace(hardware, noise=0.1), 4, 3)):
+        with pytest.raises(UserError, match="holds a run already, begun with verify"):
+            _search(bundle, tmp_path / "run", other).run()
+
+
+def test_nothing_is_said_of_measuring_where_nothing_is_measured(bundle, tmp_path):
+    result = _search(bundle, tmp_path / "run", None).run()
+    assert "measured" not in _shown(result)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "plans", "records", "results.parquet", "run.json", "settings.json", "tasks.json"
+    }  # fmt: skip
+
+
+class _Killed(Exception):
+    pass
+
+
+class _Counter:
+    """Counts kernel calls, and dies at one of them."""
+
+    def __init__(self, meter, counts):
+        self.meter, self.counts = meter, counts
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def measure(self, samples, seeds):
+        self.counts["batches"] += 1
+        if self.counts["batches"] == self.counts["dies_at"]:
+            raise _Killed
+        self.counts["calls"] += len(samples)
+        if self.counts["fails"]:
+            return [self._outcome(sample, seed) for sample, seed in zip(samples, seeds, strict=True)]
+        return self.meter.measure(samples, seeds)
+
+    def _outcome(self, sample, seed):
+        if len(sample.tables) >= self.counts["fails"]:
+            return Outcome(None, "MemoryError: too many tables", 0.0)
+        return self.meter.measure([sample], [seed])[0]
+
+
+@dataclass(frozen=True)
+class _Counted(MadeUpHardware):
+    counts: dict = None
+
+    def compute_meter(self, warn):
+        return _Counter(super().compute_meter(warn), self.counts)
+
+
+def _counted(dies_at=0, fails=0):
+    counts = {"batches": 0, "calls": 0, "dies_at": dies_at, "fails": fails}
+    return _Counted(made_up=AWAY, noise=0.05, counts=counts)
+
+
+def test_an_interrupted_run_measures_only_what_is_missing(bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(Verify, "settings", property(lambda self: {"verify": {"passes": self.passes}}))
+    tasks = tuple(toy_task(6, num_devices=2, seed=seed) for seed in range(2))
+    whole = _counted()
+    expected = _search(bundle, tmp_path / "whole", Verify(whole, 3, 4), tasks).run().saved
+    assert whole.counts["batches"] == 8  # a batch for each pass
+    dying = _counted(dies_at=7)
+    with pytest.raises(_Killed):
+        _search(bundle, tmp_path / "run", Verify(dying, 3, 4), tasks).run()
+    assert len(FinalistFiles(tmp_path / "run", 1).read(tasks[1]).passes) == 2
+    rest = _counted()
+    found = _search(bundle, tmp_path / "run", Verify(rest, 3, 4), tasks).run().saved
+    assert dying.counts["calls"] + rest.counts["calls"] == whole.counts["calls"]
+    assert found.plans() == expected.plans()
+    assert [record.measured_ms for record in found.records] == [record.measured_ms for record in expected.records]
+    frames = [pd.read_parquet(tmp_path / out / "finalists.parquet") for out in ("run", "whole")]
+    pd.testing.assert_frame_equal(*frames)
+
+
+def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
+    task = toy_task(12, num_devices=2)
+    run = _search(bundle, tmp_path / "free", Verify(_counted(), 6, 2), (task,)).run()
+    files = FinalistFiles(tmp_path / "free", 0)
+    largest = [max(map(len, plan.device_tables)) for plan in files.read(task).plans]
+    assert len(set(largest)) > 1, "the finalists must differ in this for the test to test anything"
+    limit = max(largest)
+    failing = _counted(fails=limit)
+    run = _search(bundle, tmp_path / "run", Verify(failing, 6, 2), (task,)).run()
+    frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
+    assert (frame.error.notna().to_numpy() == (np.array(largest) >= limit)).all()
+    assert frame.measured_ms.isna().equals(frame.error.notna())
+    assert frame[frame.taken].error.isna().all()
+    assert frame.error.dropna().str.contains("MemoryError: too many tables").all()
+    if largest[0] == limit:
+        assert "the predicted best could not be measured" in _shown(run)
+    none = _search(bundle, tmp_path / "none", Verify(_counted(fails=1), 3, 2), (task,)).run()
+    assert "none of the finalists could be measured" in _shown(none)
+    assert none.saved.plans() == _search(bundle, tmp_path / "plain", None, (task,)).run().saved.plans()
+
+
+def test_a_method_with_one_plan_has_it_measured(bundle, tmp_path):
+    hardware = MadeUpHardware(made_up=AWAY, noise=0.05)
+    run = _search(bundle, tmp_path / "run", Verify(hardware, 4, 2), searcher=Greedy("dim")).run().saved
+    assert all("there was no other finalist" in record.remark for record in run.records)
+    assert all(record.measured_ms > 0 for record in run.records)
+
+
+def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
+    easy = toy_task(6, num_devices=2)
+    tight = replace(easy, topology=Topology(2, easy.size_bytes // 3))
+    verify = Verify(MadeUpHardware(made_up=AWAY), 2, 2)
+    run = _search(bundle, tmp_path / "run", verify, (easy, tight)).run().saved
+    assert [record.error is None for record in run.records] == [True, False]
+    assert set(pd.read_parquet(tmp_path / "run" / "finalists.parquet").task) == {0}
+
+
+def test_damaged_files_are_named(bundle, tmp_path):
+    hardware = MadeUpHardware(made_up=AWAY)
+    _search(bundle, tmp_path / "run", Verify(hardware, 2, 2)).run()
+    task, files = toy_task(6, num_devices=2), FinalistFiles(tmp_path / "run", 0)
+    folder = tmp_path / "run" / "finalists" / "task-0000"
+    path = folder / "pass-00.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"plans": content["plans"][:1]}))
+    with pytest.raises(UserError, match="is not of 2 plans for 2 devices; delete it"):
+        files.read(task)
+    content["plans"][0]["compute"] = ["much"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"pass-00\.json"):
+        files.read(task)
+    with pytest.raises(UserError, match="is a plan of another task"):
+        files.read(toy_task(6, num_devices=2, seed=5))
+
+
+def test_users_mistakes_are_one_line(bundle, tmp_path):
+    hardware = MadeUpHardware(made_up=AWAY)
+    with pytest.raises(UserError, match="finalists=0 must be a whole number of at least 1"):
+        Verify(hardware, finalists=0)
+    with pytest.raises(UserError, match="passes=1 must be a whole number of at least 2"):
+        Verify(hardware, passes=1)
+    on_hosts = toy_task(num_devices=2)
+    on_hosts = replace(on_hosts, topology=replace(on_hosts.topology, devices_per_host=1))
+    with pytest.raises(UserError, match="1 of its 2 devices on each host, and exchanges are measured here with 2"):
+        _search(bundle, tmp_path / "run", Verify(hardware), (on_hosts,)).run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_hardware_of_another_size_is_refused_before_any_work(bundle, tmp_path, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="torchrun started 3 processes, but num_devices=2"):
+        _search(bundle, tmp_path / "run", Verify(CPU)).run()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.xdist_group("measures")
+def test_a_tiny_verified_search_on_real_hardware(bundle, tmp_path):
+    result = _search(bundle, tmp_path / "run", Verify(CPU, 3, 2), count_input=False).run()
+    frame = pd.read_parquet(tmp_path / "run" / "finalists.parquet")
+    assert frame.error.isna().all()
+    assert (frame.measured_ms > 0).all()
+    plans = [Plan.load(tmp_path / "run" / name) for name in frame[frame.task == 0].plan]
+    assert len(set(map(layout_key, plans))) == len(plans) == 3
+    assert "solved 2 of 2 tasks" in _shown(result)
+
+
+TABLES = "name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\nc,70,32,3\nd,90,16,2\n"
+TIMED = [f"hardware.{kind}_timing.{name}" for kind in ("compute", "comm") for name in ("rounds=2", "live=8")]
+
+
+@pytest.fixture
+def command(bundle, tmp_path):
+    (tmp_path / "tables.csv").write_text(TABLES)
+    given = (f"model={bundle}", f"tables={tmp_path}/tables.csv", "batch_size=256", "topology.num_devices=2")
+    return ["search", *given, "verify=hardware", "passes=2", f"out={tmp_path}/found", *TIMED]
+
+
+@pytest.mark.xdist_group("measures")
+def test_the_command_verifies(command, tmp_path, capsys):
+    cli.main([*command, "finalists=2"])
+    out = capsys.readouterr().out
+    assert "task 0: measured" in out
+    assert "measured ms" in out
+    assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("finalists=0", "finalists=0 must be a whole number of at least 1"),
+        ("passes=1", "passes=1 must be a whole number of at least 2"),
+        ("verify=harware", "did you mean 'hardware'?"),
+    ],
+)
+def test_the_command_refuses_in_a_line(command, tmp_path, capsys, setting, message):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([one for one in command if one.split("=")[0] != setting.split("=")[0]] + [setting])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "found").exists()
+
+
+def _under_torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "neuroshard"]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, env=environment, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.mark.xdist_group("measures")
+def test_searches_and_evaluations_measure_under_torchrun(command, tmp_path):
+    done = _under_torchrun(*command, "finalists=2")
+    assert done.stdout.count("task 0: measured") == 1, done.stderr  # the other process only took part
+    assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
+    again = _under_torchrun(*command, "finalists=2")
+    assert again.stdout.count("task 0: measured") == 1, again.stderr
+    plan = str(next(Path(tmp_path / "found" / "plans").iterdir()))
+    measured = _under_torchrun("evaluate", plan, f"out={tmp_path}/measured", *TIMED)
+    assert measured.stdout.count("results:") == 1, measured.stderr
+    assert pd.read_parquet(tmp_path / "measured" / "results.parquet").measured_ms.notna().all()
