@@ -65,6 +65,15 @@ class EqualParts(Searcher):
             raise best
         return best
 
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether the inner one does."""
+        return self.inner.takes_sequences
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Those of the inner one, of the plan's own task."""
+        return self.inner.finalists(plan, simulator, count)
+
     def reads(self) -> tuple[str, ...]:
         """What the inner one reads."""
         return self.inner.reads()
