@@ -22,7 +22,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 
-_SHARES = (0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
+_SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
 _Share = Callable[[Table], float]
 
 
@@ -64,6 +64,15 @@ class EqualParts(Searcher):
         if isinstance(best, InfeasibleError):
             raise best
         return best
+
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether the inner one does."""
+        return self.inner.takes_sequences
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Those of the inner one, of the plan's own task."""
+        return self.inner.finalists(plan, simulator, count)
 
     def reads(self) -> tuple[str, ...]:
         """What the inner one reads."""

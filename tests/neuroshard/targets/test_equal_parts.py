@@ -98,3 +98,14 @@ def test_only_equal_parts_need_another_search():
     assert [for_target(SEARCH, target) is SEARCH for target in (None, "sok", "torchrec", "json")] == [True] * 4
     assert for_target(SEARCH, "hugectr") == EqualParts(SEARCH)
     assert EqualParts(SEARCH).reads() == SEARCH.reads()
+    assert EqualParts(SEARCH).takes_sequences == SEARCH.takes_sequences
+
+
+def test_finalists_are_of_the_task_of_the_plan():
+    searcher = EqualParts(SEARCH)
+    plan = searcher.search(_task(), SIMULATOR)
+    found = searcher.finalists(plan, SIMULATOR, 4)
+    assert found[0] == plan
+    assert len(found) > 1
+    assert {one.task == plan.task for one in found} == {True}
+    assert not any(one.violations for one in found)

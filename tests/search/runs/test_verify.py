@@ -28,9 +28,10 @@ from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.targets.export import constrained, for_target
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
-from neuroshard.testing import PATIENCE_S, random_models, toy_task
+from neuroshard.testing import PATIENCE_S, linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
 from neuroshard.testing.devices.hardware import MadeUpHardware
 from neuroshard.timing import TimingProtocol
@@ -226,6 +227,20 @@ def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
     run = _search(bundle, tmp_path / "run", verify, (easy, tight)).run().saved
     assert [record.error is None for record in run.records] == [True, False]
     assert set(pd.read_parquet(tmp_path / "run" / "finalists.parquet").task) == {0}
+
+
+def test_plans_that_have_rules_for_a_target_besides_are_verified(tmp_path, monkeypatch):
+    """A table in four equal parts, which the task itself doesn't ask for."""
+    monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: linear_models(4)))
+    hot, *rest = toy_task(5).tables
+    tables = (replace(hot, dim=64, pooling_factor=30.0), *(replace(table, dim=4) for table in rest))
+    tasks = constrained([replace(toy_task(5), tables=tables)], "hugectr")
+    verify = Verify(MadeUpHardware(made_up=AWAY), 2, 2)
+    for _ in range(2):  # searched, then read
+        run = _search("linear", tmp_path / "run", verify, tasks, for_target(SMALL, "hugectr")).run().saved
+    plan = run.plan_of(run.records[0])
+    assert plan.task.constraints.rules[-1].min_shards == 4
+    assert FinalistFiles(tmp_path / "run", 0).read(tasks[0]).plans[0].task == plan.task
 
 
 def test_damaged_files_are_named(bundle, tmp_path):
