@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, FORMS, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Placement, Shard

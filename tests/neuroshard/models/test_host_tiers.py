@@ -95,7 +95,7 @@ def test_larger_caches_cost_no_more_and_device_memory_least(some, shares):
 @pytest.mark.parametrize("home", [_cached(0.1), _cached(1.0), IN_HOST])
 def test_more_of_anything_costs_no_less(home):
     for seed in range(20):
-        some = list(toy_tables(6, seed, 10**6))
+        some = [replace(table, bytes_per_element=2) for table in toy_tables(6, seed, 10**6)]
         before = _cost(MODEL, some, home)
         for change in ({"features": 3}, {"dim": some[0].dim + 32}, {"bytes_per_element": 4}):
             assert _cost(MODEL, [replace(some[0], **change), *some[1:]], home) >= before * (1 - 1e-6)
