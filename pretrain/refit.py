@@ -118,7 +118,11 @@ class Refit:
         fitter = _fitter(columns, self.compute)
         fitted = fitter.fit(measured, columns, self.seed, _silent)
         better = _better(columns, fitted, lambda one: predict_compute(one, measured.valid))
-        return ComputeByForm({**scaled.by_call, IN_COLUMNS: better}) if isinstance(scaled, ComputeByForm) else better
+        return (
+            replace(scaled, by_call={**scaled.by_call, IN_COLUMNS: better})
+            if isinstance(scaled, ComputeByForm)
+            else better
+        )
 
     def _comm(self, model: CommModel, measured: SplitMeasurements, direction: int) -> CommModel:
         """All collectives multiplied, all-to-alls fitted further."""
