@@ -58,7 +58,7 @@ class Measured:
         """
         wanted = set(CALLS) if calls is None else {IN_COLUMNS, *calls}
         needed = {IN_COLUMNS, *(calls or ())}
-        where = " and ".join(str(directory.path) for directory in directories)
+        where = _named(directories)
         samples = _numbered([directory.compute().read() for directory in directories])
         exchanges = _numbered([directory.comm().read() for directory in directories])
         _check_splits(samples, where)
@@ -74,6 +74,19 @@ class Measured:
             if one in known and ((its := _those(exchanges, "collective", one)) or one is Collective.ALL_TO_ALL)
         }
         return cls(compute, comm)
+
+    @classmethod
+    def of_machines(cls, directories: Sequence[DataDirectory]) -> list["Measured"]:
+        """What there is of columns and their exchanges in each directory, by itself.
+
+        Raises:
+            UserError: a directory holds nothing of them, or a split is empty; or a table is in different splits, in one
+                directory or in two.
+        """
+        found = [cls.of([directory], ()) for directory in directories]
+        calls = [m for one in found for m in one.compute[IN_COLUMNS].everything]
+        _check_splits(calls, _named(directories))
+        return found
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """With so many training samples of each at most, and so many tables in each; None for all."""
@@ -112,6 +125,10 @@ class Measured:
         parts = {compute_part(call): one.sizes for call, one in self.compute.items() if call != IN_COLUMNS}
         others = {one.part: self.comm[one.collective].sizes for one in self.exchanges}
         return parts | {part: sizes for part, sizes in others.items() if part not in (FORWARD, BACKWARD)}
+
+
+def _named(directories: Sequence[DataDirectory]) -> str:
+    return " and ".join(str(directory.path) for directory in directories)
 
 
 def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:

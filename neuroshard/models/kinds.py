@@ -10,6 +10,7 @@ from neuroshard.models.mlp import Tensors
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import SetComm
+from neuroshard.models.shared import SharedCompute
 
 
 class Storable(Protocol):
@@ -59,7 +60,7 @@ class Described:
 
 
 COMPUTE_KINDS: dict[str, Any] = {
-    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute)
+    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, SharedCompute)
 }
 COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
 
