@@ -1,15 +1,16 @@
 """What a few samples of a new machine are worth where others were measured before: each machine in turn left out.
 
-usage: across_machines.py DATA [DATA ...] [--made-up 8] [--left-out-made-up 2] [--counts 5,10,20,50,100,200]
-                          [--samples 320] [--seeds 0,1,2] [--members 4] [--epochs 200]
+usage: across_machines.py DATA [DATA ...] [--made-up 8] [--left-out 0,1,2] [--counts 5,10,20,50,100,200]
+                          [--samples 4000] [--seeds 0,1,2] [--members 4] [--epochs 200]
 
 Machines are those of the data directories, the first of which is the one that models come from today, and made-up CPUs
-whose bandwidths, latencies and caches differ; some of these are left out too. Of every other machine the shared model
-sees so many samples for training. Errors are on unseen tables of the machine that is left out, medians over seeds,
-which draw its samples; every fifth of them is for validation. Models of one machine (the first, or the second where the
-first is left out) are multiplied by one factor or also fitted further, as `neuroshard refine` learns; the shared model
-gets the machine's numbers, or is fitted further from there. "nearest": the known machine in the shared model that does
-best on the samples, times one factor. Nothing is measured; CPU time is all that it takes.
+whose bandwidths, latencies and caches differ. Each directory's is left out, and two made-up ones, or those with the
+numbers given. Of every other machine the shared model sees so many samples for training. Errors are on unseen tables of
+the machine that is left out, medians over seeds, which draw its samples; every fifth of them is for validation. Models
+of one machine (the first's, installed where it is called "cpu"; or the second's where the first is left out) are
+multiplied by one factor or also fitted further, as `neuroshard refine` learns; the shared model gets the machine's
+numbers, or is fitted further from there. "nearest": the known machine in the shared model that does best on the samples,
+times one factor. Nothing is measured; CPU time is all that it takes.
 """
 
 import argparse
@@ -94,7 +95,11 @@ def made_up(seed: int) -> Machine:
 
 @cache
 def _alone(machine: Machine, setting: Setting) -> SumModel:
-    """A model of one machine, from all its samples."""
+    """A model of one machine, from all its samples; of the first one, the installed."""
+    if machine.name == "cpu":
+        installed = CostModels.load("cpu").compute
+        assert isinstance(installed, SumModel)
+        return installed.of_call(IN_COLUMNS)
     model: SumModel = setting.fitter("ensemble").fit(machine.measured, None, 0, _silent)
     return model
 
@@ -116,12 +121,13 @@ def _errors(alone: SumModel, shared: SharedCompute, new: Machine, count: int, se
     """As `COLUMNS`, after so many samples."""
     some = _drawn(new, count, seed)
     train = [m for m in some if m.split == TRAIN]
+    numbers = _learned(shared, some, _NEVER)
     return [
         _error(_learned(alone, some, _NEVER), new),
         _error(_learned(alone, some, None), new),
         _error(_nearest(shared, train), new),
-        _error(_learned(shared, some, _NEVER), new),
-        _error(_learned(shared, some, None), new),
+        _error(numbers, new),
+        _error(_learned(numbers, some, None), new),
     ]
 
 
@@ -165,7 +171,7 @@ def main() -> None:
     setting = Setting(asked.samples, asked.members, asked.epochs, asked.counts, asked.seeds)
     machines = [of_directory(path) for path in asked.data] + [made_up(seed) for seed in range(asked.made_up)]
     print(f"| left out | samples | {' | '.join(COLUMNS)} | noise |\n{'| --- ' * (len(COLUMNS) + 3)}|")
-    for index in range(len(asked.data) + min(asked.left_out_made_up, asked.made_up)):
+    for index in asked.left_out or range(len(asked.data) + 2):
         for row in rows(machines, index, setting):
             print(row, flush=True)
 
@@ -173,8 +179,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("data", nargs="+")
-    for name, count in (("made-up", 8), ("left-out-made-up", 2), ("samples", 320), ("members", 4), ("epochs", 200)):
+    for name, count in (("made-up", 8), ("samples", 4000), ("members", 4), ("epochs", 200)):
         parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--left-out", type=_counts)
     parser.add_argument("--counts", type=_counts, default=(5, 10, 20, 50, 100, 200))
     parser.add_argument("--seeds", type=_counts, default=(0, 1, 2))
     return parser.parse_args()

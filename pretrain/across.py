@@ -75,7 +75,7 @@ class SharedNetwork(nn.Module):
         mean, axes, along = _principal(places)
         numbers = np.concatenate([(speed - speed.mean())[:, None], along], axis=1)
         typical = _moved(fitted, first, mean @ inner, float(mean @ call), float(np.exp(speed.mean())))
-        return SharedMember(typical, *((axes @ p).astype(np.float32) for p in (inner, call)), numbers)
+        return SharedMember(typical, (axes @ inner).astype(np.float32), (axes @ call).astype(np.float32), numbers)
 
 
 def _principal(places: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
@@ -89,7 +87,11 @@ class PretrainAcross:
             shared = self.compute_model.fit_machines(calls, self.data, self.seed, told)
             exchanges = {
                 one.part: self.comm_model.fit(
-                    first.comm[one.collective], one.repeats, None, self.seed, bar(progress, one.part, self.comm_model.epochs)
+                    first.comm[one.collective],
+                    one.repeats,
+                    None,
+                    self.seed,
+                    bar(progress, one.part, self.comm_model.epochs),
                 )
                 for one in first.exchanges
             }
