@@ -75,19 +75,6 @@ class Measured:
         }
         return cls(compute, comm)
 
-    @classmethod
-    def of_machines(cls, directories: Sequence[DataDirectory]) -> list["Measured"]:
-        """What there is of columns and their exchanges in each directory, by itself.
-
-        Raises:
-            UserError: a directory holds nothing of them, or a split is empty; or a table is in different splits, in one
-                directory or in two.
-        """
-        found = [cls.of([directory], ()) for directory in directories]
-        calls = [m for one in found for m in one.compute[IN_COLUMNS].everything]
-        _check_splits(calls, _named(directories))
-        return found
-
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """With so many training samples of each at most, and so many tables in each; None for all."""
         return Measured(
@@ -125,6 +112,20 @@ class Measured:
         parts = {compute_part(call): one.sizes for call, one in self.compute.items() if call != IN_COLUMNS}
         others = {one.part: self.comm[one.collective].sizes for one in self.exchanges}
         return parts | {part: sizes for part, sizes in others.items() if part not in (FORWARD, BACKWARD)}
+
+
+def columns_of(directories: Sequence[DataDirectory]) -> list[SplitMeasurements]:
+    """Kernel calls of columns in each directory, by itself.
+
+    Raises:
+        UserError: a directory has none for a split; or a table is in different splits, in one directory or in two.
+    """
+    found = [
+        SplitMeasurements.of(_those(one.compute().read(), "call", IN_COLUMNS), _of_call(IN_COLUMNS), str(one.path))
+        for one in directories
+    ]
+    _check_splits([m for one in found for m in one.everything], _named(directories))
+    return found
 
 
 def _named(directories: Sequence[DataDirectory]) -> str:

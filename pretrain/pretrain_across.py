@@ -6,16 +6,17 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from rich.progress import Progress
+
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, versions
-from neuroshard.models import Card, CostModels
+from neuroshard.models import Card, CommModel, CostModels
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import ModelTest
 from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models.shared import SharedCompute
 from neuroshard.models.trust import Ranges
-from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.progress import progress_bar
 from neuroshard.records import DataDirectory
 from neuroshard.run_directory import RunDirectory
@@ -23,9 +24,10 @@ from neuroshard.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.stages.pretrain.across import Across
 from neuroshard.stages.pretrain.fit_all import bar
 from neuroshard.stages.pretrain.fitting import CommFitter
-from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.measured import Exchange, Measured, columns_of
 from neuroshard.stages.pretrain.pretrain import save_or_keep
 from neuroshard.stages.pretrain.result import PretrainResult, predict_compute, tested
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.threads import torch_threads
 from neuroshard.traffic import Collective
 
@@ -74,38 +76,36 @@ class PretrainAcross:
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
             directories = [DataDirectory(Path(path)) for path in self.data]
             _check_kinds(directories)
-            machines = [one.limited(self.max_samples, self.max_tables) for one in Measured.of_machines(directories)]
-            models = self._fitted(machines)
+            machines = [
+                one.combining(self.max_tables).limited(self.max_samples) for one in columns_of(directories)
+            ]
+            first = Measured.of(directories[:1], ()).limited(self.max_samples, self.max_tables)
+            models = self._fitted(machines, first)
             metrics = self._tests(models.compute, machines)
             save_or_keep(Path(self.out), models, self._card(metrics))
         return PretrainResult(Path(self.out), metrics)
 
-    def _fitted(self, machines: Sequence[Measured]) -> CostModels:
-        calls, first = [one.compute[IN_COLUMNS] for one in machines], machines[0]
+    def _fitted(self, machines: Sequence[SplitMeasurements], first: Measured) -> CostModels:
+        """The compute model of all machines, and models of what the first one exchanges."""
         with progress_bar() as progress:
             told = bar(progress, COMPUTE, self.compute_model.epochs)
-            shared = self.compute_model.fit_machines(calls, self.data, self.seed, told)
-            exchanges = {
-                one.part: self.comm_model.fit(
-                    first.comm[one.collective],
-                    one.repeats,
-                    None,
-                    self.seed,
-                    bar(progress, one.part, self.comm_model.epochs),
-                )
-                for one in first.exchanges
-            }
+            shared = self.compute_model.fit_machines(machines, self.data, self.seed, told)
+            exchanges = {one.part: self._exchange(first, one, progress) for one in first.exchanges}
         swapped = [m.sample for m in first.comm[Collective.ALL_TO_ALL].train]
-        ranges = reduce(Ranges.joined, [Ranges.of([m.sample for m in one.train], swapped) for one in calls])
+        ranges = reduce(Ranges.joined, [Ranges.of([m.sample for m in one.train], swapped) for one in machines])
         both = exchanges[FORWARD], exchanges[BACKWARD]
         return CostModels(shared, *both, None, ranges, input=exchanges.get(INPUT))
 
-    def _tests(self, shared: Any, machines: Sequence[Measured]) -> dict[str, ModelTest]:
+    def _exchange(self, first: Measured, one: Exchange, progress: Progress) -> CommModel:
+        told = bar(progress, one.part, self.comm_model.epochs)
+        return self.comm_model.fit(first.comm[one.collective], one.repeats, None, self.seed, told)
+
+    def _tests(self, shared: Any, machines: Sequence[SplitMeasurements]) -> dict[str, ModelTest]:
         """Of each machine, by its directory: the model with its numbers, and margins of its own."""
         assert isinstance(shared, SharedCompute)
         found = {}
-        for index, (name, one) in enumerate(zip(self.data, machines, strict=True)):
-            model, its = shared.machine(index), one.compute[IN_COLUMNS]
+        for index, (name, its) in enumerate(zip(self.data, machines, strict=True)):
+            model = shared.machine(index)
             margin = predict_compute(model, its.valid).margin()
             found[name] = tested(predict_compute(model, its.test), margin, its.everything)
         return found
