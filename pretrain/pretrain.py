@@ -82,7 +82,7 @@ class Pretrain:
             margins = margins_of(fitted, measured)
             metrics = tests_of(fitted, margins, measured)
             card = self._card(manifest, measured, metrics)
-            _save(Path(self.out), replace(fitted, margins=margins), card)
+            save_or_keep(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
     @property
@@ -128,7 +128,7 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
     return first
 
 
-def _save(path: Path, models: CostModels, card: Card) -> None:
+def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
     """Write the bundle; where that fails, elsewhere, so that the training isn't lost.
 
     Raises:
