@@ -9,6 +9,8 @@ from functools import partial
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from neuroshard.arrays import FloatArray
 from neuroshard.hardware.collectives import Circles, Exchange, make_exchange
@@ -126,7 +128,7 @@ def join_group(
     rank: int,
     count: int,
     meet_at: str,
-    wait: Callable[[dist.Store], object] = lambda _: None,
+    wait: Callable[[Store], object] = lambda _: None,
 ) -> ExchangeBench:
     """Prepare this process's device and join the others at `meet_at`, a torch.distributed init method.
 
@@ -134,7 +136,7 @@ def join_group(
     """
     device = make_device(spec)
     device.prepare(rank, protocol.flush_bytes)
-    store, _, _ = next(dist.rendezvous(meet_at, rank, count))
+    store, _, _ = next(rendezvous(meet_at, rank, count))
     wait(store)
     dist.init_process_group(
         device.backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=timeout_s)

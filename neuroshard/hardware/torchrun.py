@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from neuroshard.hardware.exchange import ExchangeBench, join_group
 from neuroshard.hardware.runs import Outcome
@@ -19,12 +20,12 @@ _LEADING = "neuroshard/leading"
 _Batch = tuple[list[CommSample], list[int]]
 
 
-def _lead(store: dist.Store) -> None:
+def _lead(store: Store) -> None:
     """Tell the followers that rank 0 joins them."""
     store.set(_LEADING, "")
 
 
-def _wait_for_leader(store: dist.Store) -> None:
+def _wait_for_leader(store: Store) -> None:
     """Until then: nobody gives up meanwhile."""
     store.wait([_LEADING], _IDLE)
 
