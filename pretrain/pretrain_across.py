@@ -43,7 +43,8 @@ class PretrainAcross:
         compute_model, comm_model: the forms of the models, and how they are fitted.
         max_samples: of each kind and machine for training; None takes all.
         max_tables: in a compute sample for training; None takes all.
-        init, forms: not for several machines: shared models begin from nothing, and are of columns.
+        init, forms, host_tiers: not for several machines: shared models begin from nothing, and are of columns in
+            device memory.
         seed: of the initial weights and the order of samples.
     """
 
@@ -55,6 +56,7 @@ class PretrainAcross:
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
     forms: tuple[str, ...] | None = None
+    host_tiers: PathName | None = None
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -64,6 +66,10 @@ class PretrainAcross:
             raise UserError("models across machines: choose compute_model=across")
         if self.init is not None or self.forms:
             raise UserError("models across machines begin from nothing and are of columns: leave init and forms out")
+        if self.host_tiers is not None:
+            raise UserError(
+                "models across machines are of device memory: leave host_tiers out, and add it to a machine's"
+            )
 
     def run(self) -> PretrainResult:
         """Fit the models, test them on each machine's unseen tables, write the bundle.

@@ -273,6 +273,7 @@ def test_the_same_seed_gives_the_same_bundle(data, tmp_path):
         ({"data": ("one", "one")}, "give two data directories or more"),
         ({"init": "cpu"}, "leave init and forms out"),
         ({"forms": ("rows",)}, "leave init and forms out"),
+        ({"host_tiers": "roofline:h100"}, "leave host_tiers out"),
         ({"compute_model": Ensemble()}, "choose compute_model=across"),
     ],
 )
