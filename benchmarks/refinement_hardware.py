@@ -89,17 +89,22 @@ Learned = tuple[int, str, CostModels]  # a budget, how it was spent, and what wa
 
 def from_random(machine: Machine, directory: Path, budgets: Sequence[int]) -> Iterator[Learned]:
     """Models of each budget that the directory has enough for, from its first measurements."""
-    _check_alike(machine.hardware, directory)
+    _check_alike(machine, directory)
     its = [m for m in DataDirectory(directory).compute().read() if not m.second_pass]
     for budget in (one for one in budgets if one <= len(its)):
         yield budget, "random", _learned(machine, its[:budget])
 
 
-def _check_alike(hardware: Hardware, directory: Path) -> None:
-    """Raise UserError unless kernels were measured there as they are here."""
-    begun = DataDirectory(directory).manifest().config["hardware"]
+def _check_alike(machine: Machine, directory: Path) -> None:
+    """Raise UserError unless kernels were measured there as they are here, on tables of the same precision."""
+    data = DataDirectory(directory)
+    there = {table.bytes_per_element for table in data.tables().values()}
+    here = {table.bytes_per_element for task in machine.asked for table in task.tables}
+    if there != here:
+        raise UserError(f"{directory} was measured with tables.bytes_per_element={min(there)}, not {min(here)}")
+    begun = data.manifest().config["hardware"]
     for part in ("embedding", "compute_timing"):
-        before, now = flat(begun[part]), flat(asdict(getattr(hardware, part)))
+        before, now = flat(begun[part]), flat(asdict(getattr(machine.hardware, part)))
         if other := next((key for key in now if before.get(key) != now[key]), None):
             raise UserError(
                 f"{directory} was measured with hardware.{part}.{other}={before.get(other)}, not {now[other]}"
@@ -205,9 +210,8 @@ def _measured(hardware: Hardware, plans: Sequence[Plan], passes: int) -> list[di
 def main() -> None:
     asked = _arguments()
     machine = Machine.of(asked.model, asked.tasks, asked.num_devices, asked.settings)
-    learned = [*from_refinement(machine, asked.budgets, asked.out)]
-    if asked.random is not None:
-        learned = sorted([*from_random(machine, asked.random, asked.budgets), *learned], key=lambda one: one[0])
+    random = [] if asked.random is None else [*from_random(machine, asked.random, asked.budgets)]
+    learned = sorted([*random, *from_refinement(machine, asked.budgets, asked.out)], key=lambda one: one[0])
     print(f"{', '.join(asked.settings) or 'as models were fitted'}; {asked.tasks} tasks, {asked.num_devices} devices\n")
     print(f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|")
     for row in compared(machine, learned, asked.passes):

@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plans.form import CALLS, FORMS, Call, Form, forms_of
-from neuroshard.plans.shard import TIERS, Home, Placement, Tier
+from neuroshard.plans.shard import ON_DEVICE, TIERS, Home, Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.tables.spread import lookup_share, range_reuse
@@ -149,6 +149,10 @@ class Loads:
         """The same loads of tables that lie in these memories (n,)."""
         tier = np.array([TIERS.index(home.tier) for home in homes], dtype=np.int64)
         return replace(self, tier=tier, cached=np.array([home.cached_share for home in homes], dtype=np.float64))
+
+    def on_device(self) -> "Loads":
+        """The same loads of tables that lie in device memory."""
+        return self.at([ON_DEVICE] * len(self))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
         """Of shards of the same rows that are `dim` (n,) wide."""

@@ -74,12 +74,12 @@ class Fit:
             start = _compute_start(self.start, call)
             if start is None and call.form is Form.ROWS and self.compute.goes_on_from is not None:
                 start = fitted.get(Call(Form.COLUMNS, call.pooled))
-            told = _bar(progress, compute_part(call), self.compute.epochs)
+            told = bar(progress, compute_part(call), self.compute.epochs)
             fitted[call] = self.compute.fit(its, start, self.seed, told)
         return fitted
 
     def _exchange(self, measured: Measured, one: Exchange, progress: Progress) -> CommModel:
-        told = _bar(progress, one.part, self.comm.epochs)
+        told = bar(progress, one.part, self.comm.epochs)
         its, start = measured.comm[one.collective], _comm_start(self.start, one)
         return self.comm.fit(its, one.repeats, start, self.seed, told)
 
@@ -163,7 +163,8 @@ def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _bar(progress: Progress, name: str, epochs: int) -> OnEpoch:
+def bar(progress: Progress, name: str, epochs: int) -> OnEpoch:
+    """Shows of so many epochs which are done, and the loss."""
     task = progress.add_task(name, total=epochs)
     return lambda epoch, loss: progress.update(
         task, completed=epoch + 1, description=f"{name}: validation loss {loss:.4g}"

@@ -1,16 +1,11 @@
 """Fitting what tables in host memory cost: the figures of `HostTiers`, none negative, of the least relative error."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError
-from neuroshard.models import CostModels, SumModel
-from neuroshard.models.beside import with_host_tiers
 from neuroshard.models.host_tiers import HostTiers, host_amounts
-from neuroshard.plans.shard import Tier
 from neuroshard.records.asked import loads_of
 from neuroshard.records.samples import ComputeSample, Measurement
 from neuroshard.timing import typical_ms
@@ -35,18 +30,3 @@ def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTi
     unit = np.maximum(amounts.max(axis=0), _TINY)  # amounts are of very different sizes
     solved, _ = nnls(amounts / unit, np.ones(len(amounts)))
     return HostTiers(*(solved / unit).tolist())
-
-
-def beside(fitted: CostModels, other: CostModels) -> CostModels:
-    """The models, and of tables in host memory, where they don't know them, another one's costs.
-
-    Raises:
-        UserError: the other one doesn't know them either.
-    """
-    assert isinstance(fitted.compute, SumModel)
-    if all(call.tier is Tier.DEVICE for call in other.compute.calls):
-        raise UserError(
-            f"host_tiers={other.name} doesn't know costs of tables in host memory; take models that do, such as "
-            "roofline:h100"
-        )
-    return replace(fitted, compute=with_host_tiers(fitted.compute, other.compute))

@@ -59,7 +59,7 @@ class Measured:
         """
         wanted = set(CALLS) if calls is None else {IN_COLUMNS, *calls}
         needed = {IN_COLUMNS, *(calls or ())}
-        where = " and ".join(str(directory.path) for directory in directories)
+        where = _named(directories)
         samples = _numbered([directory.compute().read() for directory in directories])
         exchanges = _numbered([directory.comm().read() for directory in directories])
         _check_splits(samples, where)
@@ -113,6 +113,24 @@ class Measured:
         parts = {compute_part(call): one.sizes for call, one in self.compute.items() if call != IN_COLUMNS}
         others = {one.part: self.comm[one.collective].sizes for one in self.exchanges}
         return parts | {part: sizes for part, sizes in others.items() if part not in (FORWARD, BACKWARD)}
+
+
+def columns_of(directories: Sequence[DataDirectory]) -> list[SplitMeasurements]:
+    """Kernel calls of columns in each directory, by itself.
+
+    Raises:
+        UserError: a directory has none for a split; or a table is in different splits, in one directory or in two.
+    """
+    found = [
+        SplitMeasurements.of(_those(one.compute().read(), "call", IN_COLUMNS), _of_call(IN_COLUMNS), str(one.path))
+        for one in directories
+    ]
+    _check_splits([m for one in found for m in one.everything], _named(directories))
+    return found
+
+
+def _named(directories: Sequence[DataDirectory]) -> str:
+    return " and ".join(str(directory.path) for directory in directories)
 
 
 def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:

@@ -13,6 +13,7 @@ from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.beside import with_host_tiers
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import DataSummary, ModelTest, ModelTests
 from neuroshard.plans.form import IN_COLUMNS, call_named
@@ -21,7 +22,6 @@ from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.stages.pretrain.fit_all import Fit, margins_of, tests_of
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, batch_sizes
-from neuroshard.stages.pretrain.host_tiers import beside
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.result import PretrainResult
 from neuroshard.threads import torch_threads
@@ -41,8 +41,8 @@ class Pretrain:
         max_samples: of each kind for training; None takes all. Validation and test keep theirs.
         max_tables: in a compute sample for training; None takes all, 1 does without augmented combinations.
         forms: that models are fitted of, besides columns, as `Call` names them; None takes all that were measured.
-        host_tiers: models whose costs of tables in host memory stand beside what is fitted, where these weren't
-            measured, such as "roofline:h100"; None leaves them out.
+        host_tiers: a datasheet, such as "roofline:h100", whose link to the host says what tables in host memory cost
+            besides, where that wasn't measured; None leaves them out.
         seed: of the initial weights and the order of samples.
     """
 
@@ -78,11 +78,11 @@ class Pretrain:
             ).limited(self.max_samples, self.max_tables)
             fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
             if self.host_tiers is not None:
-                fitted = beside(fitted, CostModels.load(self.host_tiers))
+                fitted = with_host_tiers(fitted, self.host_tiers)
             margins = margins_of(fitted, measured)
             metrics = tests_of(fitted, margins, measured)
             card = self._card(manifest, measured, metrics)
-            _save(Path(self.out), replace(fitted, margins=margins), card)
+            save_or_keep(Path(self.out), replace(fitted, margins=margins), card)
         return PretrainResult(Path(self.out), metrics)
 
     @property
@@ -128,7 +128,7 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
     return first
 
 
-def _save(path: Path, models: CostModels, card: Card) -> None:
+def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
     """Write the bundle; where that fails, elsewhere, so that the training isn't lost.
 
     Raises:

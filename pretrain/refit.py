@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.models import CommModel, CostModels, SumModel
@@ -14,28 +13,27 @@ from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.ensemble import ComputeEnsemble
-from neuroshard.models.interface import waits
 from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.models.set_comm import SetComm
+from neuroshard.models.shared import SharedCompute
 from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.plans.form import IN_COLUMNS, Form
 from neuroshard.records import samples as records
-from neuroshard.records.asked import traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TRAIN, VALID
 from neuroshard.schema import PositiveCount, Seed
 from neuroshard.stages.pretrain.additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fitting import ComputeFitter
+from neuroshard.stages.pretrain.machine import Machine
+from neuroshard.stages.pretrain.ratios import LEAST_MS, transfer_ratio, typical_ratio
 from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute
 from neuroshard.stages.pretrain.scaled import scaled_comm, scaled_compute
 from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.threads import torch_threads
-from neuroshard.timing import typical_ms
 from neuroshard.traffic import Collective
 
-_LEAST_MS = 1e-3
 _DIRECTIONS = ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
 
 
@@ -45,14 +43,16 @@ class Refit:
     """Fits the models of columns and all-to-alls further.
 
     Each model is first multiplied by one factor, the median of measured over predicted, which a handful of samples
-    tells; parts that nothing was measured of take the factor of columns, or of all-to-alls. With enough samples
-    networks are then fitted further, and kept where they are better on the validation samples; with enough of these,
-    margins are set on them. Else the start's margins stay, which grow with the costs.
+    tells; a compute model that several machines share is given the machine's numbers instead. Parts that nothing was
+    measured of take the factor of columns, or of all-to-alls. With enough samples networks are then fitted further, and
+    kept where they are better on the validation samples; with enough of these, margins are set on them. Else the
+    start's margins stay, which grow with the costs.
 
     Attributes:
         compute, comm: how networks are fitted further.
         least_train: samples of a kind that shapes are learned from, at least.
         least_valid: samples of a kind that margins are set on, at least.
+        machine: how a machine's numbers are found.
         seed: of the order of samples.
     """
 
@@ -60,12 +60,13 @@ class Refit:
     comm: TrainingSettings = field(default_factory=TrainingSettings)
     least_train: PositiveCount = 16
     least_valid: PositiveCount = 8
+    machine: Machine = field(default_factory=Machine)
     seed: Seed = 0
 
     def check(self, start: CostModels) -> None:
         """Raise UserError unless the models of columns and all-to-alls are of kinds that are fitted further."""
         compute = _of_columns(start)
-        if not isinstance(compute, (ComputeEnsemble, AdditiveCompute)):
+        if not isinstance(compute, (ComputeEnsemble, AdditiveCompute, SharedCompute)):
             raise _not_further(start, "compute", compute, "compute_model=ensemble")
         for name, _ in _DIRECTIONS:
             model = _of_all_to_alls(getattr(start, name))
@@ -110,21 +111,30 @@ class Refit:
         if not measured.train:
             its: SumModel = model
             return its
-        factor = _typical_ratio(predict_compute(model, measured.train))
-        scaled = scaled_compute(model, factor)
+        scaled = self._at_speed(model, measured)
         columns = scaled.of_form(Form.COLUMNS)
         if not self._enough(measured):
             return scaled
         fitter = _fitter(columns, self.compute)
         fitted = fitter.fit(measured, columns, self.seed, _silent)
         better = _better(columns, fitted, lambda one: predict_compute(one, measured.valid))
-        return ComputeByForm({**scaled.by_call, IN_COLUMNS: better}) if isinstance(scaled, ComputeByForm) else better
+        return (
+            replace(scaled, by_call={**scaled.by_call, IN_COLUMNS: better})
+            if isinstance(scaled, ComputeByForm)
+            else better
+        )
+
+    def _at_speed(self, model: Any, measured: SplitMeasurements) -> SumModel:
+        """The model with what a handful of samples tells of the machine."""
+        if isinstance(model, SharedCompute):
+            return self.machine.fit(measured, model, self.seed, _silent)
+        return scaled_compute(model, typical_ratio(predict_compute(model, measured.train)))
 
     def _comm(self, model: CommModel, measured: SplitMeasurements, direction: int) -> CommModel:
         """All collectives multiplied, all-to-alls fitted further."""
         if not measured.train:
             return model
-        scaled = scaled_comm(model, _transfer_ratio(_of_all_to_alls(model), measured.train, direction))
+        scaled = scaled_comm(model, transfer_ratio(_of_all_to_alls(model), measured.train, direction))
         alone = _of_all_to_alls(scaled)
         if not self._enough(measured):
             return scaled
@@ -139,7 +149,7 @@ class Refit:
         """As forward all-to-alls."""
         if start.input is None or not measured.train:
             return start.input
-        ratio = _transfer_ratio(_of_all_to_alls(start.forward), measured.train, records.FORWARD)
+        ratio = transfer_ratio(_of_all_to_alls(start.forward), measured.train, records.FORWARD)
         return scaled_comm(start.input, ratio)
 
     def _enough(self, measured: SplitMeasurements) -> bool:
@@ -188,37 +198,12 @@ def _fitter(model: SumModel, training: TrainingSettings) -> ComputeFitter:
     return Ensemble(one) if isinstance(model, ComputeEnsemble) else one
 
 
-def _typical_ratio(predicted: Predicted) -> float:
-    """The median of measured over predicted."""
-    return _median_ratio(predicted.measured_ms, predicted.predicted_ms)
-
-
-def _transfer_ratio(model: CommModel, measured: Sequence[Measurement[CommSample]], direction: int) -> float:
-    """The same of transfers alone: what every device waits is no matter of speed."""
-    pairs = [_transfers(model, m, direction) for m in measured]
-    found, foreseen = (np.concatenate(part) for part in zip(*pairs, strict=True))
-    return _median_ratio(found, foreseen)
-
-
-def _transfers(model: CommModel, measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray]:
-    """(D,) ms measured and predicted, without waiting."""
-    assert measurement.repeats is not None
-    starts = np.array([measurement.sample.start_ms]) * (direction == records.FORWARD)
-    wait = waits(starts)
-    taken = typical_ms(measurement.repeats.times_ms)[direction]
-    return taken - wait[0], model.transfer_ms(traffic_of([measurement.sample]), wait)[0]
-
-
-def _median_ratio(measured: FloatArray, predicted: FloatArray) -> float:
-    return float(np.median(np.maximum(measured, _LEAST_MS) / np.maximum(predicted, _LEAST_MS)))
-
-
 def _better(before: Any, after: Any, ask: Any) -> Any:
     """`after`, if its mean relative error on the validation samples is smaller."""
     errors = []
     for model in (before, after):
         its: Predicted = ask(model)
-        errors.append(float(np.mean(np.abs(its.predicted_ms / np.maximum(its.measured_ms, _LEAST_MS) - 1))))
+        errors.append(float(np.mean(np.abs(its.predicted_ms / np.maximum(its.measured_ms, LEAST_MS) - 1))))
     return after if errors[1] < errors[0] else before
 
 

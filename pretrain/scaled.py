@@ -14,7 +14,7 @@ from neuroshard.models.regression import RegressionCompute
 def scaled_compute(model: SumModel, factor: float) -> SumModel:
     """The model of any kind that bundles hold, its costs of every form times the factor."""
     if isinstance(model, ComputeByForm):
-        return ComputeByForm({call: scaled_compute(one, factor) for call, one in model.by_call.items()})
+        return replace(model, by_call={call: scaled_compute(one, factor) for call, one in model.by_call.items()})
     if isinstance(model, ComputeEnsemble):
         return ComputeEnsemble(tuple(_rescaled(member, factor) for member in model.members))
     if isinstance(model, RegressionCompute):

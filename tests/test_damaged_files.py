@@ -33,6 +33,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.gather import gather
+from neuroshard.stages.search.results.finalists import FinalistFiles, MeasuredOnce
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.results.unfinished import Unfinished
 from neuroshard.stages.search.rl.agent import load_agent
@@ -88,6 +89,10 @@ def good(tmp_path_factory):
     save_bundle(root / "newer", newer, Card())
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
+    finalists = FinalistFiles(root / "runs" / "one", 0)
+    finalists.begin((plan, plan), 1.0, None)
+    for number in range(2):
+        finalists.keep(number, (MeasuredOnce(*[(1.0, 2.0, 3.0, 4.0)] * 3), MeasuredOnce(error="MemoryError")))
     _data(root / "data")
     _trained(root)
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
@@ -174,6 +179,11 @@ def _finished(root):
     _search(root).run().show(Console(quiet=True))
 
 
+def _finalists(root):
+    files = FinalistFiles(root / "runs" / "one", 0)
+    return files.rows(files.read(toy_task(5)))
+
+
 def _used(plan):
     return plan.violations, plan.device_dims, plan.to_json()
 
@@ -211,6 +221,8 @@ READERS = {
         "runs/one/results.parquet",
         _finished,
     ),
+    "finalists": ("runs/one/finalists/task-0000/found.json", _finalists),
+    "pass over finalists": ("runs/one/finalists/task-0000/pass-00.json", _finalists),
     "plans of a finished run": (
         "runs/one/plans/task-0000.json",
         lambda root: SearchRun.load(root / "runs/one").plans(),

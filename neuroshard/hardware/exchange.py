@@ -120,12 +120,23 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 
 
 def join_group(
-    spec: DeviceSpec, protocol: TimingProtocol, timeout_s: float, rank: int, count: int, meet_at: str
+    spec: DeviceSpec,
+    protocol: TimingProtocol,
+    timeout_s: float,
+    rank: int,
+    count: int,
+    meet_at: str,
+    wait: Callable[[dist.Store], object] = lambda _: None,
 ) -> ExchangeBench:
-    """Prepare this process's device and join the others at `meet_at`, a torch.distributed init method."""
+    """Prepare this process's device and join the others at `meet_at`, a torch.distributed init method.
+
+    They have `timeout_s` to come, counted from when `wait` returns, which is given the store that they meet by.
+    """
     device = make_device(spec)
     device.prepare(rank, protocol.flush_bytes)
+    store, _, _ = next(dist.rendezvous(meet_at, rank, count))
+    wait(store)
     dist.init_process_group(
-        device.backend, init_method=meet_at, rank=rank, world_size=count, timeout=timedelta(seconds=timeout_s)
+        device.backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=timeout_s)
     )
     return ExchangeBench(device, protocol, timeout_s)

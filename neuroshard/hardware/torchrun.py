@@ -15,7 +15,18 @@ from neuroshard.records.samples import CommSample
 from neuroshard.timing import TimingProtocol
 
 _IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
+_LEADING = "neuroshard/leading"
 _Batch = tuple[list[CommSample], list[int]]
+
+
+def _lead(store: dist.Store) -> None:
+    """Tell the followers that rank 0 joins them."""
+    store.set(_LEADING, "")
+
+
+def _wait_for_leader(store: dist.Store) -> None:
+    """Until then: nobody gives up meanwhile."""
+    store.wait([_LEADING], _IDLE)
 
 
 class _Member:
@@ -23,7 +34,8 @@ class _Member:
 
     def __init__(self, device: DeviceSpec, timing: TimingProtocol, timeout_s: float) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._bench: ExchangeBench = join_group(device, timing, timeout_s, rank, size, "env://")
+        wait = _wait_for_leader if rank else _lead
+        self._bench: ExchangeBench = join_group(device, timing, timeout_s, rank, size, "env://", wait)
         self._orders = dist.new_group(backend="gloo", timeout=_IDLE)
 
     def pass_on(self, batch: _Batch | None) -> _Batch | None:

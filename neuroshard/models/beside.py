@@ -1,27 +1,29 @@
-"""Models of some kernel calls beside those of others: arithmetic for what wasn't measured."""
+"""Models that know tables in host memory too: what is known of device memory, and a datasheet's link to the host."""
 
 from dataclasses import replace
 
+from neuroshard.errors import UserError
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.interface import ComputeModel, SumModel
-from neuroshard.plans.form import CALLS, Call
-from neuroshard.plans.shard import Tier
+from neuroshard.models.cost_models import CostModels
+from neuroshard.models.interface import SumModel
+from neuroshard.models.roofline import RooflineCompute
 
 
-def with_host_tiers(compute: SumModel, other: ComputeModel) -> ComputeByForm:
-    """The model, and for calls of tables in host memory that it doesn't know another one's.
+def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
+    """The models, and for calls of tables in host memory that they don't know, a datasheet's link and cache besides.
 
-    These are calls of tables in forms whose calls in device memory it knows. `other` is a model of the same device, for
-    costs of all calls add up, such as a datasheet's arithmetic, `CostModels.load("roofline:h100").compute`.
+    Args:
+        models: whose compute model is a sum over tables.
+        sheet: a datasheet's name, such as "roofline:h100".
+
+    Raises:
+        UserError: there is no such datasheet, or the compute model isn't a sum over tables.
     """
-    known = {call: compute.of_call(call) for call in compute.calls}
-    more: dict[Call, SumModel] = {
-        call: other.of_call(call)
-        for call in CALLS
-        if call.tier is not Tier.DEVICE
-        and call not in known
-        and replace(call, tier=Tier.DEVICE) in known
-        and call in other.calls
-        and isinstance(other, SumModel)
-    }
-    return ComputeByForm(known | more)
+    figures = CostModels.load(sheet).compute
+    if not isinstance(figures, RooflineCompute) or figures.host is None:
+        raise UserError(f"host_tiers={sheet} is no datasheet; take one, such as roofline:h100")
+    known = models.compute
+    if not isinstance(known, SumModel):
+        raise UserError("tables in host memory can be added to compute models only that are sums over tables")
+    by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
+    return replace(models, compute=ComputeByForm(by_call, figures.host))

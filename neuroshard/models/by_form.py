@@ -1,7 +1,8 @@
 """Compute costs of tables in every form, pooled or not, from a model for each kernel call."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -9,18 +10,21 @@ from msgspec import Meta
 
 from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
+from neuroshard.models.host_tiers import BehindLink, HostLink
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kinds import COMPUTE_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
 from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, call_named
+from neuroshard.plans.shard import Tier
 from neuroshard.schema import parse
 
 
 @dataclass(frozen=True)
 class ByFormSettings:
-    """The models', by the names of their calls."""
+    """The models', by the names of their calls; and the link to the host."""
 
     calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(CALLS))]
+    host: HostLink | None = None
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,30 @@ class ComputeByForm(SumModel):
 
     Attributes:
         by_call: of each call that is known, pooled columns among them.
+        host: what tables in host memory cost besides, where calls have no model of their own: they then have those of
+            the same calls in device memory (`BehindLink`). None: they aren't known.
     """
 
     kind: ClassVar[str] = "by_form"
 
     by_call: dict[Call, SumModel]
+    host: HostLink | None = None
 
     @property
     def calls(self) -> frozenset[Call]:
         """Those that there are models of."""
-        return frozenset(self.by_call)
+        return frozenset(self._models)
+
+    @cached_property
+    def _models(self) -> dict[Call, SumModel]:
+        if self.host is None:
+            return self.by_call
+        behind: dict[Call, SumModel] = {
+            call: BehindLink(self.by_call[on_device], self.host, call.tier)
+            for call in CALLS
+            if call not in self.by_call and (on_device := replace(call, tier=Tier.DEVICE)) in self.by_call
+        }
+        return behind | self.by_call
 
     @property
     def head(self) -> ReluHead:
@@ -51,7 +69,7 @@ class ComputeByForm(SumModel):
 
     def of_call(self, call: Call) -> SumModel:
         """The call's own."""
-        return self.by_call[call]
+        return self._models[call]
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads; those of a set are of one call."""
@@ -63,7 +81,7 @@ class ComputeByForm(SumModel):
 
     def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
         found, call = np.zeros(len(sets)), sets.calls
-        for known, model in self.by_call.items():
+        for known, model in self._models.items():
             which = np.flatnonzero(call == CALLS.index(known))
             if len(which):
                 found[which] = ask(model, sets.take(which))
@@ -75,7 +93,7 @@ class ComputeByForm(SumModel):
 
     def settings(self) -> dict[str, Any]:
         """What isn't a tensor."""
-        return {"calls": described(self._named)}
+        return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
 
     def tensors(self) -> Tensors:
         """The models', under the names of their calls."""
@@ -84,7 +102,9 @@ class ComputeByForm(SumModel):
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeByForm":
         """The model that gave the settings and tensors."""
-        calls = parse(settings, ByFormSettings, "settings").calls
+        read = parse(settings, ByFormSettings, "settings")
+        calls = read.calls
         if IN_COLUMNS.name not in calls:
             raise ValueError("it doesn't know columns")
-        return cls({call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()})
+        models = {call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()}
+        return cls(models, read.host)

@@ -1,13 +1,13 @@
 """Compute costs of tables in host memory, behind a cache on the device or not: arithmetic on a few figures."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
 
 from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads
+from neuroshard.loads import Loads, LoadSets
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
 from neuroshard.models.mlp import Tensors
@@ -16,8 +16,33 @@ from neuroshard.plans.shard import Tier
 from neuroshard.schema import parse
 
 _GB = 1e9  # bytes
+_MS_OF_GB_PER_S = 1e3  # that 10^9 bytes take
 _MILLION = 1e6  # lookups: a nanosecond each are a millisecond
 _Figure = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What tables in host memory cost besides: bandwidth of a device's link to its host, one way, and the cache's care.
+
+    Attributes:
+        link_gb_per_s: of rows that are fetched; others are written back at the same time.
+        cache_lookup_ns: of every lookup behind a cache: finding out whether it has the row, and keeping order.
+        cache_call_ms: of a call, besides its launch: the cache's own kernels.
+    """
+
+    link_gb_per_s: Annotated[float, Meta(gt=0, le=1e9)]
+    cache_lookup_ns: _Figure
+    cache_call_ms: _Figure
+
+    @property
+    def ms_per_gb(self) -> float:
+        """Of 10^9 bytes over the link."""
+        return _MS_OF_GB_PER_S / self.link_gb_per_s
+
+    def call_ms(self, tier: Tier) -> float:
+        """Of a call of tables in that tier, besides its launch."""
+        return self.cache_call_ms if tier is Tier.CACHED else 0.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +107,43 @@ class HostTiers(SumModel):
     def restored(cls, settings: object, tensors: Tensors) -> "HostTiers":  # noqa: ARG003  # as of other kinds
         """The model that gave the settings."""
         return cls(**asdict(parse(settings, HostFigures, "settings")))
+
+
+@dataclass(frozen=True)
+class BehindLink(SumModel):
+    """What a model says of tables in device memory, and the link and the cache's care besides: never less than that.
+
+    Attributes:
+        base: of the same calls in device memory.
+        host: what comes on top.
+        tier: of all tables.
+    """
+
+    base: SumModel
+    host: HostLink
+    tier: Tier
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """Those of its tier."""
+        return frozenset(replace(call, tier=self.tier) for call in self.base.calls)
+
+    @property
+    def head(self) -> ReluHead:
+        """The base's, whose cost the last number is added to."""
+        own = self.base.head
+        bias, weight = np.append(own.bias, 0), np.append(own.weight, 1 / own.scale_ms)
+        offset = own.offset + self.host.call_ms(self.tier) / own.scale_ms
+        return ReluHead(bias.astype(np.float32), weight.astype(np.float32), offset, own.scale_ms)
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, H + 1) the base's vectors, and ms of the link and the cache."""
+        more_ms = host_amounts(loads)[:, 1:] @ np.array([self.host.ms_per_gb, self.host.cache_lookup_ns])
+        return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
+
+    def spread_ms(self, sets: LoadSets) -> FloatArray:
+        """(B,) the base's."""
+        return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 
 
 def host_amounts(loads: Loads) -> FloatArray:

@@ -11,6 +11,7 @@ from neuroshard.models.mlp import Tensors
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import SetComm
+from neuroshard.models.shared import SharedCompute
 
 
 class Storable(Protocol):
@@ -60,7 +61,8 @@ class Described:
 
 
 COMPUTE_KINDS: dict[str, Any] = {
-    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers)
+    kind.kind: kind
+    for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers, SharedCompute)
 }
 COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
 

@@ -12,7 +12,7 @@ from neuroshard.arrays import Float32Array, FloatArray
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.host_tiers import HostTiers
+from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
 from neuroshard.models.kernel_bytes import memory_bytes
 from neuroshard.plans.form import CALLS, ON_DEVICE_CALLS, Call, Form
@@ -21,21 +21,6 @@ from neuroshard.traffic import Collective, Traffic
 
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _MS_OF_GB_PER_S = 1e3  # that 10^9 bytes take
-
-
-@dataclass(frozen=True)
-class HostLink:
-    """What tables in host memory cost besides: bandwidth of a device's link to its host, one way, and the cache's care.
-
-    Attributes:
-        link_gb_per_s: of rows that are fetched; others are written back at the same time.
-        cache_lookup_ns: of every lookup behind a cache: finding out whether it has the row, and keeping order.
-        cache_call_ms: of a call, besides its launch: the cache's own kernels.
-    """
-
-    link_gb_per_s: float
-    cache_lookup_ns: float
-    cache_call_ms: float
 
 
 @dataclass(frozen=True)
@@ -64,12 +49,11 @@ class RooflineCompute(SumModel):
         """The call's own: itself of tables in device memory."""
         if call.tier is Tier.DEVICE or self.host is None:
             return self
-        more_ms = self.host.cache_call_ms if call.tier is Tier.CACHED else 0.0
         return HostTiers(
             memory_ms_per_gb=_MS_OF_GB_PER_S / self.memory_gb_per_s,
-            link_ms_per_gb=_MS_OF_GB_PER_S / self.host.link_gb_per_s,
+            link_ms_per_gb=self.host.ms_per_gb,
             cache_lookup_ns=self.host.cache_lookup_ns,
-            call_ms=self.launch_ms + more_ms,
+            call_ms=self.launch_ms + self.host.call_ms(call.tier),
         )
 
     def embed(self, loads: Loads) -> Float32Array:

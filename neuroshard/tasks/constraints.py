@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
 from neuroshard.tables import Table
 
 SEQUENCE_FORMS = (Form.COLUMNS, Form.ROWS)  # and those of tables in host memory
+_WILD = frozenset("*?[")  # what makes a pattern more than a name
 _CACHED = 0.2  # of a table's rows, where nobody says how many: FBGEMM's own choice
 
 
@@ -143,7 +145,7 @@ class Constraints:
         Raises:
             UserError: they contradict each other or the topology.
         """
-        matching = [rule for rule in self.rules if fnmatchcase(table.name, rule.tables)]
+        matching = self._rules_of(table.name)
         together = any(table.name in group for group in self.together)
         whole = self._whole(table) if together else []  # they lie where one of them is pinned to
         only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
@@ -163,6 +165,24 @@ class Constraints:
         _check_limits(table, limits, together, num_devices)
         return limits
 
+    @cached_property
+    def _of_name(self) -> dict[str, list[TableRule]]:
+        """The rules that are for a single name, by that name: jobs have one for each of thousands of tables."""
+        found: dict[str, list[TableRule]] = {}
+        for rule in self.rules:
+            if not _WILD.intersection(rule.tables):
+                found.setdefault(rule.tables, []).append(rule)
+        return found
+
+    @cached_property
+    def _of_names(self) -> list[TableRule]:
+        """All other rules."""
+        return [rule for rule in self.rules if _WILD.intersection(rule.tables)]
+
+    def _rules_of(self, name: str) -> list[TableRule]:
+        """Those that hold for a table of that name."""
+        return [rule for rule in self._of_names if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
+
     def homes(self, tables: Sequence[Table], num_devices: int) -> tuple[Home, ...]:
         """(T,) the memory that each table lies in where nobody chooses: the fastest that its rules allow."""
         if all(rule.tiers is None for rule in self.rules):
@@ -177,9 +197,9 @@ class Constraints:
         """Raise UserError if a rule names no table or device of the task, or rules contradict each other."""
         if self == Constraints():
             return
-        names = [table.name for table in tables]
+        names = {table.name: table for table in tables}
         for rule in self.rules:
-            if not any(fnmatchcase(name, rule.tables) for name in names):
+            if rule.tables not in names and not any(fnmatchcase(name, rule.tables) for name in names):
                 raise UserError(f"constraints: no table's name matches {rule.tables!r}")
             _check_devices(rule.tables, rule.devices or (), num_devices)
         for shard in self.pinned:
@@ -190,8 +210,8 @@ class Constraints:
                     raise unknown_name("table in the constraints", name, names)
         limits = {table.name: self.limits(table, num_devices) for table in tables}
         self._check_groups(limits, num_devices)
-        self._check_pinned({table.name: table for table in tables}, limits)
-        self._check_places({table.name: table for table in tables}, limits, num_devices)
+        self._check_pinned(names, limits)
+        self._check_places(names, limits, num_devices)
 
     def _check_groups(self, limits: Mapping[str, TableLimits], num_devices: int) -> None:
         seen: set[str] = set()

@@ -52,20 +52,20 @@ class Asked:
         """
         if not bags:
             raise UserError("no table of the model is planned here; plan() gives what TorchRec's planner makes of it")
-        devices = left.world_size
+        devices, memory = left.world_size, device_memory(left)
         guessed = tuple(bag.table(name, self.batch_size, devices) for name, bag in bags.items())
         rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name)) is not None)
         return Task(
             with_statistics(guessed, self.known),
             Topology(
                 devices,
-                device_memory(left),
+                memory,
                 devices_per_host=left.local_world_size,
                 host_memory_bytes=host_memory(left),
             ),
             self.batch_size * devices,
             self.memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
-            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags) + tier_rules(bags)),
+            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags, min(memory)) + tier_rules(bags)),
         )
 
 

@@ -102,13 +102,26 @@ class BagTable:
     def forms(self) -> tuple[Form, ...]:
         """Columns, and what TorchRec's constraints name besides.
 
-        Rows and copies are never chosen unasked: not every collection has them, and copies are trained by an optimizer
-        of their own. But collections of sequence tables have rows, which are all that large ones fit in, and no copies.
+        Rows and copies are never chosen unasked: not every collection has them, copies are trained by an optimizer of
+        their own, and rows take more in training than kernels and exchanges show.
         """
         given = self.constraints or ParameterConstraints()
-        known, unasked = (Form, ()) if self.pooled else (SEQUENCE_FORMS, self.sharder.sharding_types(ANY_DEVICE))
-        named = (_OTHER_FORMS[kind] for kind in given.sharding_types or unasked if kind in _OTHER_FORMS)
-        kernels = given.compute_kernels
+        return self._forms_of(given.sharding_types or ())
+
+    def forms_on(self, device_bytes: int) -> tuple[Form, ...]:
+        """`forms`, and rows of sequence tables that nothing is said of and no half of which fits such devices."""
+        given = self.constraints or ParameterConstraints()
+        element_bytes = ELEMENT_BYTES[self.config.data_type]
+        half = int(self.config.num_embeddings) * int(self.config.embedding_dim) * element_bytes // 2
+        if self.pooled or given.sharding_types or half <= device_bytes:
+            return self.forms
+        return self._forms_of(self.sharder.sharding_types(ANY_DEVICE))
+
+    def _forms_of(self, sharding_types: Sequence[str]) -> tuple[Form, ...]:
+        """Columns, and what the sharding types and kernels allow."""
+        known = Form if self.pooled else SEQUENCE_FORMS
+        kernels = self.constraints and self.constraints.compute_kernels
+        named = (_OTHER_FORMS[kind] for kind in sharding_types if kind in _OTHER_FORMS)
         return (Form.COLUMNS, *(form for form, own in named if form in known and (not kernels or own in kernels)))
 
     def rule(self, name: str) -> TableRule | None:
@@ -123,15 +136,12 @@ class BagTable:
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=given.min_partition)
 
 
-def form_rules(bags: Mapping[str, BagTable]) -> tuple[TableRule, ...]:
-    """The forms that tables may lie in, by name; where that is columns for all, in one rule.
-
-    Sequence tables that may lie in every form that there is of them need none.
-    """
-    if all(bag.forms == (Form.COLUMNS,) for bag in bags.values()):
+def form_rules(bags: Mapping[str, BagTable], device_bytes: int) -> tuple[TableRule, ...]:
+    """The forms that tables may lie in on such devices, by name; where that is columns for all, in one rule."""
+    forms = {name: bag.forms_on(device_bytes) for name, bag in bags.items()}
+    if all(its == (Form.COLUMNS,) for its in forms.values()):
         return (TableRule("*", forms=(Form.COLUMNS,)),)
-    limited = {name: bag for name, bag in bags.items() if bag.pooled or set(bag.forms) != set(SEQUENCE_FORMS)}
-    return tuple(TableRule(escape(name), forms=bag.forms) for name, bag in limited.items())
+    return tuple(TableRule(escape(name), forms=its) for name, its in forms.items())
 
 
 def _for_each(values: Sequence[float], count: int) -> Sequence[float]:

@@ -44,7 +44,7 @@ class Verdict:
         if not known[0]:
             return cls(measured_ms, below, error, best)
         logs = np.log(np.maximum(costs_ms[known], _LEAST_MS))
-        below[known] = -np.expm1((logs - logs[0]).mean(axis=1))
+        below[known] = 1 - np.exp((logs - logs[0]).mean(axis=1))
         if len(logs) > 1:
             error = _error(logs)
             best = int(np.nanargmax(below))

@@ -203,6 +203,8 @@ class SearchResult:
         seconds = np.mean([record.seconds for record in records])
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
+        if any(not np.isnan(record.measured_ms) for record in records):
+            lines.append(f"finalists: {self.saved.path / 'finalists.parquet'}")
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for warning in self._warnings():

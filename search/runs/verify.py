@@ -88,8 +88,9 @@ class Verifier:
             finalists = replace(finalists, passes=(*finalists.passes, measured))
         progress.remove_task(bar)
         verdict, found = finalists.verdict, finalists.found
-        measured_ms = float(verdict.measured_ms[verdict.taken])
-        return Answer(finalists.plans[verdict.taken], found.seconds, measured_ms, found.warning, str(verdict))
+        measured_ms, why = float(verdict.measured_ms[verdict.taken]), finalists.errors[0]
+        remark = f"{verdict}" if why is None else f"{verdict} ({why})"
+        return Answer(finalists.plans[verdict.taken], found.seconds, measured_ms, found.warning, remark)
 
     def _measured(
         self, task: int, number: int, finalists: Finalists, count_input: bool, advance: Advance

@@ -61,3 +61,10 @@ def test_data_of_other_kernels_are_refused(machine, collected):
     other = replace(machine, hardware=replace(machine.hardware, embedding=EmbeddingSettings("rowwise_adagrad")))
     with pytest.raises(UserError, match=r"hardware\.embedding\.optimizer=sgd, not rowwise_adagrad"):
         list(from_random(other, collected, (20,)))
+    halves = tuple(replace(task, tables=tuple(map(_in_half_precision, task.tables))) for task in machine.asked)
+    with pytest.raises(UserError, match=r"tables\.bytes_per_element=4, not 2"):
+        list(from_random(replace(machine, asked=halves), collected, (20,)))
+
+
+def _in_half_precision(table):
+    return replace(table, bytes_per_element=2)

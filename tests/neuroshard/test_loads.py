@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.loads import Loads, LoadSets
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.form import CALLS, FORMS, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Placement, Shard
@@ -95,15 +95,19 @@ def test_sets_by_call_are_what_kernels_are_called_with():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i), pooled=i != 4) for i in range(6)], BATCH)
     loads = replace(loads, form=np.array([2, 0, 0, 1, 0, 0]))
     calls = LoadSets(loads, np.array([3, 0, 3])).by_call()
-    assert calls.counts.tolist() == [2, 0, 1, 0, 0, *[0] * 5, 1, 1, 0, 1, 0]
+    others = len(CALLS) - 5  # of tables in host memory
+    counts, first = calls.counts.reshape(3, -1), calls.calls.reshape(3, -1)
+    assert counts.tolist() == [[2, 0, 1, 0, 0, *[0] * others], [0] * len(CALLS), [1, 1, 0, 1, 0, *[0] * others]]
     assert calls.loads.dim.tolist() == [8, 12, 4, 24, 16, 20]
-    assert calls.calls.tolist() == [0, -1, 2, -1, -1, *[-1] * 5, 0, 1, -1, 3, -1]
+    assert first[:, :5].tolist() == [[0, -1, 2, -1, -1], [-1] * 5, [0, 1, -1, 3, -1]]
+    assert (first[:, 5:] == -1).all()
 
 
 def test_sets_of_columns_alone_are_called_in_their_own_order():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i)) for i in range(5)], BATCH)
     calls = LoadSets(loads, np.array([3, 0, 2])).by_call()
-    assert calls.counts.tolist() == [3, *[0] * 9, 2, *[0] * 4]
+    others = [0] * (len(CALLS) - 1)
+    assert calls.counts.tolist() == [3, *others, 2, *others]
     assert calls.loads.dim.tolist() == loads.dim.tolist()
 
 

@@ -11,7 +11,7 @@ from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.loads import Loads
 from neuroshard.models import CostModels
 from neuroshard.models.parts import compute_part
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.plans.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.records import DataDirectory, Manifest
@@ -199,7 +199,7 @@ def sequences(tmp_path_factory):
 
 def test_sequence_tables_are_learned_costed_and_searched(sequences):
     """From samples to a plan: kernels of their own, with models of their own, whose costs add up."""
-    assert sequences.compute.calls == {call for call in CALLS if call.form is not Form.COPIES}
+    assert sequences.compute.calls == {call for call in ON_DEVICE_CALLS if call.form is not Form.COPIES}
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
     task = Task(tables, Topology(4, 8 << 30), 4096)
@@ -232,7 +232,10 @@ def test_sequence_tables_are_left_out_where_only_others_are_named(tmp_path):
 
 def test_parts_have_names():
     sequences = ["compute.sequence_columns", "compute.sequence_rows"]
-    assert [compute_part(call) for call in CALLS] == ["compute", "compute.rows", "compute.copies", *sequences]
+    on_device = ["compute", "compute.rows", "compute.copies", *sequences]
+    kinds = ["columns", "rows", "sequence_columns", "sequence_rows"]
+    in_host = [f"compute.{tier}_{kind}" for tier in ("cached", "host") for kind in kinds]
+    assert [compute_part(call) for call in CALLS] == [*on_device, *in_host]
 
 
 def _linked(path, devices_per_host, seed, calls):

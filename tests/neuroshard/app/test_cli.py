@@ -254,7 +254,7 @@ def test_completion_in_a_shell(tmp_path):
                 "hardware=",
             ],
         ),
-        ("har", "search", [], []),
+        ("har", "search", [], ["hardware="]),
         ("plan", "explain", [], ["plans="]),
         ("out=x", "search", [], []),
         ("searcher._", "search", [], []),
@@ -425,7 +425,7 @@ def test_a_method_is_a_name_for_a_file(here, capsys, name):
 
 
 def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
-    monkeypatch.setattr("neuroshard.stages.search.runs.search._search_one", None)
+    monkeypatch.setattr("neuroshard.stages.search.runs.search.Searched", None)
     (here / "file").write_text("")
     for command in (_search(here, f"out={here}/file"), _search(here, f"out={here}/file/inside")):
         _refused(capsys, "is not a directory", *command)

@@ -121,16 +121,20 @@ def test_no_cuda_is_one_clear_line():
 
 
 def test_exchanges_under_torchrun(tmp_path):
+    """The others wait until rank 0 begins, longer than they would wait for each other."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys\n"
+        "import sys, time\n"
+        "from dataclasses import replace\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from test_hardware import CPU, CommSample\n"
         "from neuroshard.hardware.hardware import is_follower\n"
+        "hardware = replace(CPU, timeout_s=5.0)\n"
         "if is_follower():\n"
-        "    CPU.follow()\n"
+        "    hardware.follow()\n"
         "else:\n"
-        "    with CPU.comm_meter(2, print) as meter:\n"
+        "    time.sleep(7)\n"
+        "    with hardware.comm_meter(2, print) as meter:\n"
         "        (outcome,) = meter.measure([CommSample.of_columns((8, 16), (0.0, 5.0), 64)], [0])\n"
         "    print('shape', outcome.repeats.times_ms.shape)\n"
     )

@@ -18,7 +18,14 @@ from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.plans.plan import assemble
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.simulator import Simulator
-from neuroshard.testing import random_ensemble, random_models, random_regression, random_set_comm, toy_task
+from neuroshard.testing import (
+    random_ensemble,
+    random_models,
+    random_regression,
+    random_set_comm,
+    random_shared,
+    toy_task,
+)
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "150"))
 NUMBERS = (0, -1, 1, -1e-30, 1e-30, 1e30, -1e30, 1e300, 5e-324, 3.4e38, 0.5, 2, 1 << 31, 1 << 62, 1 << 70)
@@ -39,11 +46,12 @@ def bundles(tmp_path_factory):
     save_bundle(root / "paper", random_models(), card)
     linear = replace(newer, compute=random_regression())
     save_bundle(root / "linear", linear, card)
+    save_bundle(root / "shared", replace(newer, compute=random_shared()), card)
     (root / "changed").mkdir()
     return root
 
 
-@pytest.mark.parametrize("form", ["newer", "paper", "linear"])
+@pytest.mark.parametrize("form", ["newer", "paper", "linear", "shared"])
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_wrong_values_are_refused_or_harmless(bundles, form):
@@ -73,7 +81,7 @@ def test_wrong_values_are_refused_or_harmless(bundles, form):
     assert loaded > TRIES // 20
 
 
-@pytest.mark.parametrize("form", ["newer", "paper", "linear"])
+@pytest.mark.parametrize("form", ["newer", "paper", "linear", "shared"])
 def test_tensors_that_belong_to_nothing_are_refused(bundles, form):
     tree = json.loads((bundles / form / "bundle.json").read_text())
     tensors = safetensors.numpy.load(next((bundles / form).glob("weights-*")).read_bytes())

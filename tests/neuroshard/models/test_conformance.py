@@ -16,6 +16,7 @@ from neuroshard.testing import (
     random_models,
     random_regression,
     random_set_comm,
+    random_shared,
     toy_tables,
 )
 from neuroshard.traffic import Traffic
@@ -59,6 +60,11 @@ class TestRegressionCompute(PhysicalComputeConformance):
 class TestComputeEnsemble(PhysicalComputeConformance):
     def make(self):
         return random_ensemble()
+
+
+class TestSharedCompute(PhysicalComputeConformance):
+    def make(self):
+        return random_shared()
 
 
 class TestSetComm(PhysicalCommConformance):

@@ -11,16 +11,24 @@ from neuroshard.errors import UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.beside import with_host_tiers
-from neuroshard.models.host_tiers import HostTiers
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
-from neuroshard.models.roofline import HostLink, RooflineCompute
+from neuroshard.models.roofline import RooflineCompute
 from neuroshard.models.side_by_side import columns_model
 from neuroshard.plans.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.registry import choices
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.testing import linear_models, random_ensemble, random_form_models, toy_tables
+from neuroshard.testing import (
+    OpaqueCompute,
+    random_ensemble,
+    random_form_models,
+    random_models,
+    random_regression,
+    toy_tables,
+)
 
 ONCE = (1.0, *(0.0,) * 16)
 IN_HOST = Home(Tier.HOST)
@@ -87,7 +95,7 @@ def test_larger_caches_cost_no_more_and_device_memory_least(some, shares):
 @pytest.mark.parametrize("home", [_cached(0.1), _cached(1.0), IN_HOST])
 def test_more_of_anything_costs_no_less(home):
     for seed in range(20):
-        some = list(toy_tables(6, seed, 10**6))
+        some = [replace(table, bytes_per_element=2) for table in toy_tables(6, seed, 10**6)]
         before = _cost(MODEL, some, home)
         for change in ({"features": 3}, {"dim": some[0].dim + 32}, {"bytes_per_element": 4}):
             assert _cost(MODEL, [replace(some[0], **change), *some[1:]], home) >= before * (1 - 1e-6)
@@ -166,19 +174,52 @@ def test_figures_that_cannot_be_are_refused(settings, message):
         HostTiers.restored(settings, {})
 
 
-def test_arithmetic_stands_beside_what_was_fitted():
-    """For forms whose calls in device memory are known; what was known stays as it was."""
-    arithmetic = CostModels.load("roofline:h100").compute
-    own = random_ensemble()
-    both = with_host_tiers(own, arithmetic)
+def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
+    """For forms whose calls in device memory are known; what was known stays as it was, and host memory costs more."""
+    own = random_regression()
+    models = replace(random_models(), compute=own)
+    both = with_host_tiers(models, "roofline:h100").compute
     assert both.calls == {IN_COLUMNS, Call(Form.COLUMNS, tier=Tier.CACHED), Call(Form.COLUMNS, tier=Tier.HOST)}
-    on_device, behind = (_loads(toy_tables(5), home) for home in (ON_DEVICE, _cached(0.3)))
-    alone = LoadSets.alone(on_device)
-    assert (both.predict(alone) == own.predict(alone)).all()
-    assert (both.predict(LoadSets.alone(behind)) == arithmetic.predict(LoadSets.alone(behind))).all()
-    other = RooflineCompute(1.0, 0.5, HostLink(1.0, 1.0, 1.0))
-    assert with_host_tiers(both, other).by_call == both.by_call
-    assert with_host_tiers(own, linear_models().compute).calls == {IN_COLUMNS}
+    for some in (toy_tables(1), toy_tables(6, 1, 10**6)):
+        on_device = own.predict(LoadSets.of([some], 1000))[0]
+        assert _cost(both, some, ON_DEVICE) == on_device
+        more = [_cost(both, some, home) - on_device for home in (_cached(1.0), _cached(0.1), IN_HOST)]
+        lookups = sum(1000 * table.pooling_factor for table in some)
+        assert more[0] == pytest.approx(0.1 + 3e-6 * lookups, rel=1e-3)
+        assert more[1] > more[0]
+        assert more[2] == pytest.approx(link_bytes(_loads(some, IN_HOST)).sum() / 64e6, rel=1e-3)
+
+
+def test_a_link_adds_nothing_to_what_is_not_certain():
+    own = random_ensemble()
+    both = with_host_tiers(replace(random_models(), compute=own), "roofline:h100").compute
+    on_device, behind = (LoadSets.alone(_loads(toy_tables(5), home)) for home in (ON_DEVICE, _cached(0.3)))
+    assert (both.spread_ms(behind) == own.spread_ms(on_device)).all()
+    assert (own.spread_ms(on_device) > 0).all()
+    assert (both.predict(behind) >= own.predict(on_device)).all()
+
+
+def test_what_was_fitted_of_host_memory_goes_before_a_datasheet():
+    models = random_form_models()
+    assert with_host_tiers(models, "roofline:h100").compute.of_call(CALLS[-1]) == models.compute.of_call(CALLS[-1])
+
+
+def test_a_bundle_holds_a_link_to_the_host(tmp_path):
+    models = with_host_tiers(random_models(), "roofline:h100")
+    save_bundle(tmp_path / "bundle", models, Card())
+    sets, loaded = LoadSets.alone(_loads(toy_tables(5), _cached(0.3))), CostModels.load(tmp_path / "bundle").compute
+    assert loaded.calls == models.compute.calls
+    assert (loaded.predict(sets) == models.compute.predict(sets)).all()
+    content = models.compute.settings() | {"host": {"link_gb_per_s": 0.0, "cache_lookup_ns": 1.0, "cache_call_ms": 1.0}}
+    with pytest.raises(UserError, match="link_gb_per_s"):
+        ComputeByForm.restored(content, models.compute.tensors())
+
+
+def test_only_datasheets_lend_their_link():
+    with pytest.raises(UserError, match="host_tiers=cpu is no datasheet"):
+        with_host_tiers(random_models(), "cpu")
+    with pytest.raises(UserError, match="sums over tables"):
+        with_host_tiers(replace(random_models(), compute=OpaqueCompute()), "roofline:h100")
 
 
 def test_costs_scale():

@@ -4,7 +4,8 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CostModels
-from neuroshard.models.roofline import HostLink, RooflineComm, RooflineCompute
+from neuroshard.models.host_tiers import HostLink
+from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.plans.shard import Placement, Shard
 from neuroshard.registry import choices
 from neuroshard.tables import Table

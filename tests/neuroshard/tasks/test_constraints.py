@@ -1,6 +1,10 @@
 """Constraints are checked before anything is searched, and found broken where a plan breaks them."""
 
+from fnmatch import fnmatchcase
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from neuroshard.errors import UserError
 from neuroshard.plans.plan import assemble
@@ -176,3 +180,13 @@ def test_only_what_concerns_some_tables():
     )
     assert rules.of(TABLES[:1]) == Constraints((TableRule("user_a"),))
     assert rules.of(TABLES[1:]).together == (("item", "user_b"),)
+
+
+@given(st.lists(st.sampled_from(["user", "user_*", "us?r", "item", "[ui]ser", "*", "item[*]"]), max_size=8))
+def test_rules_hold_for_all_tables_that_their_pattern_matches(patterns):
+    """However many rules there are for single names."""
+    rules = tuple(TableRule(pattern, max_shards=2 + number) for number, pattern in enumerate(patterns))
+    for name in ("user", "user_id", "item", "item*", "iser"):
+        table = Table(name, 10, 64, 1.0, ONCE)
+        most = [rule.max_shards for rule in rules if fnmatchcase(name, rule.tables)]
+        assert Constraints(rules).limits(table, 4).max_shards == min(most, default=16)

@@ -91,8 +91,8 @@ def test_forms_besides_columns_must_be_named():
     given = ({}, {"sharding_types": ["column_wise", "row_wise", "data_parallel"]}, {"sharding_types": ["column_wise"]})
     bags = [find_bags(_Model(), constraints={"sku": ParameterConstraints(**some)})[2] for some in given]
     assert [bag.forms for bag in bags] == [("columns",), ("columns", "rows", "copies"), ("columns",)]
-    assert form_rules({"sku": bags[0], "b": bags[2]}) == (TableRule("*", forms=("columns",)),)
-    assert form_rules({"s*": bags[1], "b": bags[2]}) == (
+    assert form_rules({"sku": bags[0], "b": bags[2]}, 1) == (TableRule("*", forms=("columns",)),)
+    assert form_rules({"s*": bags[1], "b": bags[2]}, 1) == (
         TableRule("s[*]", forms=("columns", "rows", "copies")),
         TableRule("b", forms=("columns",)),
     )
@@ -123,13 +123,15 @@ def test_tables_of_embedding_collections_are_sequence_tables():
     assert find_bags(_Model())[0].table("id", 64, 2).pooled
 
 
-def test_rows_of_sequence_tables_need_not_be_named():
+def test_sequence_tables_lie_in_rows_where_they_are_named_or_no_half_fits():
     given = ({}, {"sharding_types": ["table_wise", "data_parallel"]}, {"sharding_types": ["table_wise", "row_wise"]})
     bags = [find_bags(_sequences(), constraints={"s": ParameterConstraints(**some)})[0] for some in given]
-    assert [bag.forms for bag in bags] == [("columns", "rows"), ("columns",), ("columns", "rows")]
-    pooled = find_bags(_Model())[0]
-    assert form_rules({"s": bags[0], "p": pooled}) == (TableRule("p", forms=("columns",)),)
-    assert form_rules({"s": bags[1], "p": pooled}) == (TableRule("*", forms=("columns",)),)
+    half, pooled = bags[0].table("s", 64, 2).size_bytes // 2, find_bags(_Model())[0]
+    for memory, unasked in ((half, ("columns",)), (half - 1, ("columns", "rows"))):
+        assert [bag.forms_on(memory) for bag in bags] == [unasked, ("columns",), ("columns", "rows")]
+    in_columns = TableRule("p", forms=("columns",))
+    assert form_rules({"s": bags[0], "p": pooled}, half - 1) == (TableRule("s", forms=unasked), in_columns)
+    assert form_rules({"s": bags[0], "p": pooled}, half) == (TableRule("*", forms=("columns",)),)
     assert [bag.name for bag in find_bags(nn.Sequential(_sequences(), _Model()))] == ["s", "id", "age", "sku"]
 
 

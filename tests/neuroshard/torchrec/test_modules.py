@@ -220,17 +220,17 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
 @pytest.mark.parametrize(
     ("types", "may"),
     [
-        (None, ["columns", "rows"]),
+        (None, ["columns"]),
         (["table_wise", "column_wise"], ["columns"]),
         (["table_wise", "row_wise"], ["columns", "rows"]),
         (["table_wise", "column_wise", "data_parallel"], ["columns"]),
     ],
 )
-def test_sequence_tables_lie_in_rows_unless_constraints_say_otherwise(types, may):
+def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may):
     constraints = {"s": ParameterConstraints(sharding_types=types)} if types else {}
     task = _planner(models="roofline:h100", constraints=constraints).search(_Model(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
-    assert [sorted(each.forms) for each in limits] == [["columns"], ["columns"], may, ["columns", "rows"]]
+    assert [sorted(each.forms) for each in limits] == [["columns"], ["columns"], may, ["columns"]]
     assert limits[2].max_shards == (1 if types and "column_wise" not in types else 2)
     assert limits[2].max_blocks >= 2
 

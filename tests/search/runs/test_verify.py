@@ -113,6 +113,7 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
         assert record.remark in shown
         assert f"{record.measured_ms:.2f}" in shown
     assert "measured ms" in shown
+    assert f"finalists: {tmp_path}/run/finalists.parquet" in shown
     assert _search(bundle, tmp_path / "run", Verify(hardware, 4, 3)).run().saved.plans() == loaded.plans()
     for other in (Verify(hardware, 4, 4), Verify(hardware, 5, 3), None, Verify(replace(hardware, noise=0.1), 4, 3)):
         with pytest.raises(UserError, match="holds a run already, begun with verify"):
@@ -207,7 +208,8 @@ def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     if largest[0] == limit:
         assert "the predicted best could not be measured" in _shown(run)
     none = _search(bundle, tmp_path / "none", Verify(_counted(fails=1), 3, 2), (task,)).run()
-    assert "none of the finalists could be measured" in _shown(none)
+    kept = "none of the finalists could be measured; the predicted best is kept"
+    assert f"{kept} (device 0: MemoryError: too many tables)" in _shown(none)
     assert none.saved.plans() == _search(bundle, tmp_path / "plain", None, (task,)).run().saved.plans()
 
 
