@@ -60,7 +60,7 @@ class _Hybrid:
         mode: as of `_Static`.
         capacity: vectors that each GPU with rows of it has room for: a power of two, at least twice those rows, as
             HKV's `max_load_factor` of a half wants it.
-        max_hbm_for_vectors: GiB of each such GPU's memory for vectors; HKV counts whole ones.
+        max_hbm_for_vectors: GiB of each such GPU's memory for vectors; SOK counts whole ones.
     """
 
     table: str

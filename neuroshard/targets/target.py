@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from glob import escape
 from typing import Literal
 
 from neuroshard.errors import UserError
@@ -12,7 +13,7 @@ from neuroshard.plans.shard import TIERS, Placement, Tier
 from neuroshard.schema import MAX_DIM
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
-from neuroshard.tasks.constraints import TableRule
+from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
 from neuroshard.tasks.task import Task
 
 
@@ -50,7 +51,7 @@ class Target:
     title: str
     write: Callable[[Plan], Exported]
     forms: frozenset[Form] = frozenset(Form)
-    sequence_forms: frozenset[Form] = frozenset({Form.COLUMNS, Form.ROWS})
+    sequence_forms: frozenset[Form] = frozenset(SEQUENCE_FORMS)
     splits: Splits = Splits.ANY
     rows_over: Literal["all", "hosts"] = "hosts"
     tiers: frozenset[Tier] = frozenset(Tier)
@@ -85,15 +86,10 @@ class Target:
         """
         for table in task.tables:
             self._check_stored(table)
-            if not table.pooled and Form.COLUMNS not in self.sequence_forms:
-                raise UserError(
-                    f"target={self.name}: {self.title} has sequence tables such as {table.name!r} in "
-                    f"{_listed(self.sequence_forms)} only, and searches lay those out in columns; search without them"
-                )
-        rule = self._rule(task.topology.num_devices)
-        if rule == TableRule("*"):
+        rules = (self._rule(task.topology.num_devices), *self._sequence_rules(task.tables))
+        if rules == (TableRule("*"),):
             return task
-        constraints = replace(task.constraints, rules=(*task.constraints.rules, rule))
+        constraints = replace(task.constraints, rules=(*task.constraints.rules, *rules))
         try:
             return replace(task, constraints=constraints)
         except UserError as error:
@@ -109,6 +105,13 @@ class Target:
             equal_widths=self.splits is Splits.EQUAL,
             min_blocks=num_devices if self.rows_over == "all" else None,
         )
+
+    def _sequence_rules(self, tables: Sequence[Table]) -> list[TableRule]:
+        """What holds for sequence tables besides, where they can't lie in all forms that such tables may."""
+        if self.sequence_forms.issuperset(SEQUENCE_FORMS):
+            return []
+        forms = tuple(form for form in FORMS if form in self.sequence_forms)
+        return [TableRule(escape(table.name), forms=forms) for table in tables if not table.pooled]
 
     def _check_stored(self, table: Table) -> None:
         if table.bytes_per_element not in self.element_bytes:

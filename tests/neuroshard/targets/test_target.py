@@ -82,8 +82,9 @@ def test_a_task_keeps_its_own_rules():
          "target=sok: constraints: the rules for table 'a' leave no form"),
         ("hugectr", replace(TASK, constraints=Constraints((TableRule("a", min_shards=3),))),
          "target=hugectr: constraints: table 'a' (16 columns, 4 device(s)) needs 3 shards, but can have 1"),
-        ("sok", replace(TASK, tables=(TABLE, replace(TABLE, name="s", pooled=False))),
-         "target=sok: SOK has sequence tables such as 's' in rows only, and searches lay those out in columns"),
+        ("sok", replace(TASK, tables=(TABLE, replace(TABLE, name="s[1]", pooled=False)),
+                        constraints=Constraints((TableRule("s*", forms=("columns",)),))),
+         "target=sok: constraints: the rules for table 's[1]' leave no form"),
         ("hugectr", replace(TASK, tables=(replace(TABLE, name="half", bytes_per_element=2),)),
          "table 'half' has 2 bytes per element, and HugeCTR stores 4"),
     ],
@@ -92,6 +93,14 @@ def test_what_a_target_can_not_serve_is_refused(target, task, message):
     with pytest.raises(UserError) as refused:
         constrained([task], target)
     assert message in str(refused.value)
+
+
+def test_sequence_tables_lie_in_rows():
+    tables = (TABLE, replace(TABLE, name="s[1]", pooled=False))
+    for name in ("sok", "hugectr"):
+        found = target_named(name).constrained(replace(TASK, tables=tables)).constraints
+        assert found.limits(tables[1], 4).forms == {Form.ROWS}
+        assert Form.COLUMNS in found.limits(tables[0], 4).forms
 
 
 def _limits(table=TABLE, **rule):

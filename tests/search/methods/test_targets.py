@@ -10,7 +10,7 @@ from neuroshard.plans.form import Form
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.export import constrained
 from neuroshard.tasks.constraints import TableRule
-from neuroshard.testing import linear_models, toy_task
+from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.testing.exhaustive import tiny_task
 
 SIMULATOR = ns.Simulator(ns.CostModels.load("roofline:h100"))
@@ -49,6 +49,16 @@ def test_large_tables_for_sok_lie_in_rows():
     plan = ns.search(task, SIMULATOR, target="sok")
     assert plan.forms[0] is Form.ROWS
     assert ns.export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
+
+
+@pytest.mark.parametrize("target", ["sok", "hugectr"])
+def test_sequence_tables_lie_in_rows(target):
+    task = sequence_task(6, 3)
+    plan = ns.search(task, SIMULATOR, target=target)
+    assert plan.violations == ()
+    forms = {table.pooled: form for table, form in zip(task.tables, plan.forms, strict=True)}
+    assert forms[False] is Form.ROWS
+    ns.export_plan(plan, target)
 
 
 def test_torchrec_has_words_for_everything():
