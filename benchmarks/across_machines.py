@@ -9,8 +9,8 @@ numbers given. Of every other machine the shared model sees so many samples for 
 the machine that is left out, medians over seeds, which draw its samples; every fifth of them is for validation. Models
 of one machine (the first's, installed where it is called "cpu"; or the second's where the first is left out) are
 multiplied by one factor or also fitted further, as `neuroshard refine` learns; the shared model gets the machine's
-numbers, or is fitted further from there. "nearest": the known machine in the shared model that does best on the samples,
-times one factor. Nothing is measured; CPU time is all that it takes.
+numbers, or is fitted further from there. "nearest": the known machine in the shared model that does best on the
+samples, times one factor. Nothing is measured; CPU time is all that it takes.
 """
 
 import argparse

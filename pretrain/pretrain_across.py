@@ -76,9 +76,7 @@ class PretrainAcross:
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
             directories = [DataDirectory(Path(path)) for path in self.data]
             _check_kinds(directories)
-            machines = [
-                one.combining(self.max_tables).limited(self.max_samples) for one in columns_of(directories)
-            ]
+            machines = [one.combining(self.max_tables).limited(self.max_samples) for one in columns_of(directories)]
             first = Measured.of(directories[:1], ()).limited(self.max_samples, self.max_tables)
             models = self._fitted(machines, first)
             metrics = self._tests(models.compute, machines)
