@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
@@ -9,6 +10,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -54,7 +56,8 @@ class Asked:
             raise UserError("no table of the model is planned here; plan() gives what TorchRec's planner makes of it")
         devices, memory = left.world_size, device_memory(left)
         guessed = tuple(bag.table(name, self.batch_size, devices) for name, bag in bags.items())
-        rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name)) is not None)
+        room = {name: 0 if self._names_rows(name) else min(memory) for name in bags}
+        rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name, room[name])) is not None)
         return Task(
             with_statistics(guessed, self.known),
             Topology(
@@ -65,8 +68,12 @@ class Asked:
             ),
             self.batch_size * devices,
             self.memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
-            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags, min(memory)) + tier_rules(bags)),
+            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags, room) + tier_rules(bags)),
         )
+
+    def _names_rows(self, name: str) -> bool:
+        """Whether a rule of ours names rows for a table: it may lie in them then, as if it fitted in nothing else."""
+        return any(Form.ROWS in (rule.forms or ()) and fnmatchcase(name, rule.tables) for rule in self.rules.rules)
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:

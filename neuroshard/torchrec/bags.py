@@ -124,21 +124,23 @@ class BagTable:
         named = (_OTHER_FORMS[kind] for kind in sharding_types if kind in _OTHER_FORMS)
         return (Form.COLUMNS, *(form for form, own in named if form in known and (not kernels or own in kernels)))
 
-    def rule(self, name: str) -> TableRule | None:
-        """TorchRec's constraints on splitting, as ours; None if there are none."""
+    def rule(self, name: str, device_bytes: int) -> TableRule | None:
+        """TorchRec's constraints on splitting, on devices of such memory, as ours; None if there are none."""
         given = self.constraints or ParameterConstraints()
         may_split = not given.sharding_types or SPLIT in given.sharding_types
         may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
         if may_split and given.min_partition is None:
             return None  # a rule for each of thousands of tables takes its time
-        if not may_split and Form.ROWS in self.forms:
+        if not may_split and Form.ROWS in self.forms_on(device_bytes):
             return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=given.min_partition)
 
 
-def form_rules(bags: Mapping[str, BagTable], device_bytes: int) -> tuple[TableRule, ...]:
-    """The forms that tables may lie in on such devices, by name; where that is columns for all, in one rule."""
-    forms = {name: bag.forms_on(device_bytes) for name, bag in bags.items()}
+def form_rules(bags: Mapping[str, BagTable], device_bytes: Mapping[str, int]) -> tuple[TableRule, ...]:
+    """The forms that tables may lie in, by name, each on devices of such memory; where that is columns for all, in one
+    rule.
+    """
+    forms = {name: bag.forms_on(device_bytes[name]) for name, bag in bags.items()}
     if all(its == (Form.COLUMNS,) for its in forms.values()):
         return (TableRule("*", forms=(Form.COLUMNS,)),)
     return tuple(TableRule(escape(name), forms=its) for name, its in forms.items())

@@ -84,15 +84,15 @@ def test_numbers_for_too_few_features_are_refused():
     ],
 )
 def test_limits_on_splits_become_rules(given, rule):
-    assert find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].rule("sku") == rule
+    assert find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].rule("sku", 1 << 60) == rule
 
 
 def test_forms_besides_columns_must_be_named():
     given = ({}, {"sharding_types": ["column_wise", "row_wise", "data_parallel"]}, {"sharding_types": ["column_wise"]})
     bags = [find_bags(_Model(), constraints={"sku": ParameterConstraints(**some)})[2] for some in given]
     assert [bag.forms for bag in bags] == [("columns",), ("columns", "rows", "copies"), ("columns",)]
-    assert form_rules({"sku": bags[0], "b": bags[2]}, 1) == (TableRule("*", forms=("columns",)),)
-    assert form_rules({"s*": bags[1], "b": bags[2]}, 1) == (
+    assert form_rules({"sku": bags[0], "b": bags[2]}, {"sku": 1, "b": 1}) == (TableRule("*", forms=("columns",)),)
+    assert form_rules({"s*": bags[1], "b": bags[2]}, {"s*": 1, "b": 1}) == (
         TableRule("s[*]", forms=("columns", "rows", "copies")),
         TableRule("b", forms=("columns",)),
     )
@@ -105,7 +105,7 @@ def test_constraints_for_other_tables_are_warned_about(caplog):
 
 def test_names_are_no_patterns():
     config = EmbeddingBagCollection([_config("a*"), _config("ab")], device=META)
-    rule = find_bags(config, constraints={"a*": ParameterConstraints(min_partition=8)})[0].rule("a*")
+    rule = find_bags(config, constraints={"a*": ParameterConstraints(min_partition=8)})[0].rule("a*", 1 << 60)
     assert fnmatchcase("a*", rule.tables)
     assert not fnmatchcase("ab", rule.tables)
 
@@ -130,8 +130,11 @@ def test_sequence_tables_lie_in_rows_where_they_are_named_or_no_half_fits():
     for memory, unasked in ((half, ("columns",)), (half - 1, ("columns", "rows"))):
         assert [bag.forms_on(memory) for bag in bags] == [unasked, ("columns",), ("columns", "rows")]
     in_columns = TableRule("p", forms=("columns",))
-    assert form_rules({"s": bags[0], "p": pooled}, half - 1) == (TableRule("s", forms=unasked), in_columns)
-    assert form_rules({"s": bags[0], "p": pooled}, half) == (TableRule("*", forms=("columns",)),)
+    assert form_rules({"s": bags[0], "p": pooled}, {"s": half - 1, "p": half}) == (
+        TableRule("s", forms=unasked),
+        in_columns,
+    )
+    assert form_rules({"s": bags[0], "p": pooled}, {"s": half, "p": half}) == (TableRule("*", forms=("columns",)),)
     assert [bag.name for bag in find_bags(nn.Sequential(_sequences(), _Model()))] == ["s", "id", "age", "sku"]
 
 

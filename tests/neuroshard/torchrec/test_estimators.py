@@ -37,7 +37,7 @@ def _options(task, plan):
             if placed.shard.table == index
         ]
         option = object.__new__(ShardingOption)
-        option.name, option.shards = table.name, shards
+        option.name, option.shards, option.compute_kernel, option.cache_params = table.name, shards, "fused", None
         options.append(option)
     return options
 

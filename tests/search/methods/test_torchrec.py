@@ -102,7 +102,7 @@ def test_what_it_counts_of_memory_is_what_the_task_counts():
     }
     for plan in plans.values():
         shards = [PlannerShard([p.shard.rows, p.shard.dim], [p.shard.row, p.shard.column]) for p in plan.by_device]
-        option = SimpleNamespace(name="a", shards=shards)
+        option = SimpleNamespace(name="a", shards=shards, compute_kernel="fused", cache_params=None)
         TaskStorageEstimator(task).estimate([option], {})
         counted = [0, 0, 0, 0]
         for placed, shard in zip(plan.by_device, shards, strict=True):
