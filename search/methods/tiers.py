@@ -19,6 +19,7 @@ from neuroshard.stages.search.space.homes import HomeOptions, homed, rehomed
 from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
 
+_MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 _FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
 
 
@@ -29,7 +30,7 @@ class TierSearch(Searcher):
 
     For several shares of the devices' memory, tables get the memories that are estimated to cost least in all; the
     choice that costs least when its columns are placed quickly is searched like any task. On the devices of that plan
-    tables are then given what memory is left, each device by itself, and searched again, while that helps.
+    tables are then given what memory is left, those on one device first, and searched again, while that helps.
 
     Without memory for tables on hosts, or models that know what it costs, it is `placing` alone.
 
@@ -60,7 +61,7 @@ class TierSearch(Searcher):
         plain, error = self._placed(task, task.homes, simulator)
         if plain is not None and _is_ample(task):
             return plain
-        choices = _HomeChoices(task, simulator, HomeOptions.of(task, simulator.models.compute), self.quick)
+        choices = HomeChoices(task, simulator, HomeOptions.of(task, simulator.models.compute), self.quick)
         found = [plain] if plain is not None else []
         for homes in choices.ranked():
             other, _ = self._placed(task, homes, simulator)
@@ -84,10 +85,10 @@ class TierSearch(Searcher):
             return None, InfeasibleError(plan.violations[0])
         return replace(found, plan=plan), None
 
-    def _improved(self, choices: "_HomeChoices", found: Found) -> Found:
+    def _improved(self, choices: "HomeChoices", found: Found) -> Found:
         """With memories chosen anew on every device, and searched again, as long as that helps."""
         for _ in range(self.rounds):
-            plan = choices.chosen_anew(found.plan)
+            plan = choices.grown(choices.chosen_anew(found.plan))
             again, _ = self._placed(choices.task, plan.homes, choices.simulator)
             others = [replace(found, plan=plan), *([] if again is None else [again])]
             best = min([found, *others], key=choices.cost_ms)
@@ -103,7 +104,7 @@ def _is_ample(task: Task) -> bool:
     return not task.loads.tier.any() and taken <= _FILLED[-1] * int(device_memory(task).sum())
 
 
-class _HomeChoices:
+class HomeChoices:
     """The memories that the tables of one task may lie in, and plans with them."""
 
     def __init__(self, task: Task, simulator: Simulator, options: HomeOptions, quick: Start) -> None:
@@ -168,6 +169,28 @@ class _HomeChoices:
             for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
                 homes[table] = self._options.homes[option]
         return rehomed(plan, self.task, tuple(homes))
+
+    def grown(self, plan: Plan) -> Plan:
+        """The plan, where tables that lie on several devices have larger caches, or leave the hosts, if all have room.
+
+        The dearest first, each as far as it goes.
+        """
+        devices = np.bincount([placed.shard.table for placed in plan.placements], minlength=len(self.task.tables))
+        now = np.array([self._options.homes.index(home) for home in plan.homes])
+        cost_ms = self._options.cost_ms[np.arange(len(now)), now]
+        spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if devices[t] > 1 and now[t] > 0]
+        best_ms = self.simulator.cost(self.task, plan).total_ms
+        for table in spread[:_MOST_GROWN]:
+            for option in np.argsort(self._options.cost_ms[table], kind="stable").tolist():
+                if self._options.cost_ms[table, option] >= self._options.cost_ms[table, now[table]]:
+                    break
+                homes = list(plan.homes)
+                homes[table] = self._options.homes[option]
+                larger = rehomed(plan, self.task, tuple(homes))
+                if larger.fits and (ms := self.simulator.cost(self.task, larger).total_ms) < best_ms:
+                    plan, best_ms = larger, ms
+                    break
+        return plan
 
     def shortage(self) -> InfeasibleError | None:
         """What is too small if no choice of memories fits; None if some does, though no place was found for it."""

@@ -8,14 +8,16 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.errors import InfeasibleError
-from neuroshard.plans.lay_out import in_columns
+from neuroshard.plans.lay_out import in_columns, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.methods.tiers import HomeChoices
+from neuroshard.stages.search.space.homes import HomeOptions, rehomed
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
@@ -126,6 +128,20 @@ def test_other_searchers_leave_tables_where_rules_put_them():
 def test_the_memory_that_is_short_is_named(share, host_share, rules, why):
     with pytest.raises(InfeasibleError, match=why):
         QUICKLY.search(_task(share, host_share=host_share, constraints=Constraints(rules)), SIMULATOR)
+
+
+def test_caches_of_tables_on_several_devices_take_what_is_left():
+    task = _task(0.5, count=3)
+    placed = [placed for table in range(3) for placed in in_rows(task, table, range(4))]
+    plan = rehomed(Plan(task, tuple(placed)), task, (Home(Tier.CACHED, 0.01), Home(Tier.HOST), Home(Tier.CACHED, 0.2)))
+    choices = HomeChoices(task, SIMULATOR, HomeOptions.of(task, SIMULATOR.models.compute), EvenLayouts())
+    grown = choices.grown(plan)
+    assert grown.violations == ()
+    assert _cost(grown) < _cost(plan)
+    shares = [(old.cached_share, new.cached_share) for old, new in zip(plan.homes, grown.homes, strict=True)]
+    assert all(new >= old for old, new in shares)
+    assert shares[0][1] > shares[0][0]
+    assert min(grown.device_bytes) > max(plan.device_bytes)
 
 
 def test_every_host_has_room_for_its_own():
