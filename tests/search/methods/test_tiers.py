@@ -138,9 +138,6 @@ def test_caches_of_tables_on_several_devices_take_what_is_left():
     grown = choices.grown(plan)
     assert grown.violations == ()
     assert _cost(grown) < _cost(plan)
-    shares = [(old.cached_share, new.cached_share) for old, new in zip(plan.homes, grown.homes, strict=True)]
-    assert all(new >= old for old, new in shares)
-    assert shares[0][1] > shares[0][0]
     assert min(grown.device_bytes) > max(plan.device_bytes)
 
 
