@@ -15,8 +15,10 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.methods.tiers import HomeChoices
+from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.homes import HomeOptions, rehomed
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.constraints import Constraints, TableRule
@@ -152,6 +154,27 @@ def test_every_host_has_room_for_its_own():
 def test_models_that_know_no_host_memory_leave_it_alone():
     plan = QUICKLY.search(_task(2.0), Simulator(replace(linear_models(), batch_size=BATCH)))
     assert _tiers(plan) == {Tier.DEVICE}
+
+
+def test_running_jobs_keep_their_memories():
+    plan = QUICKLY.search(_task(0.4), SIMULATOR)
+    worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
+    moved = Replan(worse, improvement=Improvement(shakes=5)).search(plan.task, SIMULATOR)
+    assert moved.homes == plan.homes
+    assert moved.task == plan.task
+    assert moved.violations == ()
+    assert _cost(moved) <= _cost(worse)
+
+
+def test_plans_are_explained_and_have_finalists():
+    plan = QUICKLY.search(_task(0.4), SIMULATOR)
+    found = explain(plan, SIMULATOR)
+    homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
+    assert {share.table: share.home for share in found.shards} == homes
+    finalists = QUICKLY.finalists(plan, SIMULATOR, 4)
+    assert finalists[0] is plan
+    assert {one.homes for one in finalists} == {plan.homes}
+    assert all(one.task == plan.task for one in finalists)
 
 
 def test_plans_repeat():
