@@ -82,8 +82,11 @@ class ModelSet:
                 f"the cost models were made for {self.num_devices} devices, the task has "
                 f"{task.topology.num_devices}; collect and pretrain with comm.num_devices=[{task.topology.num_devices}]"
             )
+        kinds: dict[tuple[bool, Tier], str] = {}  # with the first table of each: tasks are checked with every plan
         for table, home in zip(task.tables, task.homes, strict=True):
-            self._check_call(Call(Form.COLUMNS, table.pooled, home.tier), f"sequence tables such as {table.name!r}")
+            kinds.setdefault((table.pooled, home.tier), table.name)
+        for (pooled, tier), name in kinds.items():
+            self._check_call(Call(Form.COLUMNS, pooled, tier), f"sequence tables such as {name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
                 f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
