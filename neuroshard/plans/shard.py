@@ -60,6 +60,7 @@ class Home:
 
 
 ON_DEVICE = Home()
+DEFAULT_CACHED = 0.2  # of a table's rows, where nobody says how many: FBGEMM's own choice
 
 
 @dataclass(frozen=True, order=True)

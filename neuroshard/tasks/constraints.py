@@ -12,13 +12,12 @@ import numpy as np
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.matching import own_places
 from neuroshard.plans.form import Form
-from neuroshard.plans.shard import ON_DEVICE, TIERS, Home, Tier
+from neuroshard.plans.shard import DEFAULT_CACHED, ON_DEVICE, TIERS, Home, Tier
 from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
 from neuroshard.tables import Table
 
 SEQUENCE_FORMS = (Form.COLUMNS, Form.ROWS)  # and those of tables in host memory
 _WILD = frozenset("*?[")  # what makes a pattern more than a name
-_CACHED = 0.2  # of a table's rows, where nobody says how many: FBGEMM's own choice
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class TableLimits:
     def home(self) -> Home:
         """The memory it lies in where nobody chooses: the fastest that it may."""
         tier = min(self.tiers, key=TIERS.index)
-        return Home(tier, (self.cached or _CACHED) if tier is Tier.CACHED else None)
+        return Home(tier, (self.cached or DEFAULT_CACHED) if tier is Tier.CACHED else None)
 
     def may_lie_in(self, home: Home) -> bool:
         """Whether it may lie there."""
@@ -145,7 +144,7 @@ class Constraints:
         Raises:
             UserError: they contradict each other or the topology.
         """
-        matching = self._rules_of(table.name)
+        matching = self.rules_of(table.name)
         together = any(table.name in group for group in self.together)
         whole = self._whole(table) if together else []  # they lie where one of them is pinned to
         only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
@@ -179,7 +178,7 @@ class Constraints:
         """All other rules."""
         return [rule for rule in self.rules if _WILD.intersection(rule.tables)]
 
-    def _rules_of(self, name: str) -> list[TableRule]:
+    def rules_of(self, name: str) -> list[TableRule]:
         """Those that hold for a table of that name."""
         return [rule for rule in self._of_names if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 

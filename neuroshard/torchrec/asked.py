@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
@@ -73,7 +72,7 @@ class Asked:
 
     def _names_rows(self, name: str) -> bool:
         """Whether a rule of ours names rows for a table: it may lie in them then, as if it fitted in nothing else."""
-        return any(Form.ROWS in (rule.forms or ()) and fnmatchcase(name, rule.tables) for rule in self.rules.rules)
+        return any(Form.ROWS in (rule.forms or ()) for rule in self.rules.rules_of(name))
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:

@@ -15,14 +15,19 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
+from neuroshard.plans.shard import ON_DEVICE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
-from neuroshard.torchrec.modules import ANY_DEVICE, ELEMENT_BYTES, KERNEL, SPLIT, Division, divide
+from neuroshard.torchrec.kernels import kernel_of
+from neuroshard.torchrec.modules import ANY_DEVICE, ELEMENT_BYTES, SPLIT, Division, divide
 
 _log = logging.getLogger(__name__)
 _IN_ROWS = ShardingType.ROW_WISE.value
-_OTHER_FORMS = {_IN_ROWS: (Form.ROWS, KERNEL), "data_parallel": (Form.COPIES, "dense")}  # with their kernels
+_OTHER_FORMS = {
+    sharding_type: (form, kernel_of(form, ON_DEVICE))
+    for sharding_type, form in ((_IN_ROWS, Form.ROWS), ("data_parallel", Form.COPIES))
+}
 
 
 @dataclass(frozen=True)

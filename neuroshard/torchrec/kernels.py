@@ -8,9 +8,8 @@ from torchrec.distributed.types import CacheParams
 
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.plans.shard import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
-DEFAULT_LOAD_FACTOR = 0.2  # FBGEMM's, where nobody gives one
 _KERNELS = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED,
     Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING,
@@ -48,4 +47,4 @@ def home_of(table: str, kernel: str, cache: CacheParams | None) -> Home:
         raise UserError(f"table {table!r} has compute kernel {kernel!r}; known are {', '.join([*_TIERS, DENSE])}")
     tier = _TIERS[kernel]
     share = None if cache is None else cache.load_factor
-    return Home(tier, (share or DEFAULT_LOAD_FACTOR) if tier is Tier.CACHED else None)
+    return Home(tier, (share or DEFAULT_CACHED) if tier is Tier.CACHED else None)

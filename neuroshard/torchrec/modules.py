@@ -14,11 +14,12 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
+from neuroshard.plans.shard import Tier
 from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.torchrec.kernels import KERNELS
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
-KERNEL = "fused"
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
 _SHOWN = 8
@@ -152,7 +153,7 @@ def _why_not_said(constraints: ParameterConstraints) -> str | None:
     types, kernels = constraints.sharding_types, constraints.compute_kernels
     if types and not {WHOLE, SPLIT}.intersection(types):
         return f"sharding_types={types}"
-    return f"compute_kernels={kernels}" if kernels and KERNEL not in kernels else None
+    return f"compute_kernels={kernels}" if kernels and KERNELS[Tier.DEVICE] not in kernels else None
 
 
 def _parameters(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> Iterator[Parameter]:

@@ -195,7 +195,7 @@ def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, s
     """
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from neuroshard.torchrec.kernels import KERNELS, cache_params
+    from neuroshard.torchrec.kernels import DENSE, KERNELS, cache_params
 
     limits = task.constraints.limits(table, task.topology.num_devices)
     width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
@@ -209,7 +209,7 @@ def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, s
     }
     return ParameterConstraints(
         sharding_types=[word for form, may in zip(FORMS, forms, strict=True) if may for word in words[form]],
-        compute_kernels=["dense", *(KERNELS[tier] for tier in tiers)],
+        compute_kernels=[DENSE, *(KERNELS[tier] for tier in tiers)],
         cache_params=cache_params(Home(Tier.CACHED, share)) if Tier.CACHED in tiers else None,
         min_partition=width if splits else None,
         pooling_factors=[table.pooling_factor / table.features] * table.features,
