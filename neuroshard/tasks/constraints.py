@@ -1,6 +1,6 @@
 """What a plan must keep to besides memory: where tables may lie, how they may be split, which ones belong together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -169,14 +169,14 @@ class Constraints:
         """The rules that are for a single name, by that name: jobs have one for each of thousands of tables."""
         found: dict[str, list[TableRule]] = {}
         for rule in self.rules:
-            if not _WILD.intersection(rule.tables):
+            if not _is_wild(rule):
                 found.setdefault(rule.tables, []).append(rule)
         return found
 
     @cached_property
     def _of_names(self) -> list[TableRule]:
         """All other rules."""
-        return [rule for rule in self.rules if _WILD.intersection(rule.tables)]
+        return [rule for rule in self.rules if _is_wild(rule)]
 
     def rules_of(self, name: str) -> list[TableRule]:
         """Those that hold for a table of that name."""
@@ -198,7 +198,7 @@ class Constraints:
             return
         names = {table.name: table for table in tables}
         for rule in self.rules:
-            if rule.tables not in names and not any(fnmatchcase(name, rule.tables) for name in names):
+            if not _concerns(rule, names):
                 raise UserError(f"constraints: no table's name matches {rule.tables!r}")
             _check_devices(rule.tables, rule.devices or (), num_devices)
         for shard in self.pinned:
@@ -300,7 +300,7 @@ class Constraints:
             for kind in (self.together, self.apart)
         )
         return Constraints(
-            tuple(rule for rule in self.rules if any(fnmatchcase(name, rule.tables) for name in names)),
+            tuple(rule for rule in self.rules if _concerns(rule, names)),
             tuple(shard for shard in self.pinned if shard.table in names),
             together,
             apart,
@@ -329,6 +329,16 @@ def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
             "cached; name one share"
         )
     return shares.pop() if shares else None
+
+
+def _is_wild(rule: TableRule) -> bool:
+    """Whether its pattern is more than a name."""
+    return bool(_WILD.intersection(rule.tables))
+
+
+def _concerns(rule: TableRule, names: Collection[str]) -> bool:
+    """Whether it is for a table with one of some names, which are quick to look up."""
+    return rule.tables in names or (_is_wild(rule) and any(fnmatchcase(name, rule.tables) for name in names))
 
 
 def _narrowest(table: Table, rules: Sequence[TableRule], least: int) -> int:
