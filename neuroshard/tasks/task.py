@@ -50,7 +50,7 @@ class Topology:
             else:
                 object.__setattr__(self, name, to_bytes(value, f"topology: {name}"))
         object.__setattr__(self, "host_memory_bytes", to_bytes(self.host_memory_bytes, "topology: host_memory_bytes"))
-        if sum(self._each("memory_bytes")) > MAX_BYTES or self.host_bytes * len(self.hosts) > MAX_BYTES:
+        if sum(self._each("memory_bytes")) > MAX_BYTES or self.all_host_bytes > MAX_BYTES:
             raise UserError("topology: all devices, or all hosts, together have more than 2^60 bytes of memory")
         for device, free in enumerate(self.device_memory):
             if free < 1:
@@ -69,6 +69,11 @@ class Topology:
     def host_bytes(self) -> int:
         """Bytes of each host's memory for tables."""
         return int(self.host_memory_bytes)
+
+    @property
+    def all_host_bytes(self) -> int:
+        """Bytes of all hosts' memory for tables."""
+        return self.host_bytes * len(self.hosts)
 
     @property
     def host_size(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from neuroshard.arrays import IntArray
 from neuroshard.checked import checked
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
@@ -122,17 +123,18 @@ class HomeChoices:
 
         Those of which no plan is found so come last: the tightest first.
         """
-        total, hosts = (
-            int(device_memory(self.task).sum()),
-            self.task.topology.host_bytes * len(self.task.topology.hosts),
-        )
-        chosen = (self._options.cheapest(total * share, hosts) for share in _FILLED)
+        chosen = (self._within(share) for share in _FILLED)
         different = {some.tobytes(): some for some in chosen if some is not None}
         homes = [self._homes(some) for some in different.values()]
         placed = [(self._quick_ms(its), -number, its) for number, its in enumerate(homes) if its != self.task.homes]
         return (its for _, _, its in sorted(placed, key=lambda one: one[:2]))
 
-    def _homes(self, chosen: np.ndarray) -> tuple[Home, ...]:
+    def _within(self, share: float) -> IntArray | None:
+        """(T,) the cheapest choice in such a share of the devices' memory, and all of the hosts'; None if none is."""
+        total = int(device_memory(self.task).sum())
+        return self._options.cheapest(total * share, self.task.topology.all_host_bytes)
+
+    def _homes(self, chosen: IntArray) -> tuple[Home, ...]:
         return tuple(self._options.homes[option] for option in chosen.tolist())
 
     def _quick_ms(self, homes: tuple[Home, ...]) -> float:
@@ -194,10 +196,10 @@ class HomeChoices:
 
     def shortage(self) -> InfeasibleError | None:
         """What is too small if no choice of memories fits; None if some does, though no place was found for it."""
-        memory, topology = int(device_memory(self.task).sum()), self.task.topology
-        hosts, options = topology.host_bytes * len(topology.hosts), self._options
-        if options.cheapest(memory, hosts) is not None:
+        if self._within(1.0) is not None:
             return None
+        memory, hosts = int(device_memory(self.task).sum()), self.task.topology.all_host_bytes
+        options = self._options
         may = np.isfinite(options.cost_ms)
         least_device, least_host = (
             int(np.where(may, size, np.iinfo(np.int64).max).min(axis=1).sum())

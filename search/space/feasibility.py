@@ -20,16 +20,13 @@ def device_memory(task: Task) -> IntArray:
 
 def check_hosts(task: Task) -> None:
     """Raise InfeasibleError if tables in host memory take more of it than there is."""
-    used, hosts, each = (
-        int(task.memory.host_bytes(task.loads).sum()),
-        len(task.topology.hosts),
-        task.topology.host_bytes,
-    )
-    if used > hosts * each:
+    used, topology = int(task.memory.host_bytes(task.loads).sum()), task.topology
+    if used > topology.all_host_bytes:
+        hosts = len(topology.hosts)
         raise InfeasibleError(
-            f"the tables in host memory take {readable_bytes(used)}, {hosts} host(s) of {readable_bytes(each)} hold "
-            f"{readable_bytes(hosts * each)}; give each at least {readable_bytes(used / hosts)}: "
-            "topology.host_memory_bytes"
+            f"the tables in host memory take {readable_bytes(used)}, {hosts} host(s) of "
+            f"{readable_bytes(topology.host_bytes)} hold {readable_bytes(topology.all_host_bytes)}; give each at least "
+            f"{readable_bytes(used / hosts)}: topology.host_memory_bytes"
         )
 
 
