@@ -16,6 +16,7 @@ from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.testing import random_models, toy_task
+from neuroshard.testing.commands import run_command
 
 TABLES = "name,rows,dim,pooling_factor\n"
 
@@ -30,17 +31,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _run(capsys, *arguments):
-    """(exit code, standard output, standard error) of a command."""
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 def _search(here, *more):
     return (
         "search",
@@ -53,7 +43,7 @@ def _search(here, *more):
 
 
 def _refused(capsys, message, *arguments):
-    code, out, err = _run(capsys, *arguments)
+    code, out, err = run_command(capsys, *arguments)
     assert code == 2
     assert err.startswith("neuroshard: error: ")
     assert err.count("\n") == 1, err
@@ -63,22 +53,22 @@ def _refused(capsys, message, *arguments):
 
 
 def test_usage_names_every_command(capsys):
-    code, out, _ = _run(capsys)
+    code, out, _ = run_command(capsys)
     assert code == 0
     assert all(command in out for command in cli.COMMANDS)
 
 
 def test_search_finds_and_writes_a_plan(here, capsys):
-    code, out, _ = _run(capsys, *_search(here, "out=found"))
+    code, out, _ = run_command(capsys, *_search(here, "out=found"))
     assert code == 0
     assert "solved 1 of 1 tasks" in out
     assert Path("found/plans/task-0000.json").exists()
     before = Path("found/results.parquet").stat().st_mtime_ns
-    code, again, _ = _run(capsys, *_search(here, "out=found"))
+    code, again, _ = run_command(capsys, *_search(here, "out=found"))
     assert (code, again) == (0, out)
     assert Path("found/results.parquet").stat().st_mtime_ns == before
     for other in ("searcher=random", "searcher.beam_width=2", "topology.memory_bytes=1000000"):
-        code, _, err = _run(capsys, *_search(here, "out=found", other))
+        code, _, err = run_command(capsys, *_search(here, "out=found", other))
         assert code == 2
         assert "found holds a run already" in err
 
@@ -88,7 +78,7 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("neuroshard.plans.plan.write_json", full)
-    code, _, err = _run(capsys, *_search(here, "out=found"))
+    code, _, err = run_command(capsys, *_search(here, "out=found"))
     assert code == 2
     last = err.splitlines()[-1]  # after the progress bar
     assert last.startswith("neuroshard: error: [Errno 28] No space left on device")
@@ -97,7 +87,7 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
 
 
 def test_sweeps_run_every_combination(here, capsys):
-    code, _, err = _run(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
+    code, _, err = run_command(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
     assert code == 0, err
     assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
 
@@ -219,7 +209,7 @@ def test_nothing_collected_yet(here, capsys):
 
 
 def test_help_lists_choices_and_settings(capsys, here):
-    _, out, _ = _run(capsys, "search", "--help")
+    _, out, _ = run_command(capsys, "search", "--help")
     assert "dim_greedy" in out
     assert "memory_bytes" in out
 
@@ -268,7 +258,7 @@ def test_completions_are_what_the_command_takes(word, command, before, expected)
 def test_constraints_and_memory_on_the_command_line(here, capsys):
     rules = ["constraints.apart=[[a,b,c]]", "constraints.pinned=[{table: c, dim: 8, devices: [3]}]"]
     memory = ["memory=training", "topology.memory_bytes=[120000,120000,120000,70000]", "topology.reserved_bytes=1000"]
-    code, _, err = _run(capsys, *_search(here, "out=found", *rules, *memory))
+    code, _, err = run_command(capsys, *_search(here, "out=found", *rules, *memory))
     assert code == 0, err
     plan = Plan.load("found/plans/task-0000.json")
     assert plan.violations == ()
@@ -285,32 +275,32 @@ def test_contradictory_constraints(here, capsys):
 
 
 def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
-    _run(capsys, *_search(here, "out=first", "searcher=random"))
+    run_command(capsys, *_search(here, "out=first", "searcher=random"))
     start = f"searcher.start={Path.cwd()}/first/plans/task-0000.json"
-    code, out, err = _run(capsys, *_search(here, "out=second", "searcher=replan", start))
+    code, out, err = run_command(capsys, *_search(here, "out=second", "searcher=replan", start))
     assert code == 0, err
     assert "moves" in out
     assert "predicted" in out
 
 
 def test_models_are_listed_and_described(here, capsys):
-    code, out, _ = _run(capsys, "models")
+    code, out, _ = run_command(capsys, "models")
     assert code == 0
     assert "cpu" in out
     assert "roofline:h200" in out
-    code, out, _ = _run(capsys, "models", "cpu")
+    code, out, _ = run_command(capsys, "models", "cpu")
     assert code == 0
     assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
     _refused(capsys, "takes one name at most", "models", "a", "b")
     _refused(capsys, "unknown model", "models", "nothing")
-    code, out, _ = _run(capsys, "models", "roofline:h100")
+    code, out, _ = run_command(capsys, "models", "roofline:h100")
     assert code == 0
     assert json.loads(out)["memory_gb_per_s"] == 3350.0
 
 
 def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):
     fewer = ("searcher.split_factors=[2]", "searcher.sort_by=[perf]", "out=found")
-    code, out, err = _run(capsys, *_search(here, "searcher=torchrec", *fewer))
+    code, out, err = run_command(capsys, *_search(here, "searcher=torchrec", *fewer))
     assert code == 0, err
     assert "solved 1 of 1 tasks" in out
     assert json.loads(Path("found/run.json").read_text())["searcher"] == "torchrec"
@@ -329,10 +319,10 @@ def test_a_policy_is_trained_then_used(capsys, here, searcher):
         "learner.cost_network.placements=5",
         "learner.cost_network.steps=2",
     )
-    code, out, err = _run(capsys, *_train(here, f"searcher={searcher}", *fast, "out=trained"))
+    code, out, err = run_command(capsys, *_train(here, f"searcher={searcher}", *fast, "out=trained"))
     assert code == 0, err
     assert "on the validation tasks (best of 2 rounds)" in out
-    code, out, err = _run(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
+    code, out, err = run_command(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
     assert code == 0, err
     assert "solved 1 of 1 tasks" in out
 
@@ -357,7 +347,7 @@ def test_methods_without_a_policy_are_not_trained(capsys, here):
 )
 def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
     with exclusive(Path("busy")):
-        code, _, err = _run(capsys, *command)
+        code, _, err = run_command(capsys, *command)
         assert [path.name for path in Path("busy").iterdir()] == [".lock"]
     assert code == 2
     assert "another run is at work in busy; wait for it, or give another out=DIRECTORY" in err
@@ -367,24 +357,24 @@ def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
 def test_sweeps_run_in_parallel_and_go_on(capsys, here):
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "out='swept/${method}'")
     for _ in range(2):
-        code, _, err = _run(capsys, *_search(here, "-m", "searcher=random,dim_greedy", *parallel))
+        code, _, err = run_command(capsys, *_search(here, "-m", "searcher=random,dim_greedy", *parallel))
         assert code == 0, err
     found = {json.loads(path.read_text())["searcher"] for path in Path("swept").rglob("run.json")}
     assert found == {"random", "dim_greedy"}
 
 
 def test_the_version_is_told(capsys):
-    assert _run(capsys, "--version") == (0, f"neuroshard {ns.__version__}\n", "")
+    assert run_command(capsys, "--version") == (0, f"neuroshard {ns.__version__}\n", "")
 
 
 def test_the_defaults_of_a_search_have_a_plan(here, capsys):
-    code, out, err = _run(capsys, "search", "searcher=size_greedy")
+    code, out, err = run_command(capsys, "search", "searcher=size_greedy")
     assert code == 0, err
     assert "solved 1 of 1 tasks" in out
 
 
 def test_a_table_file_is_a_table_source(here, capsys):
-    code, out, err = _run(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
+    code, out, err = run_command(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
     assert code == 0, err
     assert "3 tables in 3 shards on 4 devices" in out
     assert "device 0: " in out
@@ -392,7 +382,7 @@ def test_a_table_file_is_a_table_source(here, capsys):
 
 def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
     sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random")
-    code, out, err = _run(capsys, *_search(here, *sweep))
+    code, out, err = run_command(capsys, *_search(here, *sweep))
     assert code == 2
     assert "solved 1 of 1 tasks" in out
     assert "error: job 0 (" in err
@@ -411,10 +401,10 @@ def test_a_sweep_to_one_place_is_refused(here, capsys):
 
 
 def test_a_run_goes_on_with_the_same_models_only(here, capsys):
-    code, _, err = _run(capsys, *_search(here, "searcher=random", "out=x"))
+    code, _, err = run_command(capsys, *_search(here, "searcher=random", "out=x"))
     assert code == 0, err
     save_bundle(here / "models", random_models(seed=7), Card())
-    code, _, err = _run(capsys, *_search(here, "searcher=random", "out=x"))
+    code, _, err = run_command(capsys, *_search(here, "searcher=random", "out=x"))
     assert code == 2
     assert "x holds a run already" in err
 
@@ -433,7 +423,7 @@ def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monke
 
 def test_paths_are_paths_and_nothing_else(here, capsys):
     for out in ("'~/x'", "http:/x"):
-        code, _, err = _run(capsys, *_search(here, "searcher=random", f"out={out}"))
+        code, _, err = run_command(capsys, *_search(here, "searcher=random", f"out={out}"))
         assert code == 0, err
     assert Path("~/x/results.parquet").exists()
     assert Path("http:/x/results.parquet").exists()
@@ -471,7 +461,7 @@ def test_settings_out_of_range(here, capsys, setting, message):
 
 
 def test_sizes_are_written_as_people_do(here, capsys):
-    code, _, err = _run(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
+    code, _, err = run_command(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
     assert code == 0, err
     assert Plan.load("a/plans/task-0000.json").task.topology.memory_bytes == 3 << 29
 
@@ -499,7 +489,7 @@ def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
         "learner.cost_network.placements=5",
         "learner.cost_network.steps=2",
     )
-    code, out, err = _run(capsys, *_train(here, *fast, "out=trained"))
+    code, out, err = run_command(capsys, *_train(here, *fast, "out=trained"))
     assert code == 2
     assert "No space left on device" in err.splitlines()[-1]
     assert "defect" not in out + err

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.app import cli
 from neuroshard.plans.lay_out import in_copies
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.testing import toy_task
+from neuroshard.testing.commands import run_command
 
 
 @pytest.fixture
@@ -23,19 +23,9 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _run(capsys, *arguments):
-    code = 0
-    try:
-        cli.main([str(argument) for argument in arguments])
-    except SystemExit as stop:
-        code = stop.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 @pytest.mark.parametrize("target", ["sok", "hugectr"])
 def test_a_snippet_and_json_beside_it(here, capsys, target):
-    code, out, err = _run(capsys, "export", "plan=plan.json", f"to={target}", "out=found/tables.py")
+    code, out, err = run_command(capsys, "export", "plan=plan.json", f"to={target}", "out=found/tables.py")
     assert code == 0, err
     assert "4 tables on 2 devices" in out
     assert "found/tables.py, found/tables.json" in out
@@ -45,7 +35,7 @@ def test_a_snippet_and_json_beside_it(here, capsys, target):
 
 
 def test_torchrec_in_its_module(here, capsys):
-    code, _, err = _run(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json", "module=sparse.ebc")
+    code, _, err = run_command(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json", "module=sparse.ebc")
     assert code == 0, err
     content = json.loads(Path("trec.json").read_text())
     assert list(content["modules"]) == ["sparse.ebc"]
@@ -72,7 +62,7 @@ def test_torchrec_in_its_module(here, capsys):
 def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, message):
     Path("folder.py").mkdir()
     before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
-    code, _, err = _run(capsys, "export", *arguments)
+    code, _, err = run_command(capsys, "export", *arguments)
     assert code == 2
     assert err.startswith("neuroshard: error: ")
     assert err.count("\n") == 1
@@ -87,21 +77,21 @@ def _search(*more):
 
 @pytest.mark.parametrize("target", ["sok", "hugectr"])
 def test_what_is_searched_for_a_target_can_be_exported(here, capsys, target):
-    code, _, err = _run(capsys, *_search(f"target={target}", "out=run"))
+    code, _, err = run_command(capsys, *_search(f"target={target}", "out=run"))
     assert code == 0, err
     plan = "run/plans/task-0000.json"
     assert Plan.load(plan).violations == ()
-    code, _, err = _run(capsys, "export", f"plan={plan}", f"to={target}", "out=tables.py")
+    code, _, err = run_command(capsys, "export", f"plan={plan}", f"to={target}", "out=tables.py")
     assert code == 0, err
 
 
 def test_a_run_goes_on_for_its_own_target_only(here, capsys):
-    assert _run(capsys, *_search("target=sok", "out=run"))[0] == 0
-    assert _run(capsys, *_search("target=sok", "out=run"))[0] == 0
-    code, _, err = _run(capsys, *_search("target=hugectr", "out=run"))
+    assert run_command(capsys, *_search("target=sok", "out=run"))[0] == 0
+    assert run_command(capsys, *_search("target=sok", "out=run"))[0] == 0
+    code, _, err = run_command(capsys, *_search("target=hugectr", "out=run"))
     assert (code, err.count("\n")) == (2, 1)
 
 
 def test_targets_that_there_are_not(here, capsys):
-    code, _, err = _run(capsys, *_search("target=soc"))
+    code, _, err = run_command(capsys, *_search("target=soc"))
     assert (code, err) == (2, "neuroshard: error: unknown target 'soc'; did you mean 'sok'?\n")

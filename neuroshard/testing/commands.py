@@ -1,0 +1,16 @@
+"""Commands as people give them, in tests."""
+
+from typing import Any
+
+from neuroshard.app import cli
+
+
+def run_command(capsys: Any, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command; `capsys` is pytest's."""
+    code: Any = 0
+    try:
+        cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
