@@ -10,31 +10,34 @@ alone is shown. Refinement is one live run of the largest budget, second measure
 each budget; it goes on where it was stopped (`--out`). Both measure kernel calls alone, set out from the same models
 and learn alike.
 
-Models are judged by the plans that they find for tasks of tables that neither has seen, measured in so many passes,
-those of a task in turns. "error": of devices' compute costs in these plans; "noise": what two passes differ by; "in
-90%": share of the devices within the margins; "measured": cost of the plans, relative to those of the models as they
-were.
+Models are judged by the plans that they find, whose devices' kernel calls are measured in so many passes, those of a
+task together: for the tasks that were refined for ("asked"; what refinement measured there is left out), and for tasks
+of tables that neither has seen ("other"). "error": of predictions; "noise": what two passes differ by; both "at one
+speed": a machine is now faster, now slower, so every batch holds some reference calls, by which its times are brought
+to the typical batch's, and predictions are multiplied by one factor; "in 90%": share of the devices within the margins,
+as measured; "cost": of the plans' slowest devices, at one speed, relative to those of the models as they were.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from refinement import SEARCH, counts, errors
+from refinement import SEARCH, counts
 
 from neuroshard.arrays import FloatArray
-from neuroshard.cost import Cost
 from neuroshard.errors import UserError
-from neuroshard.hardware import Hardware
+from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.meters import meters_of
-from neuroshard.hardware.plan_costs import measure_with
+from neuroshard.hardware.plan_samples import kernel_calls
 from neuroshard.models import CostModels
 from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.plans.plan import Plan
 from neuroshard.records import DataDirectory
+from neuroshard.records.asked import loads_of
 from neuroshard.records.samples import ComputeSample, Measurement
+from neuroshard.refine.choose import content_key
 from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, Learner
 from neuroshard.refine.measured import RunSamples
 from neuroshard.refine.propose import believing
@@ -46,12 +49,16 @@ from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
-from neuroshard.timing import repeatability
+from neuroshard.timing import repeatability, typical_ms
 
 _SEARCH = replace(SEARCH, forms=("columns",))  # what is learned
 _UNSEEN = 2  # seed of tables that nothing was measured of
 _ROUND = 50  # measurements at most; budgets are ends of rounds
-COLUMNS = ("budget", "models", "error", "noise", "in 90%", "measured")
+COLUMNS = (
+    "budget", "models", "tasks", "devices", "error", "noise", "error at one speed", "noise at one speed", "in 90%",
+    "cost",
+)  # fmt: skip
+_REFERENCES = 8  # calls in every batch
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Machine:
     """What is measured on, for what, and from which models on.
 
     Attributes:
-        asked, unseen: tasks that models are refined for, and others that judge them.
+        asked, other: tasks that models are refined for, and others of other tables.
         calls, exchanges: how refinement draws random combinations; exchanges it draws none.
     """
 
@@ -67,7 +74,7 @@ class Machine:
     model: str
     hardware: Hardware
     asked: tuple[Task, ...]
-    unseen: tuple[Task, ...]
+    other: tuple[Task, ...]
     calls: DrawsCalls
     exchanges: DrawsExchanges
     learner: Learner
@@ -80,8 +87,8 @@ class Machine:
         given = ["tasks=paper", f"tasks.draw.count={tasks}", f"topology.num_devices={num_devices}", *settings]
         config, other = (compose_config("refine", [*given, *more]) for more in ([], [f"tables.seed={_UNSEEN}"]))
         built = (instantiate_config(config[name]) for name in ("calls", "exchanges", "learner"))
-        hardware, asked, unseen = map(instantiate_config, (config.hardware, config.tasks, other.tasks))
-        return cls(CostModels.load(model), model, hardware, asked, unseen, *built, _SEARCH)
+        hardware, asked, others = map(instantiate_config, (config.hardware, config.tasks, other.tasks))
+        return cls(CostModels.load(model), model, hardware, asked, others, *built, _SEARCH)
 
 
 Learned = tuple[int, str, CostModels]  # a budget, how it was spent, and what was learned
@@ -144,8 +151,63 @@ def _round_of(budgets: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What devices' contents took.
+
+    Attributes:
+        raw: (P, n) ms of n contents in each of P passes.
+        level: (P, n) as if all batches had been as fast as the typical one.
+        index: of each content, by its key.
+    """
+
+    raw: FloatArray
+    level: FloatArray
+    index: Mapping[Hashable, int]
+
+    @classmethod
+    def of(cls, hardware: Hardware, contents: Sequence[ComputeSample], passes: int) -> "Measured":
+        """Neighbours among the contents share batches.
+
+        Raises:
+            UserError: one can't be measured.
+        """
+        references = [contents[i] for i in np.linspace(0, len(contents) - 1, _REFERENCES).astype(int)]
+        own = max(hardware.compute_timing.live - _REFERENCES, 1)
+        chunks = [contents[start : start + own] for start in range(0, len(contents), own)]
+        with hardware.compute_meter(print) as meter:
+            found = [
+                _costs(meter, [*references, *chunk], seed)
+                for seed, chunk in enumerate(chunk for _ in range(passes) for chunk in chunks)
+            ]
+        logs = np.log([ms[:_REFERENCES] for ms in found])
+        slower = np.exp(np.median(logs - logs.mean(axis=0), axis=1))
+        raw, level = (
+            np.concatenate([ms[_REFERENCES:] / factor for ms, factor in zip(found, factors, strict=True)])
+            for factors in (np.ones(len(found)), slower)
+        )
+        index = {content_key(one): i for i, one in enumerate(contents)}
+        return cls(raw.reshape(passes, -1), level.reshape(passes, -1), index)
+
+    def where(self, plan: Plan) -> list[int]:
+        """The plan's contents."""
+        return [self.index[content_key(call)] for call in _contents(plan)]
+
+
+def _contents(plan: Plan) -> list[ComputeSample]:
+    return [call for calls in kernel_calls(plan) for call in calls]
+
+
+def _costs(meter: Meter[ComputeSample], samples: Sequence[ComputeSample], seed: int) -> FloatArray:
+    seeds = np.random.default_rng(seed).integers(1 << 31, size=len(samples)).tolist()
+    outcomes = meter.measure(samples, seeds)
+    if failed := next((one.error for one in outcomes if one.repeats is None), None):
+        raise UserError(f"a plan can't be measured: {failed}")
+    return np.array([typical_ms(one.repeats.times_ms) for one in outcomes if one.repeats is not None])
+
+
+@dataclass(frozen=True)
 class Judged:
-    """Plans that some models found for the tasks that judge them.
+    """Plans that some models found for tasks.
 
     Attributes:
         plans: one for each task.
@@ -156,55 +218,48 @@ class Judged:
     models: CostModels
 
     @classmethod
-    def of(cls, machine: Machine, models: CostModels) -> "Judged":
+    def of(cls, machine: Machine, models: CostModels, tasks: Sequence[Task]) -> "Judged":
         """What the models' search finds."""
         simulator = Simulator(models)
-        return cls(tuple(machine.searcher.search(task, simulator) for task in machine.unseen), models)
+        return cls(tuple(machine.searcher.search(task, simulator) for task in tasks), models)
 
-    def row(self, name: str, passes: Sequence[Mapping[Plan, Cost]], before: "Judged") -> str:
-        """Of a markdown table; what could not be measured is left out."""
-        measured = [plan for plan in self.plans if all(plan in its for its in passes)]
-        each = [np.concatenate([its[plan].compute for plan in measured]) for its in passes]
-        filled = each[0] > 0
-        error, inside = errors(measured, self.models, np.mean(each, axis=0)[filled])
-        noise = repeatability(each[0][filled], each[1][filled])
-        cost = self._ratios(passes, before)
-        scatter = f" ± {cost.std(ddof=1) / len(cost) ** 0.5:.1%}" if len(cost) > 1 else ""
-        return (
-            f"| {name} | {error.mean():.1%} | {noise.mean():.1%} | {inside.mean():.0%} "
-            f"| {cost.mean() - 1:+.1%}{scatter} |"
+    def row(self, name: str, measured: Measured, before: "Judged", known: Set[Hashable]) -> str:
+        """Of a markdown table; contents that are known don't count, but in costs."""
+        contents = [call for plan in self.plans for call in _contents(plan) if content_key(call) not in known]
+        where = [measured.index[content_key(call)] for call in contents]
+        sets = loads_of(contents)
+        predicted, spread = self.models.compute.predict(sets), self.models.compute.spread_ms(sets)
+        assert self.models.margins is not None
+        true, level = (ms[:, where].mean(axis=0) for ms in (measured.raw, measured.level))
+        inside = np.abs(predicted - true) <= self.models.margins.compute(predicted, spread)
+        factor = float(np.median(level / predicted))
+        figures = (
+            np.abs(predicted / true - 1),
+            repeatability(*measured.raw[:2, where]),
+            np.abs(predicted * factor / level - 1),
+            repeatability(*measured.level[:2, where]),
         )
+        cost = self._costs(measured) / before._costs(measured)
+        scatter = f" ± {cost.std(ddof=1) / len(cost) ** 0.5:.1%}" if len(cost) > 1 else ""
+        means = " | ".join(f"{its.mean():.1%}" for its in figures)
+        return f"| {name} | {len(contents)} | {means} | {inside.mean():.0%} | {cost.mean() - 1:+.1%}{scatter} |"
 
-    def _ratios(self, passes: Sequence[Mapping[Plan, Cost]], before: "Judged") -> FloatArray:
-        """(n,) measured cost over that of the other's plan, of each task where both could be measured."""
-        pairs = [
-            (plan, other)
-            for plan, other in zip(self.plans, before.plans, strict=True)
-            if all(plan in its and other in its for its in passes)
-        ]
-        totals = np.array([[(its[a].total_ms, its[b].total_ms) for a, b in pairs] for its in passes]).mean(axis=0)
-        ratios: FloatArray = totals[:, 0] / totals[:, 1]
-        return ratios
+    def _costs(self, measured: Measured) -> FloatArray:
+        """(N,) ms of each plan's slowest device."""
+        return np.array([measured.level[:, measured.where(plan)].mean(axis=0).max() for plan in self.plans])
 
 
-def compared(machine: Machine, learned: Sequence[Learned], passes: int) -> Iterator[str]:
+def compared(machine: Machine, learned: Sequence[Learned], passes: int, known: Set[Hashable]) -> Iterator[str]:
     """Rows of the table, the models as they were first."""
     every = [(0, "as they were", machine.start), *learned]
-    judged = [Judged.of(machine, models) for _, _, models in every]
-    turns = zip(*(one.plans for one in judged), strict=True)  # the plans of one task stand together
-    plans = list(dict.fromkeys(plan for turn in turns for plan in turn))
-    measured = _measured(machine.hardware, plans, passes)
-    for (budget, name, _), one in zip(every, judged, strict=True):
-        yield one.row(f"{budget} | {name}", measured, judged[0])
-
-
-def _measured(hardware: Hardware, plans: Sequence[Plan], passes: int) -> list[dict[Plan, Cost]]:
-    """What each plan cost in each pass."""
-    with meters_of(hardware, print) as meters:
-        each = [measure_with(meters, plans, number, lambda _: None) for number in range(passes)]
-    for error in (one for outcomes in each for one in outcomes if isinstance(one, str)):
-        print(f"not measured: {error}")
-    return [{p: one for p, one in zip(plans, outcomes, strict=True) if isinstance(one, Cost)} for outcomes in each]
+    groups = {"asked": machine.asked, "other": machine.other}
+    judged = {name: [Judged.of(machine, models, its) for _, _, models in every] for name, its in groups.items()}
+    turns = (turn for ones in judged.values() for turn in zip(*(one.plans for one in ones), strict=True))
+    contents = {content_key(call): call for turn in turns for plan in turn for call in _contents(plan)}
+    measured = Measured.of(machine.hardware, list(contents.values()), passes)
+    for name, ones in judged.items():
+        for (budget, how, _), one in zip(every, ones, strict=True):
+            yield one.row(f"{budget} | {how} | {name}", measured, ones[0], known)
 
 
 def main() -> None:
@@ -214,7 +269,8 @@ def main() -> None:
     learned = sorted([*random, *from_refinement(machine, asked.budgets, asked.out)], key=lambda one: one[0])
     print(f"{', '.join(asked.settings) or 'as models were fitted'}; {asked.tasks} tasks, {asked.num_devices} devices\n")
     print(f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|")
-    for row in compared(machine, learned, asked.passes):
+    known = {content_key(m.sample) for m in DataDirectory(asked.out / "measured").compute().read()}
+    for row in compared(machine, learned, asked.passes, known):
         print(row, flush=True)
 
 

@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -12,24 +12,26 @@ from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample
 from neuroshard.records.splits import TRAIN, VALID
 from neuroshard.refine.choose import Chosen
-from neuroshard.refine.rounds import Foreseen, Part
+from neuroshard.refine.rounds import Again, Foreseen, Part, Round
 
 _VALID_EVERY = 5  # sample, by its number, is never trained on
 
 Advance = Callable[[int], None]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Batch(Generic[Sample]):
-    """Samples with their numbers, which one meter measures together, for the first or the second time."""
+class Due(Generic[Sample]):
+    """A sample to be measured, with its number, for the first or the second time."""
 
-    samples: tuple[tuple[int, Sample], ...]
-    second: bool
+    number: int
+    sample: Sample
+    second: bool = False
 
     @property
     def part(self) -> int:
-        """The number of its part on disk, which no other batch has."""
-        return 2 * self.samples[0][0] + self.second
+        """The number on disk of the part that begins with it, which no other has."""
+        return 2 * self.number + self.second
 
 
 @dataclass(frozen=True)
@@ -54,54 +56,97 @@ class Kind(Generic[Sample]):
     meter: Callable[[int], Meter[Sample]]
     amount: Callable[[Sample, Repeats], float]
 
-    def measured(self, below: int) -> list[Measurement[Sample]]:
-        """The samples with numbers below that were measured, once each; failed ones are left out."""
+    def measured(self, rounds: Sequence[Round]) -> list[Measurement[Sample]]:
+        """The samples of these rounds that were measured, once each; failed ones are left out."""
+        below = self._count(rounds)
         its = self.parts.read()
         return [m for m in its if m.sample_id < below and not m.second_pass and m.repeats is not None]
 
     def measure(
-        self, first: int, chosen: Sequence[Chosen[Sample]], predicted: Sequence[float], again: int, advance: Advance
-    ) -> list[Foreseen]:
-        """What became of samples, numbered from `first` on, that were predicted so; `again` of them measured twice.
+        self,
+        rounds: Sequence[Round],
+        chosen: Sequence[Chosen[Sample]],
+        predicted: Sequence[float],
+        again: int,
+        advance: Advance,
+    ) -> tuple[list[Foreseen], list[Again]]:
+        """What became of the samples of the round after these, that were predicted so, and of `again` second times.
 
-        Parts that are there already are not measured again; `advance` is told of the others' measurements.
+        Samples of earlier rounds are measured a second time among the new ones: what those of a batch have in common,
+        such as where memory came to lie, is in them too. Parts that are there already are not measured again; `advance`
+        is told of the others' measurements.
         """
-        numbered = [(first + i, one.sample) for i, one in enumerate(chosen)]
-        for batch in self._batches(numbered, again):
-            if not self.parts.has(batch.part):
-                self.parts.write(batch.part, self._measured(batch))
-                advance(len(batch.samples))
+        first = self._count(rounds)
+        earlier = self._earlier(rounds, again)
+        samples = {m.sample_id: m.sample for m in self.parts.read()} if earlier else {}
+        new = [Due(first + i, one.sample) for i, one in enumerate(chosen)]
+        self._make(_mixed(new, [Due(number, samples[number], second=True) for number in earlier]), advance)
+        own = _spread(new, again - len(earlier))
+        self._make([replace(one, second=True) for one in own], advance)
         found = {(m.sample_id, m.second_pass): self._amount(m) for m in self.parts.read()}
-        return [
-            Foreseen(self.part, number, one.why, ms, found[number, False], found.get((number, True)))
-            for (number, _), one, ms in zip(numbered, chosen, predicted, strict=True)
+        foreseen = [
+            Foreseen(self.part, due.number, one.why, ms, found[due.number, False])
+            for due, one, ms in zip(new, chosen, predicted, strict=True)
+        ]
+        repeated = earlier | dict.fromkeys((one.number for one in own), len(rounds))
+        return foreseen, [
+            Again(self.part, number, before, found[number, False], found[number, True])
+            for number, before in repeated.items()
         ]
 
-    def _batches(self, numbered: Sequence[tuple[int, Sample]], again: int) -> Iterator[Batch[Sample]]:
-        """All samples, then those that are measured again, spread over them."""
-        spread = np.linspace(0, max(len(numbered) - 1, 0), again).round().astype(int).tolist()
-        for its, second in ((numbered, False), ([numbered[i] for i in spread], True)):
-            groups: dict[int, list[tuple[int, Sample]]] = defaultdict(list)
-            for one in its:
-                groups[self.group(one[1])].append(one)
-            for _, group in sorted(groups.items()):
-                for start in range(0, len(group), self.live):
-                    yield Batch(tuple(group[start : start + self.live]), second)
+    def _count(self, rounds: Sequence[Round]) -> int:
+        """Samples of these rounds; the number of the next one."""
+        return sum(one.count(self.part) for one in rounds)
 
-    def _measured(self, batch: Batch[Sample]) -> list[Measurement[Sample]]:
-        meter = self.meter(self.group(batch.samples[0][1]))
-        seeds = [self._lookup_seed(number, batch.second) for number, _ in batch.samples]
-        outcomes = meter.measure([sample for _, sample in batch.samples], seeds)
+    def _earlier(self, rounds: Sequence[Round], again: int) -> dict[int, int]:
+        """So many samples of these rounds, or all, that weren't measured twice: their numbers, and their rounds'."""
+        done = {one.sample_id for its in rounds for one in its.again if one.part == self.part}
+        once = {one.sample_id: its.number for its in rounds for one in its.of(self.part) if one.sample_id not in done}
+        return {number: once[number] for number in _spread(list(once), again)}
+
+    def _make(self, due: Sequence[Due[Sample]], advance: Advance) -> None:
+        """Measure what isn't on disk."""
+        for batch in self._batches(due):
+            if not self.parts.has(batch[0].part):
+                self.parts.write(batch[0].part, self._measured(batch))
+                advance(len(batch))
+
+    def _batches(self, due: Sequence[Due[Sample]]) -> Iterator[Sequence[Due[Sample]]]:
+        """Those of a group together."""
+        groups: dict[int, list[Due[Sample]]] = defaultdict(list)
+        for one in due:
+            groups[self.group(one.sample)].append(one)
+        for _, group in sorted(groups.items()):
+            for start in range(0, len(group), self.live):
+                yield group[start : start + self.live]
+
+    def _measured(self, batch: Sequence[Due[Sample]]) -> list[Measurement[Sample]]:
+        meter = self.meter(self.group(batch[0].sample))
+        outcomes = meter.measure([one.sample for one in batch], [self._lookup_seed(one) for one in batch])
         return [
-            Measurement(sample, number, _split(number), self.seed, outcome.repeats, outcome.error, batch.second)
-            for (number, sample), outcome in zip(batch.samples, outcomes, strict=True)
+            Measurement(
+                one.sample, one.number, _split(one.number), self.seed, outcome.repeats, outcome.error, one.second
+            )
+            for one, outcome in zip(batch, outcomes, strict=True)
         ]
 
-    def _lookup_seed(self, number: int, second: bool) -> int:
-        return int(np.random.SeedSequence([self.seed, self.stream, number, second]).generate_state(1)[0])
+    def _lookup_seed(self, due: Due[Sample]) -> int:
+        return int(np.random.SeedSequence([self.seed, self.stream, due.number, due.second]).generate_state(1)[0])
 
     def _amount(self, measurement: Measurement[Sample]) -> float | None:
         return None if measurement.repeats is None else self.amount(measurement.sample, measurement.repeats)
+
+
+def _spread(items: Sequence[Item], count: int) -> list[Item]:
+    """So many of the items, or all of them, from the first to the last."""
+    places = np.linspace(0, max(len(items) - 1, 0), min(count, len(items))).round().astype(int).tolist()
+    return [items[i] for i in places]
+
+
+def _mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
+    """All of both, the others at equal distances among the items."""
+    places = np.concatenate([np.arange(len(its)) / max(len(its), 1) for its in (items, others)])
+    return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]
 
 
 def _split(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware
@@ -13,7 +12,8 @@ from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.refine.amounts import measured_call, measured_exchange, predicted_calls, predicted_exchanges
 from neuroshard.refine.candidates import RoundSamples
 from neuroshard.refine.measure import Advance, Kind
-from neuroshard.refine.rounds import Foreseen, Round
+from neuroshard.refine.rounds import Again, Foreseen, Round
+from neuroshard.refine.speed import at_typical_speed
 
 _CALLS, _EXCHANGES = 0, 1  # streams of random numbers
 
@@ -40,12 +40,12 @@ class RunSamples:
         )  # fmt: skip
 
     def calls_of(self, rounds: Sequence[Round]) -> list[Measurement[ComputeSample]]:
-        """The kernel calls of these rounds that were measured."""
-        return self.calls.measured(_next(rounds, self.calls))
+        """The kernel calls of these rounds that were measured, those of the training split at the typical speed."""
+        return at_typical_speed(self.calls.measured(rounds), rounds, self.calls.part)
 
     def exchanges_of(self, rounds: Sequence[Round]) -> list[Measurement[CommSample]]:
         """The exchanges of these rounds that were measured."""
-        return self.exchanges.measured(_next(rounds, self.exchanges))
+        return self.exchanges.measured(rounds)
 
     def check(self, rounds: Sequence[Round]) -> None:
         """Raise UserError if nothing of these rounds could be measured."""
@@ -57,17 +57,12 @@ class RunSamples:
 
     def measure(
         self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance
-    ) -> tuple[Foreseen, ...]:
-        """The samples of the round after these: predicted first."""
+    ) -> tuple[tuple[Foreseen, ...], tuple[Again, ...]]:
+        """The samples of the round after these: predicted first; and those that are measured again."""
         foreseen_calls = predicted_calls(models, [one.sample for one in chosen.calls])
         foreseen_exchanges = predicted_exchanges(models, [one.sample for one in chosen.exchanges])
-        calls = self.calls.measure(_next(rounds, self.calls), chosen.calls, foreseen_calls, chosen.calls_again, advance)
-        exchanges = self.exchanges.measure(
-            _next(rounds, self.exchanges), chosen.exchanges, foreseen_exchanges, chosen.exchanges_again, advance
+        calls, called = self.calls.measure(rounds, chosen.calls, foreseen_calls, chosen.calls_again, advance)
+        exchanges, exchanged = self.exchanges.measure(
+            rounds, chosen.exchanges, foreseen_exchanges, chosen.exchanges_again, advance
         )
-        return (*calls, *exchanges)
-
-
-def _next(rounds: Sequence[Round], kind: Kind[Any]) -> int:
-    """The number of the kind's first sample after these rounds."""
-    return sum(one.count(kind.part) for one in rounds)
+        return (*calls, *exchanges), (*called, *exchanged)

@@ -14,6 +14,7 @@ from neuroshard.arrays import FloatArray
 from neuroshard.parquet import write_frame
 from neuroshard.plans.picture import drawn, save_png
 from neuroshard.refine.rounds import PARTS, WHYS, Part, Round, Why, frame_of, noise_of
+from neuroshard.refine.speed import slowness
 
 _NAMES: dict[Part, str] = {"compute": "kernel calls", "exchange": "exchanges"}
 _COLORS: dict[Why, str] = {"proposal": "#c44e52", "doubt": "#dd8452", "random": "#4c72b0"}
@@ -42,16 +43,18 @@ class Refined:
     def show(self, console: Console) -> None:
         """Print errors by round, and what comes next."""
         grid = Grid(title=f"Predicted, then measured: {self.path}")
-        for column in ("round", "measured", "samples", *_PLURAL.values(), "too low by", "noise"):
+        for column in ("round", "measured", "samples", *_PLURAL.values(), "too low by", "noise", "slower by"):
             grid.add_column(column, justify="left" if column == "samples" else "right")
+        slower = slowness(self.rounds, "compute") - 1
         for one in self.rounds:
             for part in PARTS:
                 if one.count(part):
-                    grid.add_row(*self._row(one, part))
+                    grid.add_row(*self._row(one, part), f"{slower[one.number]:+.1%}" if part == "compute" else "")
         console.print(grid)
         console.print(
             "proposals, doubts, random: mean error of predictions, relative, before they were learned from; "
-            "too low by: predictions of proposals, median; noise: how far two measurements of a sample differ"
+            "too low by: predictions of proposals, median; noise: how far a round's measurements of samples of earlier "
+            "rounds differ from the first ones; slower by: the machine, than in the typical round"
         )
         failed = sum(sample.measured_ms is None for one in self.rounds for sample in one.samples)
         spent = sum(one.measurements for one in self.rounds)

@@ -20,7 +20,7 @@ Why = Literal["proposal", "doubt", "random"]
 PARTS: tuple[Part, ...] = ("compute", "exchange")
 WHYS: tuple[Why, ...] = ("proposal", "doubt", "random")
 
-_FORMAT = "neuroshard-round-1"
+_FORMAT = "neuroshard-round-2"
 _LEAST = 4  # of proposals, and of second measurements, before anything is concluded from them
 _LEAST_MS = 1e-9
 
@@ -32,7 +32,8 @@ class Shares:
 
     Attributes:
         measurements: in a round, second ones included.
-        again: share of them that measure a sample of the round a second time, to learn how repeatable they are.
+        again: share of them that measure samples of earlier rounds a second time (in the first round, its own): how
+            repeatable they are, and whether the machine is as fast as it was.
         exchanges: share of the other ones that are exchanges; the rest are kernel calls.
         proposals: share of either that are what searches propose.
         doubts: share of the kernel calls that are those on which the models' members disagree most.
@@ -67,7 +68,6 @@ class Foreseen:
     Attributes:
         why: a content of proposed plans, one that the models' members disagree on, or a random combination.
         measured_ms: None where measuring failed.
-        again_ms: measured a second time; None for most.
     """
 
     part: Part
@@ -75,16 +75,36 @@ class Foreseen:
     why: Why
     predicted_ms: NonNegative
     measured_ms: NonNegative | None
-    again_ms: NonNegative | None = None
+
+
+@dataclass(frozen=True)
+class Again:
+    """The second measurement of a sample; no sample has a third.
+
+    Attributes:
+        before: number of the round that first measured it.
+        first_ms, again_ms: None where measuring failed.
+    """
+
+    part: Part
+    sample_id: Count
+    before: Count
+    first_ms: NonNegative | None
+    again_ms: NonNegative | None
 
 
 @dataclass(frozen=True)
 class Round:
-    """All samples of a round, and how many measurements they took, second and failed ones included."""
+    """All samples of a round, and how many measurements it took, second and failed ones included.
+
+    Attributes:
+        again: second measurements, of samples of earlier rounds, or, where there are not enough, of this one.
+    """
 
     number: Count
     measurements: PositiveCount
     samples: tuple[Foreseen, ...]
+    again: tuple[Again, ...] = ()
 
     def of(self, part: Part, why: Why | None = None) -> tuple[Foreseen, ...]:
         """The samples of a part that were measured, all of them or of one kind."""
@@ -111,10 +131,10 @@ class Round:
 def noise_of(rounds: Sequence[Round], part: Part) -> FloatArray:
     """(n,) by how much two measurements of one sample differ, relative."""
     pairs = [
-        (one.measured_ms, one.again_ms)
+        (one.first_ms, one.again_ms)
         for its in rounds
-        for one in its.of(part)
-        if one.measured_ms and one.again_ms is not None
+        for one in its.again
+        if one.part == part and one.first_ms and one.again_ms is not None
     ]
     first, second = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     return repeatability(first, second)
@@ -157,5 +177,12 @@ class RoundFiles:
 
 
 def frame_of(rounds: Sequence[Round]) -> pd.DataFrame:
-    """A row for every sample."""
-    return pd.DataFrame([{"round": its.number, **asdict(one)} for its in rounds for one in its.samples])
+    """A row for every sample; a second measurement stands in the row of its sample."""
+    again = {(one.part, one.sample_id): (one.again_ms, its.number) for its in rounds for one in its.again}
+    rows = [
+        {"round": its.number, **asdict(one)}
+        | dict(zip(("again_ms", "again_in_round"), again.get((one.part, one.sample_id), (None, None)), strict=True))
+        for its in rounds
+        for one in its.samples
+    ]
+    return pd.DataFrame(rows)

@@ -130,7 +130,7 @@ class Refine:
             watch.bar(f"round {len(rounds) + 1}", measurements)
             models = self._learned(start, rounds, samples)
             chosen = chosen or self._choose(rounds, models, samples.calls_of(rounds), samples.exchanges_of(rounds))
-            one = Round(len(rounds), measurements, samples.measure(rounds, chosen, models, watch.advance))
+            one = Round(len(rounds), measurements, *samples.measure(rounds, chosen, models, watch.advance))
             self._files.write(one)
             rounds.append(one)
             self._budget.decide(rounds, watch.measured, watch.seconds)

@@ -2,16 +2,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from refinement import AWAY, CALLS, EXCHANGES, learner
-from refinement_hardware import COLUMNS, Machine, compared, from_random, from_refinement
+from refinement_hardware import COLUMNS, Judged, Machine, Measured, compared, from_random, from_refinement
 
 from neuroshard.errors import UserError
 from neuroshard.hardware import EmbeddingSettings
+from neuroshard.hardware.plan_samples import kernel_calls
 from neuroshard.models import CostModels
+from neuroshard.refine.choose import content_key
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -19,7 +22,7 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
-from neuroshard.testing.devices.hardware import MadeUpHardware
+from neuroshard.testing.devices.hardware import MadeUpHardware, SlowerBy
 
 SEARCH = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=2), forms=("columns",))
 TABLES = dlrm_like(num_tables=60, batch_size=4096, seed=0)
@@ -28,13 +31,13 @@ TABLES = dlrm_like(num_tables=60, batch_size=4096, seed=0)
 @pytest.fixture
 def machine():
     hardware = MadeUpHardware(made_up=AWAY["tables"], noise=0.05)
-    asked, unseen = (
+    asked, other = (
         drawn(dlrm_like(num_tables=60, batch_size=4096, seed=seed), Topology(2, 4 << 30), 4096, TaskDraw(2, 8, 14))
         for seed in (0, 2)
     )
     refit = learner()
     quick = replace(refit, compute=replace(refit.compute, epochs=2))
-    return Machine(CostModels.load("cpu"), "cpu", hardware, asked, unseen, CALLS, EXCHANGES, quick, SEARCH)
+    return Machine(CostModels.load("cpu"), "cpu", hardware, asked, other, CALLS, EXCHANGES, quick, SEARCH)
 
 
 @pytest.fixture
@@ -47,14 +50,39 @@ def collected(machine, tmp_path):
 def test_both_ways_are_compared(machine, collected, tmp_path):
     budgets = (20, 40, 60)
     learned = [*from_random(machine, collected, budgets), *from_refinement(machine, budgets, tmp_path / "out")]
-    rows = list(compared(machine, learned, passes=2))
-    first = [row.strip("| ").split(" | ")[:2] for row in rows]
+    rows = [row.strip("| ").split(" | ") for row in compared(machine, learned, passes=2, known=set())]
     random, refined = ([[str(budget), name] for budget in budgets] for name in ("random", "refined"))
-    assert first == [["0", "as they were"], *random[:2], *refined]  # 45 samples are there
-    assert all(len(row.strip("| ").split(" | ")) == len(COLUMNS) for row in rows)
-    assert rows[0].endswith("| +0.0% ± 0.0% |")
-    wrong = float(rows[0].split("|")[3].strip().rstrip("%"))
-    assert all(float(row.split("|")[3].strip().rstrip("%")) < wrong for row in rows[1:])
+    models = [["0", "as they were"], *random[:2], *refined]  # 45 samples are there
+    assert [row[:3] for row in rows] == [[*one, group] for group in ("asked", "other") for one in models]
+    assert {row[3] for row in rows} == {"4"}
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    for group in (rows[: len(models)], rows[len(models) :]):
+        assert group[0][-1] == "+0.0% ± 0.0%"
+        wrong, *errors = (float(row[4].rstrip("%")) for row in group)
+        assert max(errors) < wrong
+
+
+def test_contents_that_refinement_measured_do_not_judge(machine):
+    judged = Judged.of(machine, machine.start, machine.asked)
+    contents = [call for plan in judged.plans for (call,) in kernel_calls(plan)]
+    measured = Measured.of(machine.hardware, contents, 2)
+    row = judged.row("", measured, judged, {content_key(contents[0])})
+    assert row.split(" | ")[1] == str(len(contents) - 1)
+
+
+def test_batches_are_brought_to_one_speed(machine):
+    contents = [
+        call for plan in Judged.of(machine, machine.start, machine.asked).plans for (call,) in kernel_calls(plan)
+    ]
+    factor = iter([1.0, 1.4, 1.2, 0.9])  # of every batch
+
+    class Moody(MadeUpHardware):
+        def compute_meter(self, warn):
+            return SlowerBy(super().compute_meter(warn), factor)
+
+    measured = Measured.of(Moody(made_up=AWAY["tables"], noise=1e-3), contents, 4)
+    assert np.ptp(np.log(measured.raw), axis=0).min() > 0.4
+    assert np.ptp(np.log(measured.level), axis=0).max() < 0.02
 
 
 def test_data_of_other_kernels_are_refused(machine, collected):

@@ -1,7 +1,7 @@
 """Made-up devices in the place of hardware: what runs measure is known exactly, and repeats."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -82,3 +82,31 @@ class _ExchangeMeter(_Meter):
 
 def _outcome(measurement: Measurement[Any]) -> Outcome:
     return Outcome(measurement.repeats, None, 0.0)
+
+
+@dataclass(frozen=True)
+class SlowerBy:
+    """A meter under which a machine is now faster, now slower: each batch takes the next factor times as long."""
+
+    meter: Meter[Any]
+    factors: Iterator[float]
+
+    def __enter__(self) -> Self:
+        self.meter.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.meter.__exit__(kind, error, trace)
+
+    def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
+        """As the meter, times the factor."""
+        factor = next(self.factors)
+        return [_slower(outcome, factor) for outcome in self.meter.measure(samples, seeds)]
+
+
+def _slower(outcome: Outcome, factor: float) -> Outcome:
+    if outcome.repeats is None:
+        return outcome
+    return replace(outcome, repeats=replace(outcome.repeats, times_ms=outcome.repeats.times_ms * factor))

@@ -15,7 +15,7 @@ from neuroshard.refine.candidates import Candidates
 from neuroshard.refine.choose import Source, content_key, exchange_key, filled, most_doubtful, unseen
 from neuroshard.refine.contents import random_contents
 from neuroshard.refine.propose import believing, proposed
-from neuroshard.refine.rounds import Foreseen, Round, RoundFiles, Shares, noise_of, well_predicted
+from neuroshard.refine.rounds import Again, Foreseen, Round, RoundFiles, Shares, noise_of, well_predicted
 from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -139,8 +139,8 @@ def test_tables_of_one_name_are_one():
 
 def _round(number, errors, noise, part="compute"):
     samples = [Foreseen(part, i, "proposal", 1 + error, 1.0) for i, error in enumerate(errors)]
-    samples += [Foreseen(part, 100 + i, "random", 5.0, 1.0, 1 + one) for i, one in enumerate(noise)]
-    return Round(number, 10, tuple(samples))
+    again = [Again(part, 100 + i, 0, 1.0, 1 + one) for i, one in enumerate(noise)]
+    return Round(number, 10, tuple(samples), tuple(again))
 
 
 def test_the_end_is_near_the_noise():
@@ -153,7 +153,8 @@ def test_the_end_is_near_the_noise():
     assert not well_predicted([_round(0, [0.1] * 4, [0.1] * 3)], 1.5)  # too few second measurements
     assert well_predicted([_round(0, [9.0] * 4, [0.1] * 3), _round(1, [0.1] * 4, [0.1])], 1.5)
     assert not well_predicted([close, _round(1, [0.3] * 4, [0.1] * 4)], 1.5)
-    both = Round(0, 10, close.samples + _round(0, [0.5] * 4, [0.1] * 4, "exchange").samples)
+    far = _round(0, [0.5] * 4, [0.1] * 4, "exchange")
+    both = Round(0, 10, close.samples + far.samples, close.again + far.again)
     assert not well_predicted([both], 1.5)
 
 
@@ -164,7 +165,7 @@ def test_rounds_are_read_as_they_were_written(tmp_path):
     for one in rounds:
         files.write(one)
     assert files.read() == rounds
-    (tmp_path / "rounds" / "round-0001.json").write_text('{"format": "neuroshard-round-1", "number": -1}')
+    (tmp_path / "rounds" / "round-0001.json").write_text('{"format": "neuroshard-round-2", "number": -1}')
     with pytest.raises(UserError, match=r"round-0001.json"):
         files.read()
 

@@ -23,6 +23,7 @@ from neuroshard.records.splits import split_tables
 from neuroshard.refine.propose import believing
 from neuroshard.refine.rounds import RoundFiles, Shares, noise_of
 from neuroshard.refine.run import Refine
+from neuroshard.refine.speed import slowness
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.additive import Additive, Ensemble
@@ -41,7 +42,7 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
 from neuroshard.testing import PATIENCE_S, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
-from neuroshard.testing.devices.hardware import MadeUpHardware
+from neuroshard.testing.devices.hardware import MadeUpHardware, SlowerBy
 from neuroshard.testing.killed import die_at_file
 from neuroshard.timing import TimingProtocol
 from neuroshard.traffic import Collective
@@ -129,7 +130,7 @@ def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
 
 
 def test_what_a_run_leaves(home, tmp_path):
-    result = _run(home, tmp_path / "out").run()
+    result = _run(home, tmp_path / "out", enough=0.0).run()
     models, card = load_bundle(tmp_path / "out" / "models")
     assert models.margins is not None
     assert card.training["refined_from"] == str(home)
@@ -144,7 +145,7 @@ def test_what_a_run_leaves(home, tmp_path):
     console = Console(record=True, width=160)
     result.show(console)
     assert "120 measurements, 0 failed" in console.export_text()
-    again = _run(home, tmp_path / "out").run()
+    again = _run(home, tmp_path / "out", enough=0.0).run()
     assert again == result
 
 
@@ -247,6 +248,30 @@ def test_users_mistakes_are_one_line(home, tmp_path):
     with pytest.raises(InfeasibleError):
         _run(home, out, tasks=(tight,)).run()
     assert not out.exists()
+
+
+def _moody_hardware(times):
+    """Kernel calls of every round take so many times as long as they should."""
+    factor = iter([times[0], *times])  # the first round measures its own a second time, in another batch
+
+    class MoodyHardware(MadeUpHardware):
+        def compute_meter(self, warn):
+            return SlowerBy(super().compute_meter(warn), factor)
+
+    return MoodyHardware(made_up=AWAY, compute_timing=TimingProtocol(live=64))
+
+
+def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path):
+    times = (1.0, 1.25, 0.8, 1.1)
+    result = _run(
+        home, tmp_path / "out", hardware=_moody_hardware(times), samples=200, enough=0.0,
+        shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
+    ).run()  # fmt: skip
+    off = np.log(slowness(result.rounds, "compute") / np.array(times))
+    assert np.abs(off - off.mean()).max() < 0.06
+    console = Console(record=True, width=160)
+    result.show(console)
+    assert "slower by" in console.export_text()
 
 
 @dataclass(frozen=True)
