@@ -7,15 +7,17 @@ Settings are those of `neuroshard refine`: hardware.embedding.optimizer=rowwise_
 make another machine of this one. Random combinations are read from a directory that `neuroshard collect
 experiment=collect_cpu num_comm_samples=0` filled with the same settings; of budgets beyond what is there refinement
 alone is shown. Refinement is one live run of the largest budget, second measurements counted, and models are taken at
-each budget; it goes on where it was stopped (`--out`). Both measure kernel calls alone, set out from the same models
-and learn alike.
+each budget; it goes on where it was stopped (`--out`). Both measure kernel calls alone, and set out from the same
+models with the same learner; refinement knows how fast the machine was in each of its rounds, random combinations
+don't.
 
 Models are judged by the plans that they find, whose devices' kernel calls are measured in so many passes, those of a
 task together: for the tasks that were refined for ("asked"; what refinement measured there is left out), and for tasks
-of tables that neither has seen ("other"). "error": of predictions; "noise": what two passes differ by; both "at one
-speed": a machine is now faster, now slower, so every batch holds some reference calls, by which its times are brought
-to the typical batch's, and predictions are multiplied by one factor; "in 90%": share of the devices within the margins,
-as measured; "cost": of the plans' slowest devices, at one speed, relative to those of the models as they were.
+of tables that neither has seen ("other"). "error": of predictions of what devices hold in the plans of any of the
+models; "own": of the model's own plans; "noise": what two passes differ by. "at one speed" they are the same after a
+batch's times were divided by how much slower its reference calls were than in the mean batch, and a model's predictions
+multiplied by the median of measured over predicted. "in 90%": share of the devices of any plan within the margins;
+"cost": of the own plans' slowest devices, at one speed, relative to those of the models as they were.
 """
 
 import argparse
@@ -39,6 +41,7 @@ from neuroshard.records.asked import loads_of
 from neuroshard.records.samples import ComputeSample, Measurement
 from neuroshard.refine.choose import content_key
 from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, Learner
+from neuroshard.refine.learn import fit_levelled
 from neuroshard.refine.measured import RunSamples
 from neuroshard.refine.propose import believing
 from neuroshard.refine.rounds import RoundFiles, Shares
@@ -52,11 +55,11 @@ from neuroshard.threads import blas_threads
 from neuroshard.timing import repeatability, typical_ms
 
 _SEARCH = replace(SEARCH, forms=("columns",))  # what is learned
-_UNSEEN = 2  # seed of tables that nothing was measured of
+_OTHER = 2  # seed of tables that nothing was measured of
 _ROUND = 50  # measurements at most; budgets are ends of rounds
 COLUMNS = (
-    "budget", "models", "tasks", "devices", "error", "noise", "error at one speed", "noise at one speed", "in 90%",
-    "cost",
+    "budget", "models", "tasks", "devices", "error", "own", "noise", "error at one speed", "own at one speed",
+    "noise at one speed", "in 90%", "in 90% at one speed", "cost",
 )  # fmt: skip
 _REFERENCES = 8  # calls in every batch
 
@@ -85,9 +88,9 @@ class Machine:
     def of(cls, model: str, tasks: int, num_devices: int, settings: Sequence[str]) -> "Machine":
         """As `neuroshard refine` has it with these settings."""
         given = ["tasks=paper", f"tasks.draw.count={tasks}", f"topology.num_devices={num_devices}", *settings]
-        config, other = (compose_config("refine", [*given, *more]) for more in ([], [f"tables.seed={_UNSEEN}"]))
+        config, its = (compose_config("refine", [*given, *more]) for more in ([], [f"tables.seed={_OTHER}"]))
         built = (instantiate_config(config[name]) for name in ("calls", "exchanges", "learner"))
-        hardware, asked, others = map(instantiate_config, (config.hardware, config.tasks, other.tasks))
+        hardware, asked, others = map(instantiate_config, (config.hardware, config.tasks, its.tasks))
         return cls(CostModels.load(model), model, hardware, asked, others, *built, _SEARCH)
 
 
@@ -125,7 +128,7 @@ def _learned(machine: Machine, measured: Sequence[Measurement[ComputeSample]]) -
         for i, m in enumerate(measured)
         if m.repeats is not None and m.sample.call == IN_COLUMNS
     ]
-    return machine.learner.fit(machine.start, split, [])
+    return fit_levelled(machine.learner, machine.start, split, [], np.ones(len(split)).tolist())
 
 
 def from_refinement(machine: Machine, budgets: Sequence[int], out: Path) -> Iterator[Learned]:
@@ -142,7 +145,7 @@ def from_refinement(machine: Machine, budgets: Sequence[int], out: Path) -> Iter
         samples = RunSamples.of(DataDirectory(out / "measured"), machine.hardware, meters, machine.seed)
         for budget in budgets:
             until = rounds[: spent.index(budget) + 1]
-            yield budget, "refined", machine.learner.fit(machine.start, samples.calls_of(until), [])
+            yield budget, "refined", samples.learned(machine.learner, machine.start, until)
 
 
 def _round_of(budgets: Sequence[int]) -> int:
@@ -173,24 +176,19 @@ class Measured:
         """
         references = [contents[i] for i in np.linspace(0, len(contents) - 1, _REFERENCES).astype(int)]
         own = max(hardware.compute_timing.live - _REFERENCES, 1)
-        chunks = [contents[start : start + own] for start in range(0, len(contents), own)]
+        chunks = [contents[start : start + own] for start in range(0, len(contents), own)] * passes
         with hardware.compute_meter(print) as meter:
-            found = [
-                _costs(meter, [*references, *chunk], seed)
-                for seed, chunk in enumerate(chunk for _ in range(passes) for chunk in chunks)
-            ]
+            found = [_costs(meter, [*references, *chunk], seed) for seed, chunk in enumerate(chunks)]
         logs = np.log([ms[:_REFERENCES] for ms in found])
         slower = np.exp(np.median(logs - logs.mean(axis=0), axis=1))
-        raw, level = (
-            np.concatenate([ms[_REFERENCES:] / factor for ms, factor in zip(found, factors, strict=True)])
-            for factors in (np.ones(len(found)), slower)
-        )
+        raw = np.concatenate([ms[_REFERENCES:] for ms in found])
+        level = raw / np.repeat(slower, [len(chunk) for chunk in chunks])
         index = {content_key(one): i for i, one in enumerate(contents)}
         return cls(raw.reshape(passes, -1), level.reshape(passes, -1), index)
 
-    def where(self, plan: Plan) -> list[int]:
-        """The plan's contents."""
-        return [self.index[content_key(call)] for call in _contents(plan)]
+    def indices(self, contents: Sequence[ComputeSample]) -> list[int]:
+        """Where they stand."""
+        return [self.index[content_key(call)] for call in contents]
 
 
 def _contents(plan: Plan) -> list[ComputeSample]:
@@ -223,30 +221,31 @@ class Judged:
         simulator = Simulator(models)
         return cls(tuple(machine.searcher.search(task, simulator) for task in tasks), models)
 
-    def row(self, name: str, measured: Measured, before: "Judged", known: Set[Hashable]) -> str:
-        """Of a markdown table; contents that are known don't count, but in costs."""
-        contents = [call for plan in self.plans for call in _contents(plan) if content_key(call) not in known]
-        where = [measured.index[content_key(call)] for call in contents]
-        sets = loads_of(contents)
+    def row(self, name: str, measured: Measured, contents: Sequence[ComputeSample], before: "Judged") -> str:
+        """Of a markdown table; of the contents, those of its own plans stand by themselves too."""
+        own = {content_key(call) for plan in self.plans for call in _contents(plan)}
+        mine = np.array([content_key(call) in own for call in contents], dtype=bool)
+        where, sets = measured.indices(contents), loads_of(contents)
         predicted, spread = self.models.compute.predict(sets), self.models.compute.spread_ms(sets)
         assert self.models.margins is not None
         true, level = (ms[:, where].mean(axis=0) for ms in (measured.raw, measured.level))
-        inside = np.abs(predicted - true) <= self.models.margins.compute(predicted, spread)
-        factor = float(np.median(level / predicted))
+        margin, factor = self.models.margins.compute(predicted, spread), np.median(level / predicted)
+        inside = [np.abs(predicted - ms) <= margin for ms in (true, level / factor)]
+        error, at_one_speed = predicted / true - 1, predicted * factor / level - 1
         figures = (
-            np.abs(predicted / true - 1),
-            repeatability(*measured.raw[:2, where]),
-            np.abs(predicted * factor / level - 1),
-            repeatability(*measured.level[:2, where]),
-        )
+            error, error[mine], repeatability(*measured.raw[:2, where]),
+            at_one_speed, at_one_speed[mine], repeatability(*measured.level[:2, where]),
+        )  # fmt: skip
+        means = " | ".join(f"{np.abs(its).mean():.1%}" if len(its) else "-" for its in figures)
         cost = self._costs(measured) / before._costs(measured)
         scatter = f" ± {cost.std(ddof=1) / len(cost) ** 0.5:.1%}" if len(cost) > 1 else ""
-        means = " | ".join(f"{its.mean():.1%}" for its in figures)
-        return f"| {name} | {len(contents)} | {means} | {inside.mean():.0%} | {cost.mean() - 1:+.1%}{scatter} |"
+        held = " | ".join(f"{its.mean():.0%}" for its in inside)
+        return f"| {name} | {len(contents)} | {means} | {held} | {cost.mean() - 1:+.1%}{scatter} |"
 
     def _costs(self, measured: Measured) -> FloatArray:
         """(N,) ms of each plan's slowest device."""
-        return np.array([measured.level[:, measured.where(plan)].mean(axis=0).max() for plan in self.plans])
+        its = (measured.level[:, measured.indices(_contents(plan))] for plan in self.plans)
+        return np.array([ms.mean(axis=0).max() for ms in its])
 
 
 def compared(machine: Machine, learned: Sequence[Learned], passes: int, known: Set[Hashable]) -> Iterator[str]:
@@ -254,12 +253,21 @@ def compared(machine: Machine, learned: Sequence[Learned], passes: int, known: S
     every = [(0, "as they were", machine.start), *learned]
     groups = {"asked": machine.asked, "other": machine.other}
     judged = {name: [Judged.of(machine, models, its) for _, _, models in every] for name, its in groups.items()}
-    turns = (turn for ones in judged.values() for turn in zip(*(one.plans for one in ones), strict=True))
-    contents = {content_key(call): call for turn in turns for plan in turn for call in _contents(plan)}
-    measured = Measured.of(machine.hardware, list(contents.values()), passes)
+    contents = {name: _contents_of(ones) for name, ones in judged.items()}
+    every_one = {content_key(call): call for its in contents.values() for call in its}
+    measured = Measured.of(machine.hardware, list(every_one.values()), passes)
     for name, ones in judged.items():
+        fresh = [call for call in contents[name] if content_key(call) not in known]
+        if not fresh:
+            raise UserError(f"refinement measured everything that plans for the {name} tasks hold; give more --tasks")
         for (budget, how, _), one in zip(every, ones, strict=True):
-            yield one.row(f"{budget} | {how} | {name}", measured, ones[0], known)
+            yield one.row(f"{budget} | {how} | {name}", measured, fresh, ones[0])
+
+
+def _contents_of(judged: Sequence[Judged]) -> list[ComputeSample]:
+    """Of all their plans, those of one task together, each once."""
+    turns = zip(*(one.plans for one in judged), strict=True)
+    return list({content_key(call): call for turn in turns for plan in turn for call in _contents(plan)}.values())
 
 
 def main() -> None:

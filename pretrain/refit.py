@@ -87,9 +87,7 @@ class Refit:
             UserError: the start is of kinds that can't be fitted further.
         """
         self.check(start)
-        in_columns = _split([m for m in calls if m.sample.call == IN_COLUMNS])
-        pooled = [m for m in exchanges if m.sample.collective is Collective.ALL_TO_ALL and m.sample.num_devices > 1]
-        of_pooled = _split(pooled)
+        in_columns, of_pooled = _in_columns(calls), _all_to_alls(exchanges)
         with torch_threads(1):
             fitted = replace(
                 start,
@@ -100,11 +98,34 @@ class Refit:
             )
         return replace(
             fitted,
-            margins=self._margins(start, fitted, in_columns, of_pooled),
+            margins=self.margins(start, fitted, calls, exchanges),
             ranges=_ranges(start, in_columns, of_pooled),
             name=None,
             digest=None,
         )
+
+    def margins(
+        self,
+        start: CostModels,
+        fitted: CostModels,
+        calls: Sequence[Measurement[ComputeSample]],
+        exchanges: Sequence[Measurement[CommSample]],
+    ) -> Margins | None:
+        """Of models fitted from the start on.
+
+        New ones of the parts that enough was measured of for validation, the start's of others.
+        """
+        in_columns, of_pooled = _in_columns(calls), _all_to_alls(exchanges)
+        found: dict[str, Margin] = {}
+        if len(in_columns.valid) >= self.least_valid:
+            found[COMPUTE] = predict_compute(fitted.compute, in_columns.valid).margin()
+        if len(of_pooled.valid) >= self.least_valid:
+            for name, direction in _DIRECTIONS:
+                found[name] = predict_comm(_of_all_to_alls(getattr(fitted, name)), of_pooled.valid, direction).margin()
+        if start.margins is None:
+            return Margins.by_part(found) if len(found) == len(_DIRECTIONS) + 1 else None
+        before = {name: start.margins.of(name) for name in (COMPUTE, FORWARD, BACKWARD)}
+        return Margins.by_part(start.margins.others | before | found)
 
     def _compute(self, model: Any, measured: SplitMeasurements) -> SumModel:
         """All forms multiplied, columns fitted further."""
@@ -155,20 +176,14 @@ class Refit:
     def _enough(self, measured: SplitMeasurements) -> bool:
         return len(measured.train) >= self.least_train and bool(measured.valid)
 
-    def _margins(
-        self, start: CostModels, fitted: CostModels, calls: SplitMeasurements, exchanges: SplitMeasurements
-    ) -> Margins | None:
-        """New ones of the parts that enough was measured of, the start's of others."""
-        found: dict[str, Margin] = {}
-        if len(calls.valid) >= self.least_valid:
-            found[COMPUTE] = predict_compute(fitted.compute, calls.valid).margin()
-        if len(exchanges.valid) >= self.least_valid:
-            for name, direction in _DIRECTIONS:
-                found[name] = predict_comm(_of_all_to_alls(getattr(fitted, name)), exchanges.valid, direction).margin()
-        if start.margins is None:
-            return Margins.by_part(found) if len(found) == len(_DIRECTIONS) + 1 else None
-        before = {name: start.margins.of(name) for name in (COMPUTE, FORWARD, BACKWARD)}
-        return Margins.by_part(start.margins.others | before | found)
+
+def _in_columns(calls: Sequence[Measurement[ComputeSample]]) -> SplitMeasurements:
+    return _split([m for m in calls if m.sample.call == IN_COLUMNS])
+
+
+def _all_to_alls(exchanges: Sequence[Measurement[CommSample]]) -> SplitMeasurements:
+    its = [m for m in exchanges if m.sample.collective is Collective.ALL_TO_ALL and m.sample.num_devices > 1]
+    return _split(its)
 
 
 def _split(measured: Sequence[Measurement[Any]]) -> SplitMeasurements:

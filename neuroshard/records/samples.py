@@ -208,6 +208,10 @@ class Repeats:
     times_ms: FloatArray
     at_s: FloatArray
 
+    def times(self, factor: float) -> "Repeats":
+        """As if everything had taken so many times as long."""
+        return replace(self, times_ms=self.times_ms * factor)
+
 
 @dataclass(frozen=True)
 class Measurement(Generic[Sample]):
@@ -216,7 +220,7 @@ class Measurement(Generic[Sample]):
     Attributes:
         sample_id: its place in the run; the same id gives the same sample for the same seed.
         split: "train", "valid" or "test": which part of the tables it was drawn from.
-        second_pass: measured again at the end of the run, to learn how repeatable the first pass was.
+        second_pass: measured again later in the run, to learn how repeatable the first pass was.
         seed: the run's seed; with `sample_id` it fixes the indices drawn.
     """
 

@@ -21,9 +21,10 @@ def random_contents(task: Task, rng: np.random.Generator) -> list[ComputeSample]
     """Of every device that has something, when tables, some of them cut into shards of columns, are handed out.
 
     Shards go, largest first by bytes, columns or lookups, to the device with the least so far, but a share of them,
-    drawn anew for every placement, to random devices. Devices that hold more than their memory are left out.
+    drawn anew for every placement, to random devices. Devices that would hold more than their memory are left out, and
+    so are sequence tables.
     """
-    shards = [table.with_dim(dim) for table in task.tables for dim in _cut(table.dim, rng)]
+    shards = [table.with_dim(dim) for table in task.tables if table.pooled for dim in _cut(table.dim, rng)]
     score = _SCORES[int(rng.integers(len(_SCORES)))]
     random_share, devices = rng.random(), task.topology.num_devices
     load = np.zeros(devices)
@@ -33,8 +34,9 @@ def random_contents(task: Task, rng: np.random.Generator) -> list[ComputeSample]
         load[device] += score(shard)
         before = held[device].get(shard.name)
         held[device][shard.name] = shard if before is None else shard.with_dim(before.dim + shard.dim)
-    contents = [ComputeSample(tuple(its.values()), task.batch_size) for its in held if its]
-    return [one for one in contents if one.size_bytes <= max(task.topology.device_memory)]
+    contents = [ComputeSample(tuple(its.values()), task.batch_size) if its else None for its in held]
+    pairs = zip(contents, task.topology.device_memory, strict=True)
+    return [one for one, memory in pairs if one is not None and one.size_bytes <= memory]
 
 
 def _cut(dim: int, rng: np.random.Generator) -> Sequence[int]:

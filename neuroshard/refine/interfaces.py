@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from neuroshard.models import CostModels
+from neuroshard.models.trust import Margins
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TableSplit
 
@@ -56,4 +57,14 @@ class Learner(Protocol):
         exchanges: Sequence[Measurement[CommSample]],
     ) -> CostModels:
         """The start's models fitted further to measurements that succeeded, with margins; their splits count."""
+        ...
+
+    def margins(
+        self,
+        start: CostModels,
+        fitted: CostModels,
+        calls: Sequence[Measurement[ComputeSample]],
+        exchanges: Sequence[Measurement[CommSample]],
+    ) -> Margins | None:
+        """Of the fitted models: set on the validation samples where there are enough, else the start's."""
         ...

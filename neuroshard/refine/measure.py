@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from neuroshard.errors import UserError
 from neuroshard.hardware import Meter
 from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample
@@ -57,10 +58,19 @@ class Kind(Generic[Sample]):
     amount: Callable[[Sample, Repeats], float]
 
     def measured(self, rounds: Sequence[Round]) -> list[Measurement[Sample]]:
-        """The samples of these rounds that were measured, once each; failed ones are left out."""
-        below = self._count(rounds)
-        its = self.parts.read()
-        return [m for m in its if m.sample_id < below and not m.second_pass and m.repeats is not None]
+        """The samples of these rounds that were measured, once each; failed ones are left out.
+
+        Raises:
+            UserError: some are no longer there.
+        """
+        wanted = {one.sample_id for its in rounds for one in its.of(self.part)}
+        found = [m for m in self.parts.read() if m.sample_id in wanted and not m.second_pass]
+        if len(found) < len(wanted):
+            raise UserError(
+                f"{self.parts.directory} lacks {len(wanted) - len(found)} measurements of rounds that are done; put "
+                "them back, or give another out=DIRECTORY"
+            )
+        return found
 
     def measure(
         self,
@@ -75,34 +85,48 @@ class Kind(Generic[Sample]):
         Samples of earlier rounds are measured a second time among the new ones: what those of a batch have in common,
         such as where memory came to lie, is in them too. Parts that are there already are not measured again; `advance`
         is told of the others' measurements.
+
+        Raises:
+            UserError: parts that are there are of other samples.
         """
         first = self._count(rounds)
-        earlier = self._earlier(rounds, again)
-        samples = {m.sample_id: m.sample for m in self.parts.read()} if earlier else {}
-        new = [Due(first + i, one.sample) for i, one in enumerate(chosen)]
-        self._make(_mixed(new, [Due(number, samples[number], second=True) for number in earlier]), advance)
-        own = _spread(new, again - len(earlier))
-        self._make([replace(one, second=True) for one in own], advance)
-        found = {(m.sample_id, m.second_pass): self._amount(m) for m in self.parts.read()}
+        new: list[Due[Sample]] = [Due(first + i, one.sample) for i, one in enumerate(chosen)]
+        repeated = self._earlier(rounds, again)
+        self._make(_mixed(new, [due for due, _ in repeated]), advance)
+        own: list[Due[Sample]] = [replace(one, second=True) for one in _spread(new, again - len(repeated))]
+        self._make(own, advance)
+        repeated += [(due, len(rounds)) for due in own]
+        found = self._found([*new, *(due for due, _ in repeated)])
         foreseen = [
-            Foreseen(self.part, due.number, one.why, ms, found[due.number, False])
+            Foreseen(self.part, due.number, one.why, ms, found[due])
             for due, one, ms in zip(new, chosen, predicted, strict=True)
         ]
-        repeated = earlier | dict.fromkeys((one.number for one in own), len(rounds))
         return foreseen, [
-            Again(self.part, number, before, found[number, False], found[number, True])
-            for number, before in repeated.items()
+            Again(self.part, due.number, before, found[replace(due, second=False)], found[due])
+            for due, before in repeated
         ]
+
+    def _found(self, due: Sequence[Due[Sample]]) -> dict[Due[Sample], float | None]:
+        """What all samples took, those that are due among them; None where measuring failed."""
+        found = {Due(m.sample_id, m.sample, m.second_pass): self._amount(m) for m in self.parts.read()}
+        for one in due:
+            if one not in found:
+                raise UserError(
+                    f"{self.parts.directory} holds another sample {one.number} than this run chooses now; was it begun "
+                    "with other versions? Give another out=DIRECTORY"
+                )
+        return found
 
     def _count(self, rounds: Sequence[Round]) -> int:
         """Samples of these rounds; the number of the next one."""
         return sum(one.count(self.part) for one in rounds)
 
-    def _earlier(self, rounds: Sequence[Round], again: int) -> dict[int, int]:
-        """So many samples of these rounds, or all, that weren't measured twice: their numbers, and their rounds'."""
+    def _earlier(self, rounds: Sequence[Round], again: int) -> list[tuple[Due[Sample], int]]:
+        """So many samples of these rounds, or all, that weren't measured twice, with their rounds' numbers."""
         done = {one.sample_id for its in rounds for one in its.again if one.part == self.part}
-        once = {one.sample_id: its.number for its in rounds for one in its.of(self.part) if one.sample_id not in done}
-        return {number: once[number] for number in _spread(list(once), again)}
+        of_round = {one.sample_id: its.number for its in rounds for one in its.of(self.part)}
+        once = _spread([m for m in self.measured(rounds) if m.sample_id not in done], again)
+        return [(Due(m.sample_id, m.sample, second=True), of_round[m.sample_id]) for m in once]
 
     def _make(self, due: Sequence[Due[Sample]], advance: Advance) -> None:
         """Measure what isn't on disk."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.meters import Meters
@@ -11,9 +13,11 @@ from neuroshard.records import DataDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.refine.amounts import measured_call, measured_exchange, predicted_calls, predicted_exchanges
 from neuroshard.refine.candidates import RoundSamples
+from neuroshard.refine.interfaces import Learner
+from neuroshard.refine.learn import fit_levelled
 from neuroshard.refine.measure import Advance, Kind
 from neuroshard.refine.rounds import Again, Foreseen, Round
-from neuroshard.refine.speed import at_typical_speed
+from neuroshard.refine.speed import slowness
 
 _CALLS, _EXCHANGES = 0, 1  # streams of random numbers
 
@@ -40,12 +44,22 @@ class RunSamples:
         )  # fmt: skip
 
     def calls_of(self, rounds: Sequence[Round]) -> list[Measurement[ComputeSample]]:
-        """The kernel calls of these rounds that were measured, those of the training split at the typical speed."""
-        return at_typical_speed(self.calls.measured(rounds), rounds, self.calls.part)
+        """The kernel calls of these rounds that were measured."""
+        return self.calls.measured(rounds)
 
     def exchanges_of(self, rounds: Sequence[Round]) -> list[Measurement[CommSample]]:
         """The exchanges of these rounds that were measured."""
         return self.exchanges.measured(rounds)
+
+    def learned(self, learner: Learner, start: CostModels, rounds: Sequence[Round]) -> CostModels:
+        """The start's models, fitted further to all of these rounds.
+
+        Kernel calls alone are brought to one speed: exchanges differ by much more than the speeds of rounds.
+        """
+        calls = self.calls_of(rounds)
+        of_round = np.repeat(slowness(rounds, self.calls.part), [one.count(self.calls.part) for one in rounds])
+        times = [of_round[m.sample_id] for m in calls]
+        return fit_levelled(learner, start, calls, self.exchanges_of(rounds), times)
 
     def check(self, rounds: Sequence[Round]) -> None:
         """Raise UserError if nothing of these rounds could be measured."""

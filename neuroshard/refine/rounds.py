@@ -50,7 +50,7 @@ class Shares:
     placements: Annotated[int, Meta(ge=1, le=1000)] = 8
 
     def of(self, measurements: int) -> dict[Part, tuple[int, int]]:
-        """Of so many measurements, by part: new samples, and those of them that are measured again."""
+        """Of so many measurements, by part: new samples, and second measurements."""
         again = int(self.again * measurements)
         new = measurements - again
         exchanges = round(self.exchanges * new)
@@ -130,14 +130,14 @@ class Round:
 
 def noise_of(rounds: Sequence[Round], part: Part) -> FloatArray:
     """(n,) by how much two measurements of one sample differ, relative."""
-    pairs = [
-        (one.first_ms, one.again_ms)
-        for its in rounds
-        for one in its.again
-        if one.part == part and one.first_ms and one.again_ms is not None
-    ]
+    pairs = [(one.first_ms, one.again_ms) for one in repeated(rounds, part)]
     first, second = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     return repeatability(first, second)
+
+
+def repeated(rounds: Sequence[Round], part: Part) -> list[Again]:
+    """Second measurements in these rounds, of samples that both measurements took some time of."""
+    return [one for its in rounds for one in its.again if one.part == part and one.first_ms and one.again_ms]
 
 
 def well_predicted(rounds: Sequence[Round], times: float) -> bool:

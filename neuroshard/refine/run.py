@@ -131,9 +131,9 @@ class Refine:
             models = self._learned(start, rounds, samples)
             chosen = chosen or self._choose(rounds, models, samples.calls_of(rounds), samples.exchanges_of(rounds))
             one = Round(len(rounds), measurements, *samples.measure(rounds, chosen, models, watch.advance))
-            self._files.write(one)
             rounds.append(one)
             self._budget.decide(rounds, watch.measured, watch.seconds)
+            self._files.write(one)
             chosen = None
         return self._finished(start, rounds, samples)
 
@@ -173,7 +173,7 @@ class Refine:
         if not rounds:
             return start
         samples.check(rounds)
-        return self.learner.fit(start, samples.calls_of(rounds), samples.exchanges_of(rounds))
+        return samples.learned(self.learner, start, rounds)
 
     @property
     def _files(self) -> RoundFiles:

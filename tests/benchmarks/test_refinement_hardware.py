@@ -8,12 +8,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from refinement import AWAY, CALLS, EXCHANGES, learner
-from refinement_hardware import COLUMNS, Judged, Machine, Measured, compared, from_random, from_refinement
+from refinement_hardware import COLUMNS, Judged, Machine, Measured, _contents_of, compared, from_random, from_refinement
 
 from neuroshard.errors import UserError
 from neuroshard.hardware import EmbeddingSettings
 from neuroshard.hardware.plan_samples import kernel_calls
 from neuroshard.models import CostModels
+from neuroshard.records.asked import loads_of
 from neuroshard.refine.choose import content_key
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.search.local.improvement import Improvement
@@ -23,6 +24,7 @@ from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
 from neuroshard.testing.devices.hardware import MadeUpHardware, SlowerBy
+from neuroshard.timing import TimingProtocol
 
 SEARCH = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=2), forms=("columns",))
 TABLES = dlrm_like(num_tables=60, batch_size=4096, seed=0)
@@ -54,35 +56,38 @@ def test_both_ways_are_compared(machine, collected, tmp_path):
     random, refined = ([[str(budget), name] for budget in budgets] for name in ("random", "refined"))
     models = [["0", "as they were"], *random[:2], *refined]  # 45 samples are there
     assert [row[:3] for row in rows] == [[*one, group] for group in ("asked", "other") for one in models]
-    assert {row[3] for row in rows} == {"4"}
     assert all(len(row) == len(COLUMNS) for row in rows)
     for group in (rows[: len(models)], rows[len(models) :]):
+        assert len({row[3] for row in group}) == 1  # all are judged by the same contents
         assert group[0][-1] == "+0.0% ± 0.0%"
         wrong, *errors = (float(row[4].rstrip("%")) for row in group)
         assert max(errors) < wrong
 
 
 def test_contents_that_refinement_measured_do_not_judge(machine):
-    judged = Judged.of(machine, machine.start, machine.asked)
-    contents = [call for plan in judged.plans for (call,) in kernel_calls(plan)]
-    measured = Measured.of(machine.hardware, contents, 2)
-    row = judged.row("", measured, judged, {content_key(contents[0])})
-    assert row.split(" | ")[1] == str(len(contents) - 1)
+    plans = Judged.of(machine, machine.start, machine.asked).plans
+    known = {content_key(call) for plan in plans for (call,) in kernel_calls(plan)}
+    refused = compared(machine, [], 2, known)
+    with pytest.raises(UserError, match="refinement measured everything that plans for the asked tasks hold"):
+        next(refused)
+    rows = [row.split(" | ") for row in compared(machine, [], 2, set(list(known)[:1]))]
+    assert [int(row[3]) for row in rows] == [len(known) - 1, 4]
 
 
 def test_batches_are_brought_to_one_speed(machine):
-    contents = [
-        call for plan in Judged.of(machine, machine.start, machine.asked).plans for (call,) in kernel_calls(plan)
-    ]
-    factor = iter([1.0, 1.4, 1.2, 0.9])  # of every batch
+    contents = _contents_of([Judged.of(machine, machine.start, machine.asked + machine.other)])
+    factor = iter([1.0, 1.4, 1.2, 0.9, 1.1, 1.3])  # of every batch
 
     class Moody(MadeUpHardware):
         def compute_meter(self, warn):
             return SlowerBy(super().compute_meter(warn), factor)
 
-    measured = Measured.of(Moody(made_up=AWAY["tables"], noise=1e-3), contents, 4)
-    assert np.ptp(np.log(measured.raw), axis=0).min() > 0.4
+    hardware = Moody(made_up=AWAY["tables"], noise=1e-3, compute_timing=TimingProtocol(live=12))
+    measured = Measured.of(hardware, contents, 3)
+    assert np.ptp(np.log(measured.raw), axis=0).min() > 0.1
     assert np.ptp(np.log(measured.level), axis=0).max() < 0.02
+    true = hardware.made_up.truth.compute.predict(loads_of(contents))
+    assert np.ptp(np.log(measured.level / true)) < 0.02
 
 
 def test_data_of_other_kernels_are_refused(machine, collected):

@@ -103,10 +103,5 @@ class SlowerBy:
     def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
         """As the meter, times the factor."""
         factor = next(self.factors)
-        return [_slower(outcome, factor) for outcome in self.meter.measure(samples, seeds)]
-
-
-def _slower(outcome: Outcome, factor: float) -> Outcome:
-    if outcome.repeats is None:
-        return outcome
-    return replace(outcome, repeats=replace(outcome.repeats, times_ms=outcome.repeats.times_ms * factor))
+        found = self.meter.measure(samples, seeds)
+        return [replace(one, repeats=None if one.repeats is None else one.repeats.times(factor)) for one in found]

@@ -1,5 +1,6 @@
 """Whole refine runs on made-up hardware, where the truth is known; killed ones; and a tiny one on real hardware."""
 
+import shutil
 import signal
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,6 +21,7 @@ from neuroshard.parquet import read_rows
 from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
+from neuroshard.refine.contents import random_contents
 from neuroshard.refine.propose import believing
 from neuroshard.refine.rounds import RoundFiles, Shares, noise_of
 from neuroshard.refine.run import Refine
@@ -261,17 +263,97 @@ def _moody_hardware(times):
     return MoodyHardware(made_up=AWAY, compute_timing=TimingProtocol(live=64))
 
 
+def _listening(fitted, judged):
+    """Puts what it is given to learn from, and to set margins on, into two lists."""
+
+    class Listening(Refit):
+        def fit(self, start, calls, exchanges):
+            fitted.append(list(calls))
+            return super().fit(start, calls, exchanges)
+
+        def margins(self, start, models, calls, exchanges):
+            judged.append(list(calls))
+            return super().margins(start, models, calls, exchanges)
+
+    return Listening(FURTHER, FURTHER)
+
+
 def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path):
-    times = (1.0, 1.25, 0.8, 1.1)
+    times, fitted, judged = np.array([1.0, 1.25, 0.8, 1.1]), [], []
     result = _run(
         home, tmp_path / "out", hardware=_moody_hardware(times), samples=200, enough=0.0,
-        shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
+        learner=_listening(fitted, judged), shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
     ).run()  # fmt: skip
-    off = np.log(slowness(result.rounds, "compute") / np.array(times))
+    off = np.log(slowness(result.rounds, "compute") / times)
     assert np.abs(off - off.mean()).max() < 0.06
+    of_round = np.repeat(times, [one.count("compute") for one in result.rounds])
+    for m, as_measured in zip(fitted[-1], judged[-1], strict=True):
+        levelled = np.log(as_measured.repeats.times_ms / m.repeats.times_ms / of_round[m.sample_id])
+        assert np.abs(levelled - off.mean()).max() < 0.06
     console = Console(record=True, width=160)
     result.show(console)
     assert "slower by" in console.export_text()
+
+
+@pytest.mark.parametrize("live", [3, 64])
+def test_second_measurements_are_of_earlier_rounds_and_none_is_a_third(home, tmp_path, live):
+    timing = TimingProtocol(live=live)
+    hardware = MadeUpHardware(made_up=AWAY, compute_timing=timing, comm_timing=timing)
+    tasks = (*_tasks(2), replace(_tasks(1, seed=1)[0], topology=Topology(3, 4 << 30)))
+    shares = Shares(30, again=0.3, exchanges=0.4)
+    result = _run(
+        home, tmp_path / "out", tasks=tasks, hardware=hardware, samples=120, enough=0.0, shares=shares,
+        searchers=(Greedy("dim"),),
+    ).run()  # fmt: skip
+    again = [(its.number, one) for its in result.rounds for one in its.again]
+    assert all(one.before < number for number, one in again if number)
+    assert len({(one.part, one.sample_id) for _, one in again}) == len(again) == 4 * 9
+    measured = DataDirectory(tmp_path / "out" / "measured")
+    for part, parts in (("compute", measured.compute()), ("exchange", measured.comm())):
+        found = [(m.sample_id, m.second_pass) for m in parts.read()]
+        assert len(set(found)) == len(found)
+        twice = {number for number, second in found if second}
+        assert twice == {one.sample_id for _, one in again if one.part == part}
+
+
+def test_parts_of_other_samples_are_not_taken_for_these(home, tmp_path):
+    settings = {"samples": 40, "enough": 0.0, "shares": Shares(20), "searchers": (Greedy("dim"),)}
+    for name, seed in (("one", 0), ("other", 1)):
+        _run(home, tmp_path / name, **settings, seed=seed).run()
+    shutil.rmtree(tmp_path / "one" / "models")
+    second = tmp_path / "one" / "rounds" / "round-0001.json"
+    second.unlink()
+    mine, others = (
+        sorted((tmp_path / name / "measured" / "compute").glob("*.parquet"))[-1] for name in ("one", "other")
+    )
+    assert mine.name == others.name
+    kept = mine.read_bytes()
+    mine.write_bytes(others.read_bytes())
+    with pytest.raises(UserError, match=r"holds another sample .* than this run chooses now"):
+        _run(home, tmp_path / "one", **settings).run()
+    mine.write_bytes(kept)
+    sorted((tmp_path / "one" / "measured" / "compute").glob("*.parquet"))[0].unlink()
+    with pytest.raises(UserError, match=r"lacks [0-9]+ measurements of rounds that are done"):
+        _run(home, tmp_path / "one", **settings).run()
+
+
+def test_minutes_are_kept_by_a_run_that_was_killed_after_its_first_round(home, tmp_path):
+    run = {"samples": None, "minutes": 1.0, "searchers": (Greedy("dim"),), "shares": Shares(measurements=20)}
+    seconds = count(0, 600)
+    first = _run(home, tmp_path / "out", clock=lambda: float(next(seconds)), **run).run()
+    shutil.rmtree(tmp_path / "out" / "models")
+    (tmp_path / "out" / "rounds" / "round-0000.json").unlink()  # the budget was written before it
+    fast = count(0)
+    assert _run(home, tmp_path / "out", clock=lambda: float(next(fast)) * 1e-3, **run).run() == first
+
+
+def test_sequence_tables_are_passed_over(home, tmp_path):
+    (task,) = _tasks(1)
+    first, second, *rest = task.tables
+    mixed = replace(task, tables=(replace(first, pooled=False), replace(second, pooled=False), *rest))
+    contents = random_contents(mixed, np.random.default_rng(0))
+    assert {table.name for one in contents for table in one.tables} == {table.name for table in rest}
+    assert random_contents(replace(task, tables=mixed.tables[:2]), np.random.default_rng(0)) == []
 
 
 @dataclass(frozen=True)

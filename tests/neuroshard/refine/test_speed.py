@@ -1,5 +1,7 @@
 """The machine's speed in each round, from samples that two rounds measured."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,21 +9,21 @@ from hypothesis import strategies as st
 
 from neuroshard.records.samples import ComputeSample, Measurement, Repeats
 from neuroshard.refine.rounds import Again, Foreseen, Round
-from neuroshard.refine.speed import at_typical_speed, slowness
+from neuroshard.refine.speed import levelled, slowness
 from neuroshard.testing import toy_task
 
 
 def _rounds(speeds, noise=0.0, pairs=5, seed=0):
-    """Rounds of 20 samples, each but the first with second measurements of samples of the ones before."""
+    """Rounds of 20 samples, each but the first with second measurements of what the ones before took."""
     rng = np.random.default_rng(seed)
-    rounds = []
+    rounds, number_of = [], count()
     for number, speed in enumerate(speeds):
         samples = tuple(Foreseen("compute", 20 * number + i, "random", 1.0, 2.0 * speed) for i in range(20))
         again = []
         for i in range(pairs if number else 0):
             before = i % number
             first, second = np.array([speeds[before], speed]) * 2.0 * np.exp(rng.normal(0, noise, 2))
-            again.append(Again("compute", 20 * before + number, before, float(first), float(second)))
+            again.append(Again("compute", next(number_of), before, float(first), float(second)))
         rounds.append(Round(number, 25, samples, tuple(again)))
     return rounds
 
@@ -48,24 +50,32 @@ def test_nothing_shared_says_nothing():
     assert slowness([alone, failed], "compute").tolist() == [1.0, 1.0]
 
 
-def test_few_noisy_pairs_change_less_than_many():
+def test_few_pairs_change_less_than_many():
     one, many = (slowness(_rounds([1.0, 1.2], pairs=pairs), "compute") for pairs in (1, 20))
     assert 1.0 < one[1] / one[0] < many[1] / many[0] <= 1.2 + 1e-9
 
 
-def test_what_is_trained_on_is_as_at_one_speed_and_the_rest_as_measured():
-    rounds = _rounds([0.9, 1.1], pairs=20)
+def test_noise_of_the_pairs_is_averaged_out():
+    speeds = np.array([1.0, 1.1, 0.9, 1.05, 0.95])
+    off = [
+        np.log(slowness(_rounds(speeds.tolist(), noise=0.04, pairs=8, seed=seed), "compute") / speeds)
+        for seed in range(20)
+    ]
+    assert np.std(off) < 0.04 / 2
+    assert np.abs(np.mean(off, axis=0)).max() < 0.02
+
+
+def test_measurements_are_brought_to_one_speed():
     task = toy_task()
+    sample = ComputeSample(task.tables[:2], 256)
     measured = [
-        Measurement(
-            ComputeSample(task.tables[:2], 256), one.sample_id, "valid" if one.sample_id % 5 == 4 else "train", 0,
-            Repeats(np.full(3, one.measured_ms), np.zeros(3)),
-        )
-        for its in rounds
-        for one in its.samples
-    ]  # fmt: skip
-    found = at_typical_speed(measured, rounds, "compute")
-    trained = np.array([m.repeats.times_ms for m in found if m.split == "train"])
-    assert np.ptp(np.log(trained)) < 0.1 * np.log(1.1 / 0.9)
-    assert [m for m in found if m.split == "valid"] == [m for m in measured if m.split == "valid"]
-    assert [m.sample_id for m in found] == [m.sample_id for m in measured]
+        Measurement(sample, i, "train", 0, Repeats(np.full(3, 2.0 * times), np.arange(3.0)))
+        for i, times in enumerate([0.8, 1.25])
+    ]
+    failed = Measurement(sample, 2, "train", 0, None, "too much")
+    *found, last = levelled([*measured, failed], [0.8, 1.25, 1.1])
+    assert last == failed
+    for m, before in zip(found, measured, strict=True):
+        assert m.repeats.times_ms == pytest.approx(np.full(3, 2.0))
+        assert m.repeats.at_s is before.repeats.at_s
+        assert (m.sample_id, m.sample, m.split) == (before.sample_id, before.sample, before.split)
