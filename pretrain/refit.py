@@ -224,10 +224,9 @@ def _better(before: Any, after: Any, ask: Any) -> Any:
 
 def _ranges(start: CostModels, calls: SplitMeasurements, exchanges: SplitMeasurements) -> Ranges | None:
     """The start's, and of what was trained on."""
-    if start.ranges is None or not calls.train or not exchanges.train:
-        return start.ranges
-    new = Ranges.of([m.sample for m in calls.train], [m.sample for m in exchanges.train])
-    return new.joined(start.ranges)
+    if start.ranges is None:
+        return None
+    return start.ranges.widened([m.sample for m in calls.train], [m.sample for m in exchanges.train])
 
 
 def _silent(_epoch: int, _loss: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -93,18 +93,12 @@ class Ranges:
     @classmethod
     def of(cls, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
         """The ranges of the samples that models of columns and all-to-alls are fitted to."""
-        tables = [table for sample in compute for table in sample.tables]
-        return cls(
-            Range.of("rows", [table.rows for table in tables]),
-            Range.of("dim", [table.dim for table in tables]),
-            Range.of("pooling factor", [table.pooling_factor for table in tables]),
-            Range.of("bytes per element", [table.bytes_per_element for table in tables]),
-            Range.of("batch size", [sample.batch_size for sample in compute]),
-            Range.of("tables on a device", [len(sample.tables) for sample in compute]),
-            Range.of("devices", [len(sample.dims) for sample in comm]),
-            Range.of("columns on a device", [dim for sample in comm for dim in sample.dims]),
-            Range.of("features of a table", [table.features for table in tables]),
-        )
+        return cls(**_of_calls(compute), **_of_exchanges(comm))
+
+    def widened(self, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
+        """With what these samples ranged over besides, of either kind or none."""
+        found = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
+        return replace(self, **{name: getattr(self, name).joined(one) for name, one in found.items()})
 
     def joined(self, other: "Ranges") -> "Ranges":
         """The ranges of models that were fitted to one set of samples after another: the smallest that hold both."""
@@ -144,6 +138,28 @@ class Ranges:
         counts = [count for count in tables if count]
         found = (self.tables_on_a_device.warning(counts), self.columns_on_a_device.warning(columns))
         return tuple(warning for warning in found if warning is not None)
+
+
+def _of_calls(samples: Sequence[ComputeSample]) -> dict[str, Any]:
+    """Ranges by the names of `Ranges`' fields."""
+    tables = [table for sample in samples for table in sample.tables]
+    return {
+        "rows": Range.of("rows", [table.rows for table in tables]),
+        "dim": Range.of("dim", [table.dim for table in tables]),
+        "pooling_factor": Range.of("pooling factor", [table.pooling_factor for table in tables]),
+        "bytes_per_element": Range.of("bytes per element", [table.bytes_per_element for table in tables]),
+        "batch_size": Range.of("batch size", [sample.batch_size for sample in samples]),
+        "tables_on_a_device": Range.of("tables on a device", [len(sample.tables) for sample in samples]),
+        "features": Range.of("features of a table", [table.features for table in tables]),
+    }
+
+
+def _of_exchanges(samples: Sequence[CommSample]) -> dict[str, Any]:
+    """Ranges by the names of `Ranges`' fields."""
+    return {
+        "devices": Range.of("devices", [len(sample.dims) for sample in samples]),
+        "columns_on_a_device": Range.of("columns on a device", [dim for sample in samples for dim in sample.dims]),
+    }
 
 
 _Parts = dict[str, tuple[Range, ...]]

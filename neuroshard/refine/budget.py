@@ -23,7 +23,10 @@ class Decided:
 
 @dataclass(frozen=True)
 class Budget:
-    """Of a run: `samples`, or what `minutes` come to, written to `path` once it is known; with neither, 200."""
+    """Of a run: `samples`, or what `minutes` come to, written to `path` once it is known; with neither, 200.
+
+    A process that measured nothing of the first round knows no rate: the next round tells it.
+    """
 
     samples: int | None
     minutes: float | None

@@ -91,12 +91,12 @@ class Kind(Generic[Sample]):
         """
         first = self._count(rounds)
         new: list[Due[Sample]] = [Due(first + i, one.sample) for i, one in enumerate(chosen)]
-        repeated = self._earlier(rounds, again)
+        repeated: list[tuple[Due[Sample], int]] = self._earlier(rounds, again)
         self._make(_mixed(new, [due for due, _ in repeated]), advance)
         own: list[Due[Sample]] = [replace(one, second=True) for one in _spread(new, again - len(repeated))]
         self._make(own, advance)
         repeated += [(due, len(rounds)) for due in own]
-        found = self._found([*new, *(due for due, _ in repeated)])
+        found = self._found(new + [due for due, _ in repeated])
         foreseen = [
             Foreseen(self.part, due.number, one.why, ms, found[due])
             for due, one, ms in zip(new, chosen, predicted, strict=True)

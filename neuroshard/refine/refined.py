@@ -45,16 +45,17 @@ class Refined:
         grid = Grid(title=f"Predicted, then measured: {self.path}")
         for column in ("round", "measured", "samples", *_PLURAL.values(), "too low by", "noise", "slower by"):
             grid.add_column(column, justify="left" if column == "samples" else "right")
-        slower = slowness(self.rounds, "compute") - 1
+        slower = [f"{times - 1:+.1%}" if len(self.rounds) > 1 else "-" for times in slowness(self.rounds, "compute")]
         for one in self.rounds:
             for part in PARTS:
                 if one.count(part):
-                    grid.add_row(*self._row(one, part), f"{slower[one.number]:+.1%}" if part == "compute" else "")
+                    grid.add_row(*self._row(one, part), slower[one.number] if part == "compute" else "")
         console.print(grid)
         console.print(
             "proposals, doubts, random: mean error of predictions, relative, before they were learned from; "
-            "too low by: predictions of proposals, median; noise: how far a round's measurements of samples of earlier "
-            "rounds differ from the first ones; slower by: the machine, than in the typical round"
+            "too low by: predictions of proposals, median; noise: how far second measurements differ from the "
+            "first ones, which are of earlier rounds (in round 1 of its own); slower by: kernel calls than in the "
+            "typical round"
         )
         failed = sum(sample.measured_ms is None for one in self.rounds for sample in one.samples)
         spent = sum(one.measurements for one in self.rounds)

@@ -163,7 +163,7 @@ class Refine:
         calls: Sequence[Measurement[ComputeSample]],
         exchanges: Sequence[Measurement[CommSample]],
     ) -> RoundSamples:
-        """What the round after these measures, from what they measured."""
+        """What the round after these measures first, from what they measured."""
         rng = np.random.default_rng([self.seed, len(rounds)])
         known = [m.sample for m in calls], [m.sample for m in exchanges]
         return self._candidates.of_round(self._next(rounds), models, *known, rng)

@@ -10,7 +10,7 @@ from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.trust import Margin, Margins
+from neuroshard.models.trust import Margin, Margins, Range, Ranges
 from neuroshard.plans.form import IN_COLUMNS, Form
 from neuroshard.records.asked import loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
@@ -115,6 +115,30 @@ def test_validation_samples_are_never_trained_on_and_set_the_margins():
     margin = fitted.margins.compute(predicted, fitted.compute.spread_ms(sets))
     assert (np.abs(predicted - [m.repeats.times_ms[0] for m in valid]) <= margin).mean() >= 0.9
     assert (fitted.margins.forward, fitted.margins.backward) == (MARGINS.forward, MARGINS.backward)
+
+
+def test_ranges_hold_kernel_calls_where_nothing_was_exchanged():
+    calls = _calls(random_ensemble(), 10)
+    halved = [
+        replace(m, sample=replace(m.sample, tables=tuple(replace(t, bytes_per_element=2) for t in m.sample.tables)))
+        for m in calls
+    ]
+    start = replace(_start(), ranges=Ranges.of([m.sample for m in calls], [m.sample for m in _exchanges(_start(), 5)]))
+    found = Refit(BRIEF, BRIEF).fit(start, halved, [])
+    assert found.ranges.bytes_per_element == Range("bytes per element", 2, 4)
+    assert found.ranges.devices == start.ranges.devices
+
+
+def test_margins_can_be_set_on_other_samples_than_models_are_fitted_to():
+    start, refit = _start(), Refit(BRIEF, BRIEF, least_train=1000)
+    calls = _calls(start.compute, 50, lambda ms: 2 * ms)
+    fitted = refit.fit(start, calls, [])
+    assert refit.margins(start, fitted, calls, []) == fitted.margins
+    slower = [replace(m, repeats=m.repeats.times(1.3)) for m in calls]
+    predicted, spread = np.array([10.0]), np.array([0.0])
+    least, most = (refit.margins(start, fitted, its, []).compute(predicted, spread)[0] for its in (calls, slower))
+    assert least < 0.5 < 2.5 < most
+    assert refit.margins(start, fitted, slower[:5], []).compute == start.margins.compute
 
 
 def test_a_worse_fit_is_not_kept():

@@ -41,6 +41,22 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     assert known.joined(ranges).features == Range("features of a table", 1, 3)
 
 
+def test_ranges_are_widened_by_whatever_was_measured():
+    task = toy_task()
+    calls, exchanges = [ComputeSample(task.tables[:2], 256)], [CommSample.of_columns((8, 16), (0.0, 1.0), 256)]
+    known = replace(Ranges.of(calls, exchanges), others={"compute.rows": (Range("rows", 1, 2),)})
+    wide = tuple(replace(table, bytes_per_element=2, features=5) for table in task.tables)
+    more = [ComputeSample(wide, 64)], [CommSample.of_columns((8, 400, 4), (0.0, 1.0, 2.0), 64)]
+    both = Ranges.of(*more).joined(known)
+    assert known.widened(*more) == both
+    assert known.widened([], []) == known
+    assert known.widened(more[0], []) == replace(
+        both, devices=known.devices, columns_on_a_device=known.columns_on_a_device
+    )
+    assert known.widened([], more[1]).bytes_per_element == known.bytes_per_element
+    assert known.widened([], more[1]).devices == both.devices
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_margins_hold_nine_tenths_of_what_they_have_not_seen(seed):
     rng = np.random.default_rng(seed)
