@@ -8,8 +8,8 @@ others ("caches"), or every table and a rest of few columns take much longer ("t
 exchanges, as `collect experiment=collect_adapt` draws them, or what `neuroshard refine` chooses; both learn alike. The
 budget counts all measurements, second ones of refinement too. Errors are of devices in plans that the models then find:
 for the tasks that were refined for, and for others, of other tables, whose random placements stand beside them. "in
-90%": share of the truth within the margins; "true ms": what plans for the other tasks truly cost, relative to those
-found with the models as they were.
+90%": share of the truth within the margins; "true ms": what plans truly cost, relative to those found with the models
+as they were.
 """
 
 import argparse
@@ -172,14 +172,15 @@ class Quality:
         asked: (n,) relative errors of devices' compute costs in searched plans for the tasks that were refined for.
         plans, placements: the same for other tasks, and in random placements.
         covered: share of the devices in plans for other tasks within the margins.
-        true_ms: (N,) of the searched plans for other tasks.
+        asked_ms, plans_ms: (N,) true costs of the searched plans for the tasks that were refined for, and for others.
     """
 
     asked: FloatArray
     plans: FloatArray
     placements: FloatArray
     covered: float
-    true_ms: FloatArray
+    asked_ms: FloatArray
+    plans_ms: FloatArray
 
     @classmethod
     def of(cls, models: CostModels, setting: Setting) -> "Quality":
@@ -191,15 +192,20 @@ class Quality:
         (own, _), (other, inside), (there, _) = (
             errors(its, models, truth.compute.predict(_contents(its))) for its in (asked, plans, placements)
         )
-        costs = [Simulator(truth).cost(plan.task, plan).total_ms for plan in plans]
-        return cls(own, other, there, float(inside.mean()), np.array(costs))
+        costs = [[Simulator(truth).cost(plan.task, plan).total_ms for plan in its] for its in (asked, plans)]
+        return cls(own, other, there, float(inside.mean()), *map(np.array, costs))
 
     def row(self, name: str, before: "Quality") -> str:
         """Of a markdown table."""
-        cost = self.true_ms / before.true_ms
-        error = f" ± {cost.std(ddof=1) / len(cost) ** 0.5:.1%}" if len(cost) > 1 else ""
         errors = " | ".join(f"{its.mean():.1%}" for its in (self.asked, self.plans, self.placements))
-        return f"| {name} | {errors} | {self.covered:.0%} | {cost.mean() - 1:+.1%}{error} |"
+        costs = (change(self.asked_ms / before.asked_ms), change(self.plans_ms / before.plans_ms))
+        return f"| {name} | {errors} | {self.covered:.0%} | {' | '.join(costs)} |"
+
+
+def change(ratios: FloatArray) -> str:
+    """The mean of (N,) ratios, beside 1, and its standard error."""
+    error = f" ± {ratios.std(ddof=1) / len(ratios) ** 0.5:.1%}" if len(ratios) > 1 else ""
+    return f"{ratios.mean() - 1:+.1%}{error}"
 
 
 def errors(plans: Sequence[Plan], models: CostModels, true: FloatArray) -> tuple[FloatArray, BoolArray]:
@@ -228,7 +234,8 @@ COLUMNS = (
     "in others",
     "in random placements",
     "in 90%",
-    "true ms",
+    "true ms of the tasks' plans",
+    "of others",
 )
 
 

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from refinement import SEARCH, counts
+from refinement import SEARCH, change, counts
 
 from neuroshard.arrays import FloatArray
 from neuroshard.errors import UserError
@@ -238,9 +238,8 @@ class Judged:
         )  # fmt: skip
         means = " | ".join(f"{np.abs(its).mean():.1%}" if len(its) else "-" for its in figures)
         cost = self._costs(measured) / before._costs(measured)
-        scatter = f" ± {cost.std(ddof=1) / len(cost) ** 0.5:.1%}" if len(cost) > 1 else ""
         held = " | ".join(f"{its.mean():.0%}" for its in inside)
-        return f"| {name} | {len(contents)} | {means} | {held} | {cost.mean() - 1:+.1%}{scatter} |"
+        return f"| {name} | {len(contents)} | {means} | {held} | {change(cost)} |"
 
     def _costs(self, measured: Measured) -> FloatArray:
         """(N,) ms of each plan's slowest device."""
