@@ -128,7 +128,7 @@ def _learned(machine: Machine, measured: Sequence[Measurement[ComputeSample]]) -
         for i, m in enumerate(measured)
         if m.repeats is not None and m.sample.call == IN_COLUMNS
     ]
-    return fit_levelled(machine.learner, machine.start, split, [], np.ones(len(split)).tolist())
+    return fit_levelled(machine.learner, machine.start, split, [], [1.0] * len(split))
 
 
 def from_refinement(machine: Machine, budgets: Sequence[int], out: Path) -> Iterator[Learned]:

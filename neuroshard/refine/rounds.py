@@ -178,10 +178,14 @@ class RoundFiles:
 
 def frame_of(rounds: Sequence[Round]) -> pd.DataFrame:
     """A row for every sample; a second measurement stands in the row of its sample."""
-    again = {(one.part, one.sample_id): (one.again_ms, its.number) for its in rounds for one in its.again}
+    again = {
+        (one.part, one.sample_id): {"again_ms": one.again_ms, "again_in_round": its.number}
+        for its in rounds
+        for one in its.again
+    }
+    once = {"again_ms": None, "again_in_round": None}
     rows = [
-        {"round": its.number, **asdict(one)}
-        | dict(zip(("again_ms", "again_in_round"), again.get((one.part, one.sample_id), (None, None)), strict=True))
+        {"round": its.number, **asdict(one), **again.get((one.part, one.sample_id), once)}
         for its in rounds
         for one in its.samples
     ]
