@@ -13,11 +13,15 @@ from math import ceil, prod
 
 import numpy as np
 
+from neuroshard.errors import UserError
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.searcher import Searcher
+from neuroshard.simulator import Simulator
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing.toys import linear_models
 
 _BATCH_SIZE = 256
 _DIM = 4  # the narrowest shard
@@ -101,6 +105,24 @@ class TinyTask:
     def _received_bytes(self) -> int:
         columns = sum(table.dim * _outputs(table) for table in self.free.tables)
         return self.free.memory.batches_in_flight * 8 * ceil(ceil(self.free.batch_size / self._num_devices) * columns)
+
+
+def checked_plan(searcher: Searcher, tiny: TinyTask, seed: int) -> Plan | None:
+    """The plan that a searcher finds for the task, None where it finds none.
+
+    Raises:
+        AssertionError: trying all says otherwise, but where the search gave up within its budget; or the plan breaks a
+            limit. Names the seed.
+    """
+    try:
+        task = tiny.task()
+        plan = searcher.search(task, Simulator(linear_models(task.topology.num_devices)))
+    except UserError as error:
+        assert "budget" in str(error) or not tiny.has_plan(), (seed, str(error))
+        return None
+    assert plan.violations == (), seed
+    assert tiny.has_plan(), seed
+    return plan
 
 
 def _shard_bytes(table: Table, dim: int, use: MemoryUse, batch_size: int) -> int:
