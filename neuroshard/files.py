@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import randbits
 from typing import Any
 
 from neuroshard.errors import UserError
@@ -20,10 +21,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, force it to disk, then rename it into place.
 
     After a power failure there is either what was there or what was written: both the file and its name are on the disk
-    before this returns.
+    before this returns. Of several writers, the last one's file stays, whole: each has a temporary file of its own, and
+    in containers that share a disk numbers of processes wouldn't tell them apart.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{randbits(64)}.tmp")
     try:
         write(temporary)
         _force_to_disk(temporary)

@@ -65,7 +65,7 @@ class Finder:
         A warning says what differs.
         """
         others = kept.differences(made_for)
-        said = f"the kept plan was made for other {', '.join(others)}" if others else "the kept plan lacks a table"
+        said = f"the kept plan was made for other {', '.join(others)}"
         if kept.plan is None or not _CHANGED.issuperset(others) or not _came_or_went(kept.plan, task):
             _log.warning("%s; searching anew", said)
             return self.found(task)

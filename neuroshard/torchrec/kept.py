@@ -3,6 +3,8 @@
 import hashlib
 import json
 import logging
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -18,7 +20,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.schema import of_format, parse
 from neuroshard.torchrec.planfile import ReadModules, modules_json, sharding_plan_of
 
-_FORMAT = "neuroshard-kept-plan-1"
+_KIND = "neuroshard-kept-plan-"
+_FORMAT = f"{_KIND}2"
+_BEGINNING = re.compile(rf'\s*\{{\s*"format"\s*:\s*"{_KIND}'.encode())  # of every file that was kept, damaged or not
+_READ_BYTES = 256  # of a file, to know by its beginning what it is: it may be a checkpoint of any size
 _log = logging.getLogger(__name__)
 
 
@@ -37,20 +42,24 @@ class KeptPlan:
     sharding_plan: ShardingPlan
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write it as JSON, with a digest over all that it says.
+
+        Raises:
+            UserError: there is a file that isn't a kept plan.
+        """
+        check_replaceable(path)
         content = {
-            "format": _FORMAT,
             "made_for": dict(self.made_for),
             "plan": None if self.plan is None else self.plan.to_json(),
             "modules": modules_json(self.sharding_plan),
         }
-        write_json(path, content)
+        write_json(path, {"format": _FORMAT, "digest": _digest(content)} | content)
 
     def keep_in(self, path: Path) -> None:
         """Write it where that can be done; a job that runs needs no file, so a warning says where it can't."""
         try:
             self.save(path)
-        except OSError as error:
+        except (OSError, UserError) as error:
             _log.warning("the plan can't be kept in %s: %s", path, error)
 
     @classmethod
@@ -58,10 +67,13 @@ class KeptPlan:
         """What `save` wrote.
 
         Raises:
-            UserError: the file is missing or malformed.
+            UserError: the file is missing or malformed, or says something else than what was written.
         """
         where = f"kept plan {path}"
-        read = parse(of_format(read_json(path, "kept plan"), _FORMAT, where), _File, where)
+        content = of_format(read_json(path, "kept plan"), _FORMAT, where)
+        if content.pop("digest", None) != _digest(content):
+            raise UserError(f"{where} was changed or damaged after it was written: its digest doesn't fit")
+        read = parse(content, _File, where)
         plan = None if read.plan is None else Plan.from_json(read.plan, where)
         return cls(read.made_for, plan, sharding_plan_of(read.modules, where))
 
@@ -78,6 +90,27 @@ class _File:
     modules: ReadModules
 
 
+def check_replaceable(path: Path) -> None:
+    """Check that a plan can be kept in a file without anything else being lost: there is none, or an earlier kept plan.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if os.access(path, os.F_OK) and not _is_kept(path):
+        raise UserError(f"keep={path} is something else than a kept plan and isn't overwritten; give another keep=FILE")
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether a file begins as kept plans do; one that nobody may read, or that is a directory or pipe, doesn't."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return _BEGINNING.match(file.read(_READ_BYTES)) is not None
+    except OSError:
+        return False
+
+
 def load_any_plan(path: Path) -> Plan:
     """Our plan in a kept plan's file, or in one that `Plan.save` wrote.
 
@@ -85,7 +118,7 @@ def load_any_plan(path: Path) -> Plan:
         UserError: the file is neither, or holds no table that was planned here.
     """
     content = read_json(path, "plan")
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+    if not isinstance(content, dict) or not str(content.get("format")).startswith(_KIND):
         return Plan.from_json(content, str(path))
     plan = KeptPlan.load(path).plan
     if plan is None:
@@ -94,8 +127,15 @@ def load_any_plan(path: Path) -> Plan:
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """The plan in the file; None where there is no file, or, with a warning, where it can't be read."""
-    if not path.exists():
+    """The plan in the file; None where there is no file, or, with a warning, where it can't be believed.
+
+    A job that restarts must neither die of a damaged file at every restart, nor run with a plan that nobody made.
+
+    Raises:
+        UserError: there is a file that isn't a kept plan.
+    """
+    check_replaceable(path)
+    if not os.access(path, os.F_OK):
         return None
     try:
         return KeptPlan.load(path)
@@ -108,6 +148,11 @@ def digests(made_for: Mapping[str, object]) -> dict[str, str]:
     """A digest of each value."""
     texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    """SHA-256 of JSON values, however they are set and ordered in a file."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _described(value: Any) -> Any:

@@ -15,7 +15,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.bags import BagTable, bags_of, named
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.export import from_sharding_plan, parameter_name, to_sharding_plan
-from neuroshard.torchrec.modules import Division, Parameter, divide, is_given
+from neuroshard.torchrec.modules import Division, Parameter, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
 
 _log = logging.getLogger(__name__)
@@ -111,10 +111,6 @@ class Model:
             module_plan: Any = exported.plan[bag.path]
             _pass_on(bag.constraints, module_plan[parameter_name(name, bag.path)])
         return exported
-
-    def is_in(self, sharding_plan: ShardingPlan) -> bool:
-        """Whether a plan holds every parameter that isn't given."""
-        return all(is_given(sharding_plan, found) for found in self.division.planned + self.division.delegated)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """A plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""

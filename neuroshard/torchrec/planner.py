@@ -31,7 +31,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.finder import Finder
-from neuroshard.torchrec.kept import KeptPlan, kept_in, load_any_plan
+from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.replanned import Replanned
@@ -64,7 +64,8 @@ class NeuroShardPlanner(ShardingPlanner):
         searcher: a search method, or the name of one in `conf/searcher/`, whose config's settings `settings` override.
         given: a plan whose parameters are kept as they are; their memory is taken off.
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
-        keep: a file that the plan is kept in, and read from by a job that asks for the same.
+        keep: a file that the plan is kept in, and read from by a job that asks for the same. What isn't a kept plan is
+            refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
         stats: TorchRec's reports, such as EmbeddingStats().
         callbacks: are given the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
@@ -116,7 +117,7 @@ class NeuroShardPlanner(ShardingPlanner):
             sharders: None takes TorchRec's default ones.
 
         Raises:
-            UserError: the tables can't be planned, or the constraints contradict each other.
+            UserError: the tables can't be planned, the constraints contradict each other, or `keep` is another file.
             InfeasibleError: no plan fits in memory.
         """
         return self._planned(module, sharders, dist.GroupMember.WORLD)
@@ -213,7 +214,7 @@ class NeuroShardPlanner(ShardingPlanner):
         model = self._model(module, sharders)
         asked_for = self._asked_for(model)
         kept = kept_in(self._keep) if self._keep else None
-        if kept and not kept.differences(asked_for) and model.is_in(kept.sharding_plan):
+        if kept and not kept.differences(asked_for):
             _log.info("the plan is the one that %s holds", self._keep)
             self._remember(kept.plan)
             whole = model.restored(kept.sharding_plan)
@@ -237,6 +238,8 @@ class NeuroShardPlanner(ShardingPlanner):
         group: dist.ProcessGroup | None,
     ) -> Replanned:
         started = perf_counter()
+        if self._keep:
+            check_replaceable(self._keep)
         before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
         model = self._model(module, sharders)
         others, left = model.others()

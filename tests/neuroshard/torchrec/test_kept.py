@@ -1,7 +1,11 @@
 """Plans that outlive a job: kept in a file, read where the same is asked, changed or made anew where not."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
+from threading import Event
 
 import pytest
 import torch
@@ -121,22 +125,130 @@ def test_tables_and_devices_that_come_and_go_change_the_plan(tmp_path, caplog):
     assert wider.last_plan.task.topology.num_devices == 4
 
 
+OTHER_FILES = {
+    "a checkpoint": b"PK\x03\x04" + bytes(1000),
+    "other JSON": b"{}",
+    "a format further inside": b'{"name": "neuroshard-kept-plan-1"}',
+    "an empty file": b"",
+}
+
+
+@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
+def test_what_isnt_a_kept_plan_is_never_overwritten(tmp_path, content):
+    path, searcher = tmp_path / "model.pt", _Counting()
+    path.write_bytes(content)
+    previous = _planner(None).search(_model("a"))
+    for find in (NeuroShardPlanner.plan, partial(NeuroShardPlanner.replan, previous=previous)):
+        with pytest.raises(UserError, match=r"^keep=.*model\.pt is something else than a kept plan and isn't overwr"):
+            find(_planner(path, searcher=searcher), _model("a"))
+    assert searcher.asked == 0
+    assert path.read_bytes() == content
+    with pytest.raises(UserError, match="something else"):
+        _planner(tmp_path).plan(_model("a"))
+
+
+def test_a_plan_of_ours_is_not_overwritten(tmp_path):
+    path = tmp_path / "plan.json"
+    _planner(None).search(_model("a")).save(path)
+    before = path.read_text()
+    with pytest.raises(UserError, match="something else than a kept plan"):
+        _planner(path).replan(_model("a", "b"), previous=path)
+    assert path.read_text() == before
+
+
+def test_a_file_that_comes_while_searching_stays(tmp_path, caplog):
+    path = tmp_path / "plan.json"
+
+    class Slow(_Counting):
+        def search(self, task, simulator):
+            path.write_text("a checkpoint")
+            return super().search(task, simulator)
+
+    assert _planner(path, searcher=Slow()).plan(_model("a")).plan
+    assert "the plan can't be kept in" in caplog.text
+    assert path.read_text() == "a checkpoint"
+
+
+def _numbers(node, at=()):
+    """The paths of all numbers in JSON."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        if isinstance(value, (int, float)):
+            yield (*at, key)
+        yield from _numbers(value, (*at, key))
+
+
+def _changed(content, at):
+    changed = deepcopy(content)
+    inner = changed
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] += 1
+    return changed
+
+
+def test_a_kept_plan_with_a_changed_number_is_not_believed(tmp_path):
+    path = tmp_path / "plan.json"
+    _planner(path).plan(_model("a", "b"))
+    content = json.loads(path.read_text())
+    numbers = [at for part in ("modules", "plan") for at in _numbers(content[part], (part,))]
+    assert len(numbers) > 20
+    for at in numbers:
+        path.write_text(json.dumps(_changed(content, at)))
+        with pytest.raises(UserError, match=r"plan\.json was changed or damaged after it was written: its digest"):
+            KeptPlan.load(path)
+    path.write_text(json.dumps(dict(sorted(content.items(), reverse=True)), indent=7))
+    assert KeptPlan.load(path).made_for == content["made_for"]  # nothing but how it is set and ordered was changed
+
+
 def test_a_damaged_file_is_no_reason_to_stop(tmp_path, caplog):
     path = tmp_path / "plan.json"
-    path.write_text("{}")
     plan = _planner(path).plan(_model("a"))
-    assert "searching anew" in caplog.text
-    assert _said(_planner(path).plan(_model("a"))) == _said(plan)
-    content = json.loads(path.read_text())
-    lacking = content | {"modules": {"bags": content["modules"]["bags"]}}
-    path.write_text(json.dumps(lacking))
-    caplog.clear()
-    assert _said(_planner(path).plan(_model("a"))) == _said(plan)
-    assert "the kept plan lacks a table; searching anew" in caplog.text
-    content["plan"]["placements"][0]["device"] = 7
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"plan\.json: .*device 7"):
-        KeptPlan.load(path)
+    kept = path.read_text()
+    content = json.loads(kept)
+    without_digest = {key: value for key, value in content.items() if key != "digest"}
+    older = without_digest | {"format": "neuroshard-kept-plan-1"}
+    moved = _changed(content, ("modules", "bags", "a", "ranks", 0))
+    for damaged in (kept[: len(kept) // 2], *map(json.dumps, (moved, without_digest, older))):
+        path.write_text(damaged)
+        caplog.clear()
+        assert _said(_planner(path).plan(_model("a"))) == _said(plan)
+        assert caplog.text.count("searching anew") == 1
+        assert path.read_text() == kept
+        caplog.clear()
+        assert _said(_planner(path, searcher=_Counting()).plan(_model("a"))) == _said(plan)
+        assert "searching anew" not in caplog.text
+        path.write_text(damaged)
+        with pytest.raises(UserError, match=r"plan\.json"):
+            load_any_plan(path)
+
+
+def test_of_several_writers_one_is_heard(tmp_path):
+    path, stop = tmp_path / "plan.json", Event()
+    plans = [_planner(tmp_path / f"{n}.json").plan(_model("a", *"bcdefghijkl"[:n])) for n in range(3)]
+    kept = [KeptPlan({"writer": str(number)}, None, plan) for number, plan in enumerate(plans)]
+
+    def write(one):
+        for _ in range(20):
+            one.save(path)
+
+    def read():
+        found = set()
+        while not stop.is_set():
+            if path.exists():
+                one = KeptPlan.load(path)
+                assert _said(one.sharding_plan) == _said(plans[int(one.made_for["writer"])])
+                found.add(one.made_for["writer"])
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read)
+        try:
+            for writing in [pool.submit(write, one) for one in kept]:
+                writing.result()
+        finally:
+            stop.set()
+        assert reading.result()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0.json", "1.json", "2.json", "plan.json"]
 
 
 def test_where_nothing_can_be_written_jobs_run(tmp_path, caplog):
