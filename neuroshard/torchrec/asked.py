@@ -16,7 +16,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.bags import BagTable, form_rules
 from neuroshard.torchrec.kernels import KERNELS
-from neuroshard.torchrec.statistics import with_statistics
+from neuroshard.torchrec.statistics import warn_of_guesses, with_statistics
 
 # Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
 _OPTIMIZERS = {
@@ -69,6 +69,10 @@ class Asked:
             self.memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
             replace(self.rules, rules=self.rules.rules + rules + form_rules(bags, room) + tier_rules(bags)),
         )
+
+    def warn(self, bags: Mapping[str, BagTable]) -> None:
+        """Log what is assumed of the tables by name."""
+        warn_of_guesses({name: bag.is_guessed for name, bag in bags.items()}, self.known)
 
     def _names_rows(self, name: str) -> bool:
         """Whether a rule of ours names rows for a table: it may lie in them then, as if it fitted in nothing else."""

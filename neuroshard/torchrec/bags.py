@@ -88,6 +88,16 @@ class BagTable:
         """Features that read the table."""
         return len(self.config.feature_names)
 
+    @property
+    def is_guessed(self) -> bool:
+        """Whether nobody says how many lookups there are: TorchRec's constraints have one, unless they are given more.
+
+        Constraints in which all is as TorchRec has it by itself were given for the sake of that one.
+        """
+        unsaid = ParameterConstraints()
+        given = self.constraints
+        return given is None or (given != unsaid and _lookups_of(given) == _lookups_of(unsaid))
+
     def _pooling_factor(self, batch_size: int) -> float:
         """Lookups per sample of a device's batch, over all features."""
         features = self.num_features
@@ -100,8 +110,20 @@ class BagTable:
                 f"constraints of table {self.name!r}: pooling_factors, num_poolings and batch_sizes "
                 f"need one number for each of its {features} feature(s)"
             )
-        each = zip(lookups, poolings, batches, strict=True)
-        return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
+        return _over_all(lookups, poolings, batches, batch_size)
+
+    def told_lookups(self, table: Table, batch_size: int) -> list[float]:
+        """Lookups of each feature as TorchRec's reports take them: what constraints say, scaled to those of `table`.
+
+        Reports count `num_poolings` and `batch_sizes` of the constraints besides, feature by feature.
+        """
+        given = self.constraints or ParameterConstraints()
+        poolings, batches = given.num_poolings or [1.0], given.batch_sizes or [batch_size]
+        alone = not given.num_poolings and not given.batch_sizes
+        count = self.num_features if alone else max(map(len, (given.pooling_factors, poolings, batches)))
+        told = _for_each(given.pooling_factors, count)
+        total = _over_all(told, _for_each(poolings, count), _for_each(batches, count), batch_size)
+        return [factor * table.pooling_factor / total for factor in told]
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -149,6 +171,16 @@ def form_rules(bags: Mapping[str, BagTable], device_bytes: Mapping[str, int]) ->
     if all(its == (Form.COLUMNS,) for its in forms.values()):
         return (TableRule("*", forms=(Form.COLUMNS,)),)
     return tuple(TableRule(escape(name), forms=its) for name, its in forms.items())
+
+
+def _lookups_of(given: ParameterConstraints) -> tuple[object, ...]:
+    return given.pooling_factors, given.num_poolings, given.batch_sizes
+
+
+def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
+    """Lookups per sample of a batch, over features with batches of their own."""
+    each = zip(lookups, poolings, batches, strict=True)
+    return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
 
 
 def _for_each(values: Sequence[float], count: int) -> Sequence[float]:

@@ -9,10 +9,10 @@ from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.torchrec.modules import Parameter
+from neuroshard.torchrec.modules import Parameter, listed
 from neuroshard.torchrec.options import device_bytes, estimate_storage, sharding_options
 
 
@@ -29,6 +29,8 @@ def delegate(
         InfeasibleError: TorchRec finds none.
         UserError: TorchRec can't plan them.
     """
+    for parameter in parameters:
+        _check_offered(parameter, constraints.get(parameter.name), topology.compute_device)
     if not parameters:
         return ShardingPlan({})
     planner = EmbeddingShardingPlanner(
@@ -49,7 +51,43 @@ def delegate(
 
 
 def _whose(parameters: Sequence[Parameter]) -> str:
-    return f"TorchRec's planner, asked for {len(parameters)} parameter(s) such as {parameters[0].qualified_name!r}"
+    names = listed([parameter.qualified_name for parameter in parameters])
+    return f"TorchRec's planner, asked for {len(parameters)} parameter(s) ({names})"
+
+
+def _check_offered(parameter: Parameter, constraints: ParameterConstraints | None, device: str) -> None:
+    """Check that a parameter's sharder has something on such devices of what its constraints leave.
+
+    Raises:
+        UserError: it hasn't; TorchRec's planner would say so without what to do.
+    """
+    given, sharder = constraints or ParameterConstraints(), parameter.sharder
+    offered = list(dict.fromkeys(sharder.sharding_types(device)))
+    types = [kind for kind in offered if not given.sharding_types or kind in given.sharding_types]
+    kernels = {kind: sharder.compute_kernels(kind, device) for kind in types}
+    what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
+    if not types:
+        raise UserError(
+            f"{what} sharding_types={given.sharding_types}, and {type(sharder).__name__} has only {', '.join(offered)} "
+            f"on {device}; allow one of them{_also_here(parameter, given)}"
+        )
+    asked = given.compute_kernels
+    if asked and not any(set(asked).intersection(its) for its in kernels.values()):
+        known = ", ".join(dict.fromkeys(kernel for its in kernels.values() for kernel in its))
+        raise UserError(
+            f"{what} compute_kernels={asked}, and {type(sharder).__name__} has only {known} on {device} for "
+            f"{', '.join(types)}; allow one of them"
+        )
+
+
+def _also_here(parameter: Parameter, given: ParameterConstraints) -> str:
+    """How a table that is to lie in rows may do so after all."""
+    if parameter.config is None or ShardingType.ROW_WISE.value not in (given.sharding_types or ()):
+        return ""
+    return (
+        f"; with {ShardingType.TABLE_WISE.value!r} besides it is planned here, in rows too, and in rows alone with "
+        f"rules=Constraints((TableRule({parameter.name!r}, forms=('rows',)),))"
+    )
 
 
 def _only(parameters: Sequence[Parameter]) -> list[ModuleSharder[nn.Module]]:

@@ -131,9 +131,16 @@ class Model:
             ours.setdefault(bag.path, EmbeddingModuleShardingPlan())[bag.name] = module_plan[bag.name]
         return from_sharding_plan(plan.task, ShardingPlan(ours))
 
-    def options(self, sharding_plan: ShardingPlan) -> list[ShardingOption]:
-        """A sharding option for each of the parameters, in their order, with nothing estimated."""
-        return sharding_options(sharding_plan, self.parameters, self.batch_size, self.left, self.constraints)
+    def options(self, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
+        """A sharding option for each of the parameters, in their order, with nothing estimated.
+
+        Those of `plan`, ours, have the lookups that its tables have.
+        """
+        options = sharding_options(sharding_plan, self.parameters, self.batch_size, self.left, self.constraints)
+        tables = () if plan is None else plan.task.tables
+        for option, bag, table in zip(options, self.bags.values(), tables, strict=False):
+            option.input_lengths = bag.told_lookups(table, self.batch_size)
+        return options
 
 
 def _pass_on(constraints: ParameterConstraints | None, sharding: Any) -> None:

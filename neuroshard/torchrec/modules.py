@@ -74,13 +74,21 @@ class Division:
     reasons: tuple[str, ...]
 
     def warn(self) -> None:
-        """Log what isn't planned here, and by whom it is."""
+        """Log what isn't planned here, and by whom it is; and what of the sharders costs don't count."""
         if self.delegated:
             pairs = zip(self.delegated, self.reasons, strict=True)
-            told = _listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
+            told = listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
             _log.warning("delegated to TorchRec's EmbeddingShardingPlanner: %s", told)
         if self.given:
-            _log.warning("kept as the given plan has them: %s", _listed([p.qualified_name for p in self.given]))
+            _log.warning("kept as the given plan has them: %s", listed([p.qualified_name for p in self.given]))
+        coded = [p.qualified_name for p in self.planned if getattr(p.sharder, "qcomm_codecs_registry", None)]
+        if coded:
+            _log.warning(
+                "qcomm_codecs_registry isn't counted: exchanges of %d table(s) (%s) are predicted in full precision, "
+                "and take less than that",
+                len(coded),
+                listed(coded),
+            )
 
 
 def divide(
@@ -184,6 +192,7 @@ def _configs(module: Any) -> Mapping[str, Any]:
     return {config.name: config for config in inner.embedding_bag_configs()} if isinstance(inner, _POOLED) else {}
 
 
-def _listed(texts: Sequence[str]) -> str:
+def listed(texts: Sequence[str]) -> str:
+    """The first few of some texts, and how many more there are."""
     more = f", ... {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f"{', '.join(texts[:_SHOWN])}{more}"

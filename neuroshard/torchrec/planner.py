@@ -271,7 +271,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
         sharders = sharders or get_default_sharders()
-        return Model.read(
+        model = Model.read(
             module,
             sharders,
             self._topology,
@@ -281,6 +281,8 @@ class NeuroShardPlanner(ShardingPlanner):
             self._given,
             self._finder.no_sequences,
         )
+        self._asked.warn(model.bags)
+        return model
 
     def _remember(self, plan: Plan | None) -> None:
         """The plan, and what it costs, which is logged."""

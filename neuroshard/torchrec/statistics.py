@@ -9,6 +9,7 @@ from neuroshard.errors import UserError
 from neuroshard.sources import load_tables
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tables.measured import MeasuredTables
+from neuroshard.torchrec.modules import listed
 
 _log = logging.getLogger(__name__)
 Known = MeasuredTables | Sequence[Table] | str | Path | None
@@ -38,12 +39,31 @@ def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tup
     Raises:
         UserError: a known table has other rows or columns than the model's.
     """
-    for name in sorted(set(known) - {table.name for table in guessed}):
-        _log.warning("statistics are given for a table %r that is not planned here; they are left out", name)
-    missing = [table.name for table in guessed if table.name not in known]
-    if known and missing:
-        _log.warning("no statistics of %d of %d tables, such as %r: guessed", len(missing), len(guessed), missing[0])
     return tuple(_with_statistics(table, known[table.name]) if table.name in known else table for table in guessed)
+
+
+def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> None:
+    """Log which tables are planned here without statistics, and which statistics are of no such table.
+
+    Args:
+        guessed: of each table that is planned here, whether nobody says how many lookups it has.
+        known: statistics, by name.
+    """
+    for name in sorted(set(known) - set(guessed)):
+        _log.warning("statistics are given for a table %r that is not planned here; they are left out", name)
+    missing = [name for name in guessed if name not in known]
+    assumed = [name for name in missing if guessed[name]]
+    partly = [name for name in missing if not guessed[name]]
+    if known and partly:
+        _log.warning("no statistics of %d of %d tables, such as %r: guessed", len(partly), len(guessed), partly[0])
+    if assumed:
+        _log.warning(
+            "one lookup a sample and feature is assumed of %d of %d tables, of which nothing is known (%s): give "
+            "tables=neuroshard.torchrec.profile(model, batches), or pooling_factors in constraints",
+            len(assumed),
+            len(guessed),
+            listed(assumed),
+        )
 
 
 def _with_statistics(guessed: Table, known: Table) -> Table:

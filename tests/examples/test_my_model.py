@@ -11,7 +11,7 @@ from neuroshard.testing import PATIENCE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "my_model.md"
 HERE = {  # what of the page is another machine's
-    '"cuda", hbm_cap=80 << 30, local_world_size=8)': '"cpu", ddr_cap=1 << 30)',
+    "local_world_size=8, hbm_cap_bytes=80 << 30)": 'ddr_cap_bytes=1 << 30), kernel_config=KernelConfig("cpu")',
     'models="my-gpus"': 'models="cpu"',
 }
 BEFORE = """
@@ -20,6 +20,7 @@ import torch
 from torch import distributed as dist
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.types import KernelConfig
 
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_WORLD_SIZE": "1"}
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -55,3 +56,6 @@ def test_the_page_works(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("steps 2 lookups 3.0 made for 256\n")
     assert (tmp_path / "plan.json").exists()
+    assert "--- Planner Statistics ---" in done.stderr
+    assert "1 tables on 1 devices" in done.stderr
+    assert "WARNING:torchrec" not in done.stderr

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -28,6 +29,7 @@ from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddi
 from torchrec.types import DataType
 
 from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.modules import divide
@@ -287,10 +289,58 @@ def test_only_other_modules_need_no_search():
 
 def test_what_torchrec_cannot_plan_is_one_line():
     wanted = {"s": ParameterConstraints(sharding_types=["table_row_wise"])}
-    with pytest.raises(UserError, match=r"TorchRec's planner, asked for 1 parameter\(s\) such as 's'"):
+    with pytest.raises(UserError, match=r"^table 's' is left to TorchRec's planner by its sharding_types"):
         _planner(constraints=wanted).plan(_sequences("s"))
     with pytest.raises(InfeasibleError, match="Unable to find a plan"):
         _planner(cap=1000).plan(_sequences("s"))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            {"sharding_types": ["row_wise"]},
+            r"sharding_types=\['row_wise'\], and EmbeddingBagCollectionSharder has only data_parallel, table_wise, "
+            r"column_wise, table_column_wise on cpu; allow one of them; with 'table_wise' besides it is planned here",
+        ),
+        (
+            {"compute_kernels": ["key_value"]},
+            r"compute_kernels=\['key_value'\], and EmbeddingBagCollectionSharder has only dense, fused on cpu for "
+            r"data_parallel, .*; allow one of them$",
+        ),
+    ],
+)
+def test_the_table_that_cannot_be_delegated_is_named_and_no_other(given, why):
+    model = nn.ModuleList([_bags("innocent", dim=10), _bags("guilty")])
+    with pytest.raises(UserError, match=rf"^table '1\.guilty' is left to TorchRec's planner by its {why}"):
+        _planner(constraints={"guilty": ParameterConstraints(**given)}).plan(model)
+
+
+def test_what_is_said_of_rows_alone_works():
+    constraints = {"b": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
+    rules = Constraints((TableRule("b", forms=("rows",)),))
+    plan = _planner(models="roofline:h100", constraints=constraints, rules=rules).plan(_bags("a", "b")).plan[""]
+    assert [plan[name].sharding_type == "row_wise" for name in "ab"] == [False, True]
+
+
+def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr("neuroshard.torchrec.delegated.EmbeddingShardingPlanner.plan", fails)
+    with pytest.raises(UserError, match=r"^TorchRec's planner, asked for 2 parameter\(s\) \(0\.s, 1\.t\): no idea$"):
+        _planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
+
+
+def test_coded_exchanges_are_warned_of_once(caplog):
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+    coded = EmbeddingBagCollectionSharder(qcomm_codecs_registry=get_qcomm_codecs_registry(config, device=CPU))
+    _planner().plan(_bags("a", "b"), [coded])
+    assert caplog.text.count("qcomm_codecs_registry") == 1
+    assert "isn't counted: exchanges of 2 table(s) (a, b) are predicted in full precision" in caplog.text
+    caplog.clear()
+    _planner().plan(_bags("a", "b"), [EmbeddingBagCollectionSharder()])
+    assert "qcomm_codecs_registry" not in caplog.text
 
 
 def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):

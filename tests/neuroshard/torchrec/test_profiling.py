@@ -21,7 +21,7 @@ import neuroshard as ns
 from neuroshard.errors import UserError
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.torchrec import NeuroShardPlanner, find_bags, profile
-from neuroshard.torchrec.statistics import known_tables, with_statistics
+from neuroshard.torchrec.statistics import known_tables, warn_of_guesses, with_statistics
 
 META = torch.device("meta")
 ROWS = {"user": 40, "item": 300}
@@ -246,6 +246,7 @@ def test_tables_that_one_side_lacks_are_warned_about(caplog):
     other = ns.Table("elsewhere", 5, 4, 1.0, zipf_reuse(5, 9))
     found = profile(MODEL, BATCHES, world_size=2).tables
     assert _known(_guessed(), [other, found[0]]) == (found[0], _guessed()[1])
+    warn_of_guesses(dict.fromkeys(ROWS, False), known_tables([other, found[0]], 32))
     assert "statistics are given for a table 'elsewhere' that is not planned here" in caplog.text
     assert "no statistics of 1 of 2 tables, such as 'item': guessed" in caplog.text
 

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from operator import mul
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import Stats
 
 from neuroshard.errors import UserError
+from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
@@ -97,6 +99,37 @@ def test_torchrecs_own_report_prints_our_plans(caplog, types):
     _planner(models="roofline:h100", constraints=constraints).plan(_model())
     assert "--- Planner Statistics ---" not in caplog.text
     assert "4 tables on 4 devices" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, ([1.25, 1.25], 2.5)),
+        ({"pooling_factors": [3.0, 1.0]}, ([1.875, 0.625], 2.5)),
+        ({"pooling_factors": [3.0, 1.0], "num_poolings": [2.0, 1.0]}, ([15 / 14, 5 / 14], 2.5)),
+        ({"pooling_factors": [3.0], "num_poolings": [2.0, 1.0]}, ([2.5 / 3, 2.5 / 3], 2.5)),
+        ({"pooling_factors": [3.0], "num_poolings": [2.0], "batch_sizes": [4]}, ([1.25], 2.5)),
+    ],
+)
+def test_reports_are_told_the_lookups_that_were_planned_with(given, told):
+    """What constraints say is scaled to what was measured; reports multiply it by the constraints' poolings."""
+    config = EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])
+    model, listening = EmbeddingBagCollection([config], device=META), _Listening()
+    constraints = {} if given is None else {"a": ParameterConstraints(**given)}
+    measured = Table("a", ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16)
+    _planner(stats=listening, constraints=constraints, tables=[measured]).plan(model)
+    (option,) = listening.told[0]["best_plan"]
+    poolings = (given or {}).get("num_poolings") or [1.0] * len(option.input_lengths)
+    assert option.input_lengths == pytest.approx(told[0])
+    assert sum(map(mul, option.input_lengths, poolings)) == pytest.approx(told[1])
+
+
+def test_torchrecs_report_prints_profiled_lookups(caplog):
+    caplog.set_level(logging.INFO, "torchrec.distributed.planner.stats")
+    tables = [Table(name, ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16) for name in "abc"]
+    _planner(models="roofline:h100", stats=EmbeddingStats(), tables=tables).plan(_model())
+    (line,) = [line for line in caplog.text.splitlines() if " bags.a " in line]
+    assert " 2.5 " in line
 
 
 def _all_on(rank):

@@ -16,7 +16,7 @@ from neuroshard.torchrec import NeuroShardPlanner
 REUSE = (*(0.0,) * 16, 1.0)
 
 
-def _search(tables, constraints=None):
+def _search(tables, constraints=None, **settings):
     configs = [
         EmbeddingBagConfig(
             name=name, num_embeddings=100, embedding_dim=8, feature_names=[f"f_{name}"], data_type=DataType.FP16
@@ -25,8 +25,9 @@ def _search(tables, constraints=None):
     ]
     topology = Topology(2, "cpu", ddr_cap=1 << 20, created_by_factory=True)
     models = replace(linear_models(2), batch_size=None)
-    planner = NeuroShardPlanner(topology, 4, models, constraints, tables=tables)
-    return planner.search(EmbeddingBagCollection(configs, device=torch.device("meta"))).task.tables
+    planner = NeuroShardPlanner(topology, 4, models, constraints, tables=tables, **settings)
+    planner.plan(EmbeddingBagCollection(configs, device=torch.device("meta")))
+    return planner.last_plan.task.tables
 
 
 def _table(name="b", rows=100, dim=8):
@@ -40,7 +41,36 @@ def test_known_tables_count_by_their_names(caplog):
     assert known.reuse_batch_size == 8
     assert "'elsewhere' that is not planned here" in caplog.text
     assert "'b' that" not in caplog.text
+    assert "one lookup a sample and feature is assumed of 1 of 2 tables, of which nothing is known (a)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "assumed"),
+    [
+        (
+            None,
+            "2 of 2 tables, of which nothing is known (a, b): give tables=neuroshard.torchrec.profile(model, batches)",
+        ),
+        ({"b": ParameterConstraints(pooling_factors=[2.0])}, "1 of 2 tables, of which nothing is known (a)"),
+        ({"b": ParameterConstraints(min_partition=4)}, "2 of 2 tables, of which nothing is known (a, b)"),
+        ({name: ParameterConstraints(pooling_factors=[1.0]) for name in "ab"}, None),
+        ({name: ParameterConstraints(num_poolings=[3.0], min_partition=4) for name in "ab"}, None),
+    ],
+)
+def test_lookups_that_nobody_named_are_said_once(caplog, tmp_path, given, assumed):
+    _search(None, given, keep=tmp_path / "plan.json")
+    assert caplog.text.count("one lookup a sample and feature is assumed of") == (assumed is not None)
+    assert assumed is None or assumed in caplog.text
+    assert "no statistics" not in caplog.text
+
+
+def test_known_tables_beside_constraints_are_told_apart(caplog):
+    _search([_table()], {"a": ParameterConstraints(pooling_factors=[2.0])})
     assert "no statistics of 1 of 2 tables, such as 'a': guessed" in caplog.text
+    assert "is assumed" not in caplog.text
+    caplog.clear()
+    _search([_table("a"), _table("b")])
+    assert caplog.text == ""
 
 
 def test_tables_may_stand_in_a_file(tmp_path):
