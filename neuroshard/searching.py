@@ -9,7 +9,7 @@ from neuroshard.registry import build
 from neuroshard.schema import shown
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.targets.export import constrained, for_target
+from neuroshard.targets.export import constrained, for_target, remarks_on
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
 
@@ -27,8 +27,8 @@ def search(
     `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
     one that `export_plan` can write for it; its task has rules for that among its constraints.
 
-    What should be known of how the plan was found, and what of it lies outside the range that the models were fitted
-    to, is said by Python's `warnings`.
+    What should be known of how the plan was found, what of it lies outside the range that the models were fitted to,
+    and what it asks of whoever trains with it in the target, is said by Python's `warnings`.
 
     Raises:
         UserError: no such searcher, setting or target, or the simulator's models or the target can't serve the task.
@@ -41,7 +41,8 @@ def search(
     with blas_threads(1):
         found = method.find(task, simulator)
         plan = simulator.predicted(found.plan)
-    for warning in (*([found.warning] if found.warning else []), *simulator.warnings(plan)):
+    due = [found.warning] if found.warning else []
+    for warning in (*due, *simulator.warnings(plan), *remarks_on(plan, target)):
         warnings.warn(warning, stacklevel=2)
     return plan
 

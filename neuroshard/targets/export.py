@@ -1,5 +1,6 @@
 """Plans for other systems, by the system's name; and tasks whose plans it takes."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +52,24 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
             placements.
         module: of TorchRec, path of the collection inside the model that has the tables, such as "sparse_arch.ebc".
 
+    What the plan asks of whoever trains with it is in `remarks` of what is returned, and said by Python's `warnings`.
+
     Raises:
         UserError: there is no such system, or it can't express the plan; the line names the table and the limit.
     """
-    return target_named(to, module).export(plan)
+    exported = target_named(to, module).export(plan)
+    for remark in exported.remarks:
+        warnings.warn(remark, stacklevel=2)
+    return exported
+
+
+def remarks_on(plan: Plan, target: str | None) -> tuple[str, ...]:
+    """What a plan that was found for a target asks of whoever trains with it, a line each.
+
+    Raises:
+        UserError: there is no such target.
+    """
+    return () if target is None else target_named(target).remarks(plan)
 
 
 def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
@@ -107,19 +122,21 @@ class Export:
         for path in exported.paths(self.out):
             if path.exists() and path.samefile(self.plan):
                 raise UserError(f"{path} is the plan that is exported; give another out=FILE{exported.suffix}")
-        return ExportResult(target, plan, exported.save(self.out))
+        return ExportResult(target, plan, exported.save(self.out), exported.remarks)
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written."""
+    """What was written, and what it asks of whoever trains with it."""
 
     target: Target
     plan: Plan
     paths: tuple[Path, ...]
+    remarks: tuple[str, ...] = ()
 
     def show(self, console: Console) -> None:
         """Print it for people."""
         task = self.plan.task
         what = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
-        console.print(f"{what}: {', '.join(map(str, self.paths))}", markup=False, highlight=False, soft_wrap=True)
+        for line in (f"{what}: {', '.join(map(str, self.paths))}", *self.remarks):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)

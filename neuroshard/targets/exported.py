@@ -15,10 +15,12 @@ class Exported:
     Attributes:
         content: JSON-ready.
         snippet: Python that sets the same up there; None where the JSON is what it reads.
+        remarks: lines on what it asks of whoever trains with it.
     """
 
     content: dict[str, Any]
     snippet: str | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def suffix(self) -> str:

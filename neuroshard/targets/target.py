@@ -31,6 +31,11 @@ class Splits(StrEnum):
     ANY = "any"
 
 
+def nothing_to_say(_plan: Plan) -> tuple[str, ...]:
+    """No remarks on any plan."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Target:
     """A system that trains embedding tables, and what it can express of a plan.
@@ -45,6 +50,7 @@ class Target:
         rows_over: devices that rows lie over: "all"; or "hosts", all or those of one host.
         tiers: of memory that it has.
         element_bytes: of weights that it stores.
+        remarks: lines on what a plan, which it can express, asks of whoever trains with it.
     """
 
     name: str
@@ -56,6 +62,7 @@ class Target:
     rows_over: Literal["all", "hosts"] = "hosts"
     tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
+    remarks: Callable[[Plan], tuple[str, ...]] = nothing_to_say
 
     def export(self, plan: Plan) -> Exported:
         """The plan in its words.

@@ -3,16 +3,38 @@
 from dataclasses import replace
 from functools import partial
 
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.targets.exported import Exported
 from neuroshard.targets.target import Target
+
+_SHOWN = 5  # tables that a remark names
+_NO_MODULE = (
+    "no module=...: the file doesn't say where in the model the tables are; export with module=PATH of their "
+    "collection, such as sparse_arch.ebc, or read the file with load_sharding_plan(file, model)"
+)
 
 
 def _write(plan: Plan, module: str) -> Exported:
     from neuroshard.torchrec.export import to_sharding_plan  # TorchRec is optional, and slow to import
     from neuroshard.torchrec.planfile import file_content
 
-    return Exported(file_content(to_sharding_plan(plan, module)))
+    remarks = (*copies_remarks(plan), *(() if module else (_NO_MODULE,)))
+    return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
+
+
+def copies_remarks(plan: Plan) -> tuple[str, ...]:
+    """What tables in copies ask of a training loop; nothing where there are none."""
+    pairs = zip(plan.task.tables, plan.forms, strict=True)
+    copied = [table.name for table, form in pairs if form is Form.COPIES]
+    if not copied:
+        return ()
+    more = f" and {len(copied) - _SHOWN} more" if len(copied) > _SHOWN else ""
+    return (
+        f"{len(copied)} table(s) in copies ({', '.join(copied[:_SHOWN])}{more}) are data_parallel in TorchRec: no "
+        "fused optimizer trains them, so give their parameters to an optimizer of your own, or plan without copies: "
+        "searcher.forms=[columns,rows]",
+    )
 
 
 def in_module(path: str) -> Target:
@@ -20,4 +42,4 @@ def in_module(path: str) -> Target:
     return replace(TORCHREC, write=partial(_write, module=path))
 
 
-TORCHREC = Target("torchrec", "TorchRec", partial(_write, module=""))
+TORCHREC = Target("torchrec", "TorchRec", partial(_write, module=""), remarks=copies_remarks)

@@ -111,7 +111,7 @@ def divide(
     delegated: list[Parameter] = []
     kept: list[Parameter] = []
     reasons: list[str] = []
-    for parameter in _parameters(module, sharders):
+    for parameter in parameters_of(module, sharders):
         if is_given(given, parameter):
             kept.append(parameter)
         elif (why := why_delegated(parameter, constraints.get(parameter.name), no_sequences)) is None:
@@ -164,7 +164,8 @@ def _why_not_said(constraints: ParameterConstraints) -> str | None:
     return f"compute_kernels={kernels}" if kernels and KERNELS[Tier.DEVICE] not in kernels else None
 
 
-def _parameters(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> Iterator[Parameter]:
+def parameters_of(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> Iterator[Parameter]:
+    """Every parameter that the sharders would shard; those of a module in several places once."""
     by_type: dict[Any, Any] = {sharder.module_type: sharder for sharder in sharders}
     seen: set[int] = set()
     for path, found in _sharded("", module, by_type):

@@ -1,13 +1,16 @@
 """TorchRec's plans as JSON: types, kernels, ranks and shards of every parameter."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from msgspec import Meta
+from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
     CacheParams,
     EmbeddingModuleShardingPlan,
@@ -20,6 +23,7 @@ from torchrec.distributed.types import (
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.files import read_json, write_json
 from neuroshard.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
+from neuroshard.torchrec.modules import parameters_of
 
 _FORMAT = "torchrec-sharding-plan-1"
 _TYPES = tuple(kind.value for kind in ShardingType)
@@ -31,9 +35,10 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
     write_json(Path(path), file_content(sharding_plan))
 
 
-def file_content(sharding_plan: ShardingPlan) -> dict[str, Any]:
-    """What the file of a plan holds, JSON-ready."""
-    return {"format": _FORMAT, "modules": modules_json(sharding_plan)}
+def file_content(sharding_plan: ShardingPlan, remarks: Sequence[str] = ()) -> dict[str, Any]:
+    """What the file of a plan holds, JSON-ready; remarks are for people who look into it."""
+    said = {"remarks": list(remarks)} if remarks else {}
+    return {"format": _FORMAT, **said, "modules": modules_json(sharding_plan)}
 
 
 def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
@@ -71,17 +76,6 @@ def _cache_json(cache: CacheParams) -> dict[str, Any]:
         "reserved_memory": cache.reserved_memory,
         "prefetch_pipeline": cache.prefetch_pipeline,
     }
-
-
-def load_sharding_plan(path: str | Path) -> ShardingPlan:
-    """The plan in a file that `save_sharding_plan` wrote.
-
-    Raises:
-        UserError: the file is missing or malformed.
-    """
-    where = f"sharding plan {path}"
-    read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
-    return sharding_plan_of(read.modules, where)
 
 
 _Extent = tuple[Annotated[int, Meta(ge=0, le=MAX_ROWS)], Annotated[int, Meta(ge=0, le=MAX_DIM)]]  # rows, columns
@@ -138,6 +132,39 @@ ReadModules = dict[str, dict[str, ReadParameter]]
 @dataclass(frozen=True)
 class _File:
     modules: ReadModules
+    remarks: tuple[str, ...] = ()
+
+
+def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> ShardingPlan:
+    """The plan in a file that `save_sharding_plan`, or `neuroshard export to=torchrec`, wrote.
+
+    Args:
+        path: of the file.
+        model: that is to be sharded: tables that the file names no module for, because the export was given none, are
+            those of the same names in its collections.
+
+    Raises:
+        UserError: the file is missing or malformed, or a table is in none or several of the model's collections.
+    """
+    where = f"sharding plan {path}"
+    read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
+    return sharding_plan_of(read.modules if model is None else _in_collections(read.modules, model, where), where)
+
+
+def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
+    """Tables that have no module in the one that has them, by their names, alone or behind its path."""
+    paths: dict[str, list[tuple[str, str]]] = {}
+    for found in parameters_of(model, get_default_sharders()):
+        for known_as in {found.name, found.qualified_name}:
+            paths.setdefault(known_as, []).append((found.path, found.name))
+    placed = {path: dict(tables) for path, tables in modules.items() if path}
+    for table, parameter in modules.get("", {}).items():
+        places = paths.get(table, [])
+        if len(places) != 1:
+            raise UserError(f"{where}: {len(places)} collections of the model have a table {table!r}, not one")
+        ((path, name),) = places
+        placed.setdefault(path, {})[name] = parameter
+    return placed
 
 
 def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:

@@ -29,6 +29,7 @@ from neuroshard.stages.search.results.search_results import SearchRecord, Search
 from neuroshard.stages.search.results.unfinished import Unfinished
 from neuroshard.stages.search.runs.searched import Answer, Searched
 from neuroshard.stages.search.runs.verify import Verifier, Verify, save_finalists
+from neuroshard.targets.export import remarks_on
 from neuroshard.tasks.task import Task
 from neuroshard.threads import blas_threads
 
@@ -48,6 +49,7 @@ class Search:
         count_input: whether predicted costs count the exchange of indices and lengths. It moves no shard: searches look
             at a step's other exchanges.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
+        target: that plans are found for: what it asks of whoever trains with them is remarked.
     """
 
     model: PathName
@@ -57,6 +59,7 @@ class Search:
     out: PathName | None
     count_input: bool = False
     verify: Verify | None = None
+    target: str | None = None
 
     def run(self) -> "SearchResult | None":
         """Search every task; a task without a plan is recorded with its error.
@@ -174,7 +177,7 @@ class Search:
         telling = Simulator(simulator.models, self.count_input)
         cost = telling.cost(plan.task, plan)
         with_prediction(plan, cost, simulator.models.name).save(directory / name)
-        said = (self.searcher.remark(plan.task, simulator, plan), answer.remark)
+        said = (self.searcher.remark(plan.task, simulator, plan), answer.remark, *remarks_on(plan, self.target))
         remark = "; ".join(filter(None, said)) or None
         warnings = "\n".join([*due, *telling.warnings(plan)]) or None
         figures = cost.total_ms, answer.seconds, cost.margin_ms, remark, warnings, cost.expected_ms, answer.measured_ms

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import neuroshard as ns
 from neuroshard.plans.lay_out import in_copies
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.testing import toy_task
@@ -38,7 +39,45 @@ def test_torchrec_in_its_module(here, capsys):
     code, _, err = run_command(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json", "module=sparse.ebc")
     assert code == 0, err
     content = json.loads(Path("trec.json").read_text())
+    assert list(content) == ["format", "modules"]
     assert list(content["modules"]) == ["sparse.ebc"]
+
+
+def test_torchrec_without_a_module_is_said(here, capsys):
+    code, out, err = run_command(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 2
+    assert "no module=...: the file doesn't say where in the model the tables are; export with module=PATH" in out
+    (remark,) = json.loads(Path("trec.json").read_text())["remarks"]
+    assert remark in out
+
+
+def test_copies_for_torchrec_are_said_where_they_are_exported(here, capsys):
+    code, out, _ = run_command(capsys, "export", "plan=copies.json", "to=torchrec", "out=trec.json", "module=ebc")
+    assert code == 0
+    (remark,) = json.loads(Path("trec.json").read_text())["remarks"]
+    assert remark.startswith("4 table(s) in copies (toy0, toy1, toy2, toy3) are data_parallel in TorchRec: no fused")
+    assert out.splitlines()[1:] == [remark]
+    code, out, _ = run_command(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
+    assert (code, "copies" in out) == (0, False)
+
+
+COPIED = ("model=roofline:h100", "tables=user_file", "tables.path=tables.csv", "batch_size=4", "topology.num_devices=2")
+
+
+def test_copies_for_torchrec_are_said_where_they_are_found(here, capsys):
+    rules = "constraints.rules=[{tables: a, forms: [copies]}, {tables: '[bc]', forms: [columns]}]"
+    for target, count in (("torchrec", 1), ("null", 0)):
+        code, out, err = run_command(capsys, "search", *COPIED, rules, f"target={target}", f"out={target}")
+        assert code == 0, err
+        said = " ".join(out.split())
+        assert said.count("1 table(s) in copies (a) are data_parallel in TorchRec") == count
+    plan = Plan.load("torchrec/plans/task-0000.json")
+    model = ns.CostModels.load("roofline:h100")
+    with pytest.warns(UserWarning, match=r"1 table\(s\) in copies \(a\) are data_parallel in TorchRec"):
+        ns.search(plan.task, ns.Simulator(model), target="torchrec")
+    with pytest.warns(UserWarning, match="optimizer of your own"):
+        ns.export_plan(plan, "torchrec", "ebc")
 
 
 @pytest.mark.parametrize(

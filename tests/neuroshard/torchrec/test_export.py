@@ -4,10 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
 from neuroshard.errors import UserError
@@ -66,6 +69,40 @@ def test_memories_are_kernels_and_load_factors(tmp_path):
     read = load_sharding_plan(tmp_path / "plan.json")
     assert _same(read, exported)
     assert from_sharding_plan(TASK, read) == plan
+
+
+class _Model(nn.Module):
+    """Tables "a" and "c" in one collection, "b" and "c" in another."""
+
+    def __init__(self):
+        super().__init__()
+        names = {"x": ("a", "c"), "b": ("b", "c")}
+        for path, tables in names.items():
+            configs = [EmbeddingBagConfig(16, 10, name, feature_names=[name]) for name in tables]
+            self.add_module(path, EmbeddingBagCollection(configs, device=torch.device("meta")))
+
+
+def test_a_file_without_a_module_finds_its_tables_in_the_model(tmp_path):
+    path, model = tmp_path / "plan.json", _Model()
+    save_sharding_plan(to_sharding_plan(PLAN), path)
+    assert list(load_sharding_plan(path).plan) == [""]
+    read = load_sharding_plan(path, model)
+    assert {module: list(plan) for module, plan in read.plan.items()} == {"x": ["a"], "b": ["c"]}
+    assert from_sharding_plan(TASK, read) == PLAN
+    save_sharding_plan(to_sharding_plan(PLAN, {"a": "elsewhere", "b.c": "b"}), path)
+    assert list(load_sharding_plan(path, model).plan) == ["elsewhere", "b"]  # what names its module keeps it
+    save_sharding_plan(to_sharding_plan(replace(PLAN, task=_renamed("a", "c"))), path)
+    assert list(load_sharding_plan(path, model.x).plan) == [""]
+    with pytest.raises(UserError, match=r"plan\.json: 2 collections of the model have a table 'c', not one"):
+        load_sharding_plan(path, model)
+    save_sharding_plan(to_sharding_plan(replace(PLAN, task=_renamed("a", "d"))), path)
+    with pytest.raises(UserError, match=r"plan\.json: 0 collections of the model have a table 'd', not one"):
+        load_sharding_plan(path, model)
+
+
+def _renamed(*names):
+    tables = (replace(table, name=name) for table, name in zip(TASK.tables, names, strict=True))
+    return replace(TASK, tables=tuple(tables))
 
 
 def test_caches_are_as_users_want_them(tmp_path):
