@@ -66,7 +66,7 @@ class NeuroShardPlanner(ShardingPlanner):
         tables: statistics of tables by their names, or a file of them: they count instead of what constraints say.
         keep: a file that the plan is kept in, and read from by a job that asks for the same. What isn't a kept plan is
             refused, not overwritten; one that was changed or damaged is searched anew, with a warning.
-        stats: TorchRec's reports, such as EmbeddingStats().
+        stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: are given the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
 
