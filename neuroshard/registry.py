@@ -1,6 +1,11 @@
-"""Building objects from `conf/` by name: where the parts of NeuroShard are joined."""
+"""Building objects from `conf/` by name: where the parts of NeuroShard are joined.
 
-from collections.abc import Iterator, Sequence
+What is built is said in `conf/` alone. Hydra would build whatever a setting's value names by `_target_`, so every value
+that comes from a user, on the command line or in a call, passes `check_setting`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -9,6 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.errors import UserError, unknown_name
+from neuroshard.schema import shown
+
+_BUILDING = re.compile(r"(?<!\w)_(?:target|args|partial|recursive|convert)_(?!\w)")  # Hydra's words for what is built
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")  # OmegaConf takes it as it is written
+_NAMED = re.compile(r"\$\{\s*(?:hydra:)?[\w.@/\[\]-]+\s*\}")
+_MAX_DEPTH = 20  # of lists and fields in each other
 
 
 @cache
@@ -46,14 +57,42 @@ def described(group: str, name: str) -> DictConfig:
     return composed
 
 
+def check_setting(name: str, value: object) -> None:
+    """Raise UserError if a setting would say what is built: its value must be plain, however deep one looks.
+
+    `${...}` in texts may name settings, also Hydra's (`${hydra:...}`); resolvers could make anything of a text.
+    """
+    inner = list(_within(name, value, _MAX_DEPTH))
+    for key in (name, *(key for node in inner if isinstance(node, Mapping) for key in node)):
+        if _BUILDING.search(str(key)):
+            where = "" if key == name else f" in {name}"
+            raise UserError(f"{shown(key)}{where} can't be set; settings are values, what is built of them is fixed")
+    for text in inner:
+        if isinstance(text, str) and "${" in _NAMED.sub("", _ESCAPED.sub("", text)):
+            raise UserError(f"{name}={shown(text)} asks for a resolver; ${{...}} may name settings only")
+
+
+def _within(name: str, value: object, depth: int) -> Iterator[object]:
+    """A value and all that lies in it."""
+    if not depth:
+        raise UserError(f"{name} can't be read: its value is nested too deeply")
+    plain = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
+    yield plain
+    if isinstance(plain, (Mapping, list, tuple)):
+        for inner in plain.values() if isinstance(plain, Mapping) else plain:
+            yield from _within(name, inner, depth - 1)
+
+
 def build(group: str, name: str, /, **settings: Any) -> Any:
     """The object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
 
     Raises:
-        UserError: no such name, no such setting, or a setting that is missing or out of range.
+        UserError: no such name, no such setting, or a setting that is missing, out of range or refused by
+            `check_setting`.
     """
     config = described(group, name)
-    for setting in settings:
+    for setting, value in settings.items():
+        check_setting(setting, value)
         if setting not in config.keys():  # noqa: SIM118  # `in` overlooks settings that have no value yet
             valid = [str(key) for key in config if key != "_target_"]
             raise (

@@ -3,19 +3,22 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import OverrideParseException
 
 from neuroshard.errors import UserError
+from neuroshard.registry import check_setting
+from neuroshard.schema import shown
 
 SWEEP_FLAGS = ("-m", "--multirun")
 _POSITIONAL = {"report": "runs", "explain": "plans", "evaluate": "plans"}  # what paths without a key are
 _KEY = re.compile(r"([\w./@-]+)=(.*)", re.DOTALL)
-_RESOLVER = re.compile(r"\$\{\s*(?!hydra:)[\w.]+\s*:")
 _SWEEPERS = ("hydra.launcher.", "hydra.sweep.", "hydra.sweeper.")
+_SWEPT = "hydra.sweeper.params"  # overrides that nobody would look at
 
 # A file's suffix says which choice of a group reads it, and how the setting with its path is called.
 _READERS = {
@@ -68,7 +71,7 @@ def _with_reader(text: str) -> list[str]:
 def quoted(text: str) -> str:
     """The text as a value that Hydra takes as it is, whatever it holds."""
     inner = text.removeprefix("'").removesuffix("'") if len(text) > 1 and text[0] == text[-1] == "'" else text
-    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", inner).replace("'", "\\'").replace("${", "\\${")
+    escaped = re.sub(r"(\\*)(?='|\$\{|$)", r"\1\1", inner).replace("'", "\\'").replace("${", "\\${")
     return f"'{escaped}'"
 
 
@@ -81,15 +84,24 @@ def _parsed(text: str) -> Override:
         raise UserError(f"{key} can't be set; of Hydra's own settings, launcher, sweep and sweeper can")
     if key == "run" or key.startswith("run."):
         raise UserError(f"{key} can't be set; it joins the settings that can")
-    if _RESOLVER.search(text.replace("\\${", "")):
-        raise UserError(f"{text!r} asks for a resolver; ${{...}} may name settings only")
+    if key == _SWEPT or key.startswith(f"{_SWEPT}."):
+        raise UserError(f"{key} can't be set; list the values of a setting itself: key=value,value")
+    check_setting(key, _given(override))
     return override
+
+
+def _given(override: Override) -> object:
+    """Its value; of a sweep, the list of them."""
+    value = override.value()
+    return replace(override, _value=value.list).value() if isinstance(value, ChoiceSweep) else value
 
 
 def _parse(text: str) -> Override:
     parser = OverridesParser.create()
     try:
         return parser.parse_overrides([text])[0]
+    except RecursionError:
+        raise UserError(f"{shown(text)} can't be read: its value is nested too deeply") from None
     except OverrideParseException:
         found = _KEY.fullmatch(text)
         if found is None:

@@ -20,6 +20,7 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
     """Raise UserError if an override names a setting or choice that doesn't exist, or something is still missing."""
     check_choices(command, overrides)
     own = [o for o in overrides if not o.key_or_group.startswith("hydra")]
+    chosen_of(command, [str(o.input_line) for o in overrides if o not in own])  # or Hydra would refuse them later
     groups = [o for o in own if is_group(o.key_or_group)]
     if not sweeping:
         _check_single(own)

@@ -29,6 +29,7 @@ def test_values_are_taken_as_they_are_written(text, value):
 
 
 @example("???")
+@example("back\\${method}")
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20))
 def test_any_path_survives_quoting(path):
     (override,) = as_overrides("explain", [f"out={quoted(path)}"])
@@ -70,6 +71,18 @@ def test_paths_need_no_key(tmp_path, monkeypatch):
         ("hydra/job_logging=default", "can't be set"),
         ("out=${oc.env:HOME}", "asks for a resolver"),
         ("out=${ hydra.x }${python:1}", "asks for a resolver"),
+        ("tables._target_=os.getcwd", "can't be set"),
+        ("hydra.launcher._target_=pandas.read_pickle", "can't be set"),
+        ("constraints.rules=[{_target_: pandas.read_pickle, filepath_or_buffer: x.pkl}]", "'_target_' in constraints"),
+        ("topology.memory_bytes={_target_: shutil.copyfile, src: a, dst: b}", "'_target_' in topology.memory_bytes"),
+        ("constraints.rules=[],[{_target_: os.getcwd}]", "'_target_' in constraints.rules"),
+        ("constraints.rules=choice([],[{a: {_args_: [1]}}])", "'_args_' in constraints.rules"),
+        ("constraints.rules=shuffle([{_partial_: true}])", "'_partial_' in constraints.rules"),
+        ("constraints.rules=['${oc.${method}:{_target_:os.getcwd}}']", "asks for a resolver"),
+        ("out=a,'${oc.env:HOME}'", "asks for a resolver"),
+        ("hydra.sweeper.params={constraints.rules: '[{_target_: os.getcwd}]'}", "can't be set"),
+        ("hydra.sweeper.params.run=null", "can't be set"),
+        (f"constraints.rules={'[' * 3000}{']' * 3000}", "nested too deeply"),
     ],
 )
 def test_what_a_command_line_may_not_do(text, message):

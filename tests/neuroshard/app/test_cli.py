@@ -363,6 +363,29 @@ def test_sweeps_run_in_parallel_and_go_on(capsys, here):
     assert found == {"random", "dim_greedy"}
 
 
+@pytest.mark.parametrize(
+    ("wiring", "message"),
+    [
+        (["hydra.launcher._target_=pandas.read_pickle"], "can't be set"),
+        (["hydra.launcher.nothing=1"], "Could not override 'hydra.launcher.nothing'"),
+        (["hydra/launcher=nothing"], "Could not find 'hydra/launcher/nothing'"),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=many"], "hydra.launcher.n_jobs=many"),
+    ],
+)
+def test_launchers_that_nobody_can_start_are_one_line(here, capsys, wiring, message):
+    _refused(capsys, message, *_search(here, "-m", *wiring))
+
+
+def test_values_build_nothing(here, capsys):
+    victim = here / "victim.txt"
+    victim.write_text("kept")
+    copy = f"{{_target_: shutil.copyfile, src: '{here}/tables.csv', dst: '{victim}'}}"
+    _refused(
+        capsys, "'_target_' in topology.memory_bytes can't be set", *_search(here, f"topology.memory_bytes={copy}")
+    )
+    assert victim.read_text() == "kept"
+
+
 def test_the_version_is_told(capsys):
     assert run_command(capsys, "--version") == (0, f"neuroshard {ns.__version__}\n", "")
 
