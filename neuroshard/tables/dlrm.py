@@ -81,7 +81,7 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
     tables, batch_size = lengths.shape
     if indices.dtype not in _WHOLE or offsets.dtype not in _WHOLE:
         raise UserError(f"{source}: indices and offsets are {indices.dtype} and {offsets.dtype}, not whole numbers")
-    fits = len(offsets) == tables * batch_size + 1 and int(offsets[0]) >= 0 and int(offsets[-1]) <= len(indices)
+    fits = len(offsets) == tables * batch_size + 1 and offsets.min() >= 0 and offsets.max() <= len(indices)
     if not fits or not batch_size or (offsets.diff() < 0).any():
         raise UserError(f"{source}: offsets don't fit lengths {tuple(lengths.shape)} and {len(indices)} indices")
     return indices, offsets, lengths

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from neuroshard.arrays import IntArray
 from neuroshard.errors import UserError
+from neuroshard.schema import shown
 
 Splits = Literal["offsets", "lengths"]
 _PART = 1 << 14  # lookups that are looked at together: what is made of them takes a few MiB
@@ -34,9 +35,12 @@ class Lookups:
             UserError: they are of another kind or contradict each other, or an index lies outside 0..rows-1; `where` is
                 what its line begins with.
         """
-        found, given = _whole_numbers(indices, "indices", where), _whole_numbers(splits, kind, where).astype(np.int64)
-        offsets = given if kind == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), given.cumsum()])
-        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(found) or (np.diff(offsets) < 0).any():
+        found, given = _whole_numbers(indices, "indices", where), _whole_numbers(splits, kind, where)
+        possible = not len(given) or (given.min() >= 0 and given.max() <= len(found))  # or their sum might overflow
+        plain = given.astype(np.int64)
+        offsets = plain if kind == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), plain.cumsum()])
+        rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(found) and (np.diff(offsets) >= 0).all()
+        if not possible or not rise:
             wanted = "rise from 0 to" if kind == "offsets" else "be 0 or more and sum to"
             raise UserError(f"{where}: {kind} must {wanted} the number of indices, {len(found)}")
         for index in (int(found.min()), int(found.max())) if len(found) else ():
@@ -58,10 +62,19 @@ class Lookups:
 
 def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
     """`values` as an array; of a tensor on another device, a copy."""
-    host: Any = values.detach().cpu() if hasattr(values, "detach") else values
-    array = np.asarray(host)
+    try:
+        host: Any = values.detach().cpu() if hasattr(values, "detach") else values
+        array = np.asarray(host)
+    except (TypeError, ValueError, RuntimeError):  # what NumPy has no type for, sparse, without data, ragged
+        raise UserError(f"{where}: {what} must be one row of whole numbers, not {_kind(values)}") from None
     if array.ndim == 1 and not array.size:
         return np.zeros(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise UserError(f"{where}: {what} must be one row of whole numbers, not {array.dtype} of shape {array.shape}")
     return array
+
+
+def _kind(values: object) -> str:
+    """What sort of a tensor it is; of anything else, what it holds."""
+    known = [str(getattr(values, part)) for part in ("dtype", "layout", "device") if hasattr(values, part)]
+    return f"a {type(values).__name__} ({', '.join(known)})" if known else shown(values)

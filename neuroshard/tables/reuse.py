@@ -126,7 +126,7 @@ def _thinning(fraction: float) -> FloatArray:
     moved = np.empty((NUM_REUSE_BINS, NUM_REUSE_BINS))
     for index, (bottom, top) in enumerate(zip(BOTTOMS, TOPS, strict=True)):
         points = min(int(top - bottom), _MOST_POINTS)
-        counts = bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points)
+        counts = bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
         at_most = np.where(BOTTOMS[:, None] < counts, bdtr(np.minimum(BOTTOMS[:, None], counts), counts, fraction), 1.0)
         moved[index] = np.diff(np.vstack([at_most, np.ones(len(counts))]), axis=0).mean(axis=1)
     return moved

@@ -233,10 +233,43 @@ def test_wrong_arguments_are_named(arguments, message):
         ns.tables_from_batches(*arguments)
 
 
-def test_lengths_must_sum_to_the_indices():
-    for lengths in ([2], [2, -1]):
-        with pytest.raises(UserError, match="lengths must be 0 or more and sum to the number of indices, 1"):
-            Lookups.of([0], lengths, "lengths", 5, "x")
+_OVER = [2**62, 2**62, 2**62, 2**62 + 1]  # sum to 1 in 64 bits
+
+
+@pytest.mark.parametrize("lengths", [[2], [2, -1], _OVER, np.array([2**64 - 1, 2], dtype=np.uint64)])
+def test_lengths_must_sum_to_the_indices(lengths):
+    with pytest.raises(UserError, match="lengths must be 0 or more and sum to the number of indices, 1"):
+        Lookups.of([0], lengths, "lengths", 5, "x")
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 2**62, -(2**63), -(2**62), 0, 1], np.array([0, 2**64 - 1, 1], dtype=np.uint64)]
+)
+def test_offsets_must_rise_without_overflow(offsets):
+    with pytest.raises(UserError, match="offsets must rise from 0 to the number of indices, 1"):
+        Lookups.of([0], offsets, "offsets", 5, "x")
+
+
+_WHOLE = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (_WHOLE.bfloat16(), "torch.bfloat16"),
+        (_WHOLE[:0].bfloat16(), "torch.bfloat16"),
+        (_WHOLE.to_sparse(), "torch.sparse_coo"),
+        (_WHOLE.to("meta"), "meta"),
+        (torch.nested.nested_tensor([_WHOLE, _WHOLE[:1]], layout=torch.jagged), "torch.jagged"),
+        ([[0], [0, 1]], r"\[\[0\], \[0, 1\]\]"),
+    ],
+)
+def test_tensors_that_are_no_rows_of_whole_numbers_are_one_line(values, shown):
+    for indices, offsets, what in ((values, [0, 1], "indices"), ([0], values, "offsets")):
+        with pytest.raises(UserError, match=f"{what} must be one row of whole numbers, not .*{shown}"):
+            ns.tables_from_batches(SHAPES[:1], [{"a": (indices, offsets)}], 1)
+        with pytest.raises(UserError, match=f"{what} must be one row of whole numbers, not .*{shown}"):
+            ns.table_from_trace("a", indices, offsets, 5, 4)
 
 
 def test_parts_of_a_batch_are_its_samples():

@@ -88,6 +88,11 @@ def test_the_whole_batch_has_its_own_histogram():
     np.testing.assert_allclose(reuse_at(reuse, 1.0), reuse, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("error")
+def test_histograms_of_smaller_batches_warn_of_nothing():
+    reuse_at(np.array([zipf_reuse(1000, 5000)]), 0.3217)  # no other test has this share: they are kept
+
+
 def test_a_smaller_batch_has_the_histogram_of_its_own_lookups():
     """What a Zipf law says of both batches, far from where counts within a bin are uniform."""
     rows, lookups = 100_000, 4_000_000

@@ -346,11 +346,15 @@ def test_traces_are_whole_numbers(indices, offsets, message):
         ns.table_from_trace("t", indices, offsets, rows=5, dim=8)
 
 
+_AROUND = torch.tensor([2**62, -(2**63), -(2**62)])  # each 2^62 more than the one before, in 64 bits
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda i, o, n: (i.float(), o, n), "not whole numbers"),
         (lambda i, o, n: (i, o - 1, n), "offsets don't fit"),
+        (lambda i, o, n: (i, torch.cat([o[:1], o[1:4] * 0 + _AROUND, o[4:]]), n), "offsets don't fit"),
         (lambda i, o, n: (i, o, n[0]), "tensors of 1, 1 and 2 dimensions"),
         (lambda i, o, n: (i, o), "tensors of 1, 1 and 2 dimensions"),
         (lambda i, o, n: (i, 3, n), "tensors of 1, 1 and 2 dimensions"),
