@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from itertools import zip_longest
@@ -17,6 +17,7 @@ from neuroshard.schema import shown
 SUFFIXES = (".csv", ".parquet", ".json")
 _WHAT = "table file"
 _INDEX = re.compile(r"__index_level_\d+__")  # pandas numbers the rows in a column of its own
+_NUMBERING = re.compile(r"|unnamed:_\d+|index")  # which is called so in files of text
 _WHOLE = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\s*", re.ASCII | re.IGNORECASE)
 
@@ -29,8 +30,10 @@ class Row:
     cells: dict[str, object]
 
 
-def read_rows(path: Path, texts: frozenset[str]) -> list[Row]:
+def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> list[Row]:
     """The rows of the file; in a CSV file, columns that aren't among `texts` hold numbers.
+
+    `named` gives what a column is called here by the name that it has in the file. pandas' index is left out.
 
     Raises:
         UserError: the file can't be read, or leaves open what belongs to which column.
@@ -39,28 +42,60 @@ def read_rows(path: Path, texts: frozenset[str]) -> list[Row]:
     if suffix not in SUFFIXES:
         raise UserError(f"{path}: tables are read from {', '.join(SUFFIXES)}, not {path.suffix or 'no suffix'!r}")
     if suffix == ".csv":
-        return list(_of_csv(path, texts))
-    if suffix == ".parquet":
-        return [
-            Row(f"{path}, row {number}", {name: cell for name, cell in cells.items() if not _INDEX.fullmatch(name)})
-            for number, cells in enumerate(read_parquet(path, _WHAT), 1)
-        ]
-    return list(_of_json(read_json(path, _WHAT), path))
+        return _without_index(list(_of_csv(path, texts, named)))
+    written = _of_parquet(path) if suffix == ".parquet" else _of_json(read_json(path, _WHAT), path)
+    return _without_index([_renamed(row, named) for row in written])
 
 
-def _of_csv(path: Path, texts: frozenset[str]) -> Iterator[Row]:
+def _renamed(row: Row, named: Callable[[str], str]) -> Row:
+    names = _names(list(row.cells), named, row.where)
+    return Row(row.where, dict(zip(names, row.cells.values(), strict=True)))
+
+
+def _names(written: list[str], named: Callable[[str], str], where: str) -> list[str]:
+    """What columns are called here; no two may be called the same."""
+    names = [named(name) for name in written]
+    if len(set(names)) < len(names):
+        twice = min(name for name in names if names.count(name) > 1)
+        one, other = [column for column, name in zip(written, names, strict=True) if name == twice][:2]
+        said = f"columns {one!r} and {other!r} both say {twice!r}; give one of them"
+        raise UserError(f"{where}: {f'two columns are named {one!r}' if one == other else said}")
+    return names
+
+
+def _without_index(rows: list[Row]) -> list[Row]:
+    """The rows without columns that number them: those of pandas' own name, and whole numbers or nothing under none."""
+    index = {
+        name
+        for name in {name for row in rows for name in row.cells}
+        if _INDEX.fullmatch(name) or (_NUMBERING.fullmatch(name) and all(_numbers(row.cells.get(name)) for row in rows))
+    }
+    if not index:
+        return rows
+    return [Row(row.where, {name: cell for name, cell in row.cells.items() if name not in index}) for row in rows]
+
+
+def _numbers(cell: object) -> bool:
+    return type(cell) is int or cell in (None, "")
+
+
+def _of_parquet(path: Path) -> Iterator[Row]:
+    for number, cells in enumerate(read_parquet(path, _WHAT), 1):
+        yield Row(f"{path}, row {number}", cells)
+
+
+def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> Iterator[Row]:
     lines = _lines(path)
     if not lines:
         raise UserError(f"{_WHAT} {path} can't be read: it is empty")
-    first, header = lines[0]
-    if twice := {name for name in header if header.count(name) > 1}:
-        raise UserError(f"{path}, line {first}: two columns are named {min(twice)!r}")
+    first, written = lines[0]
+    header = _names(written, named, f"{path}, line {first}")
     for number, cells in lines[1:]:
         where = f"{path}, line {number}"
         if len(cells) != len(header):
             raise UserError(f"{where} has {len(cells)} cells, the header {len(header)}")
-        named = zip(header, cells, strict=True)
-        yield Row(where, {name: cell if name in texts else number_in(cell) for name, cell in named})
+        by_name = zip(header, cells, strict=True)
+        yield Row(where, {name: cell if name in texts else number_in(cell) for name, cell in by_name})
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:

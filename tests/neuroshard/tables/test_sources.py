@@ -237,7 +237,13 @@ def test_numbers_may_be_written_as_spreadsheets_do(tmp_path):
             f"{HEADER},bytes_per_elment\na,3,4,1,2\n",
             "unknown column 'bytes_per_elment'; did you mean 'bytes_per_element'",
         ),
-        (f",{HEADER}\n0,a,3,4,1\n", "unknown column ''"),
+        (f",{HEADER}\nx,a,3,4,1\n", "unknown column ''"),
+        ("names,ROWS,dims,colour\na,3,4,1\n", "unknown column 'names'; did you mean 'name'"),
+        ("colour,rows,dim\n3,3,4\n", "valid: name, rows, dim, pooling_factor, bytes_per_element"),
+        ("name,rows,num_embeddings,dim\na,3,3,4\n", "line 1: columns 'rows' and 'num_embeddings' both say 'rows'"),
+        (f"{HEADER},dtype,bytes_per_element\na,3,4,1,fp16,2\n", "both dtype and bytes_per_element"),
+        (f"{HEADER},dtype\na,3,4,1,int8\n", "line 2: dtype='int8' must be fp32 or fp16"),
+        (f"{HEADER}\na,3,10,1\n", "line 2: dim=10 must be a multiple of 4; pad it to 12, or .* tables.pad_dims=true"),
         (f"{HEADER}\na,True,4,1\n", "line 2: rows='True' must be a whole number"),
         (f"{HEADER}\n,3,4,1\n", "line 2: name='' must be text of a length of at least 1"),
         (f"{HEADER}\na,,4,1\n", "line 2: rows='' must be"),
@@ -309,6 +315,61 @@ def test_an_index_that_pandas_wrote_is_no_column(tmp_path):
     frame = pd.DataFrame(ROWS, index=[5, 7])
     frame.to_parquet(tmp_path / "tables.parquet")
     assert len(ns.load_tables(str(tmp_path / "tables.parquet"))) == len(ROWS)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_columns_may_be_called_as_other_systems_call_them(tmp_path, suffix):
+    frame = pd.DataFrame(ROWS).rename(
+        columns={"name": "Table Name", "rows": "num_embeddings", "dim": "embedding_dim", "pooling_factor": " Pooling"}
+    )
+    frame["dtype"] = ["torch.float16", "FP32"]
+    path = tmp_path / f"tables.{suffix}"
+    {
+        "csv": lambda: frame.to_csv(path),  # with pandas' index
+        "parquet": lambda: frame.reset_index().to_parquet(path),
+        "json": lambda: path.write_text(frame.to_json(orient="records")),
+    }[suffix]()
+    tables = ns.load_tables(str(path), batch_size=512)
+    assert [(t.name, t.rows, t.dim, t.pooling_factor, t.bytes_per_element) for t in tables] == [
+        ("a", 100, 16, 2.5, 2), ("b", 7, 4, 1.0, 4),
+    ]  # fmt: skip
+
+
+def test_an_index_that_was_written_twice_and_empty_columns_are_left_out(tmp_path):
+    plain = _own(tmp_path, f"{HEADER}\na,3,4,1\nb,3,4,1\n")
+    assert _own(tmp_path, f"Unnamed: 0,{HEADER},\n0,a,3,4,1,\n1,b,3,4,1,\n") == plain
+
+
+def test_wrong_tables_are_told_together(tmp_path):
+    lines = [HEADER, "a,3,10,1", "b,3,4,1", "c,0,4,1", *(f"d{i},3,4,x" for i in range(9))]
+    with pytest.raises(UserError) as caught:
+        _own(tmp_path, "\n".join(lines))
+    said = str(caught.value)
+    assert said.startswith(f"{tmp_path / 'tables.csv'}: 11 tables can't be read: line 2: dim=10 must be")
+    assert "; line 4: rows=0 must be" in said
+    assert said.endswith("; and 6 more")
+    assert said.count("line ") == 5
+
+
+def test_dims_are_padded_where_that_is_asked_for(tmp_path):
+    text = f"{HEADER}\na,3,10,1\nb,3,12,1\nc,3,1,1\n"
+    with pytest.raises(UserError, match=r"2 tables .* line 2: .* pad it to 12, .* line 4: .* pad it to 4,"):
+        _own(tmp_path, text)
+    assert [table.dim for table in ns.load_tables(str(tmp_path / "tables.csv"), pad_dims=True)] == [12, 12, 4]
+
+
+@pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
+def test_tables_that_nobody_looks_up_take_room_and_hardly_time(tmp_path, model):
+    reuse = {f"reuse_{i}": 0.0 for i in range(17)}
+    path = tmp_path / "tables.csv"
+    pd.DataFrame([ROWS[0] | reuse | {"pooling_factor": 0}]).to_csv(path, index=False)
+    (unused,) = ns.load_tables(str(path), batch_size=64)
+    assert unused.pooling_factor == 1 / 64
+    (used,) = _own(tmp_path, f"{HEADER}\nb,7,4,1\n")
+    sim = ns.Simulator(ns.CostModels.load(model))
+    both, alone = (ns.Task(tables, ns.Topology(2, "1GiB"), 64) for tables in ((used, unused), (used,)))
+    costs = [sim.cost(task, ns.search(task, sim, searcher="size_greedy")).total_ms for task in (both, alone)]
+    assert 0 < costs[1] <= costs[0] < 10 * costs[1]
 
 
 def test_tables_know_the_batch_size_of_their_histogram(tmp_path):
