@@ -18,6 +18,7 @@ SUFFIXES = (".csv", ".parquet", ".json")
 _WHAT = "table file"
 _INDEX = re.compile(r"__index_level_\d+__")  # pandas numbers the rows in a column of its own
 _NUMBERING = re.compile(r"|unnamed:_\d+|index")  # which is called so in files of text
+_OTHER_SEPARATOR = re.compile(r"[;\t|]")
 _WHOLE = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\s*", re.ASCII | re.IGNORECASE)
 
@@ -89,6 +90,8 @@ def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> I
     if not lines:
         raise UserError(f"{_WHAT} {path} can't be read: it is empty")
     first, written = lines[0]
+    if len(written) == 1 and (other := _OTHER_SEPARATOR.search(written[0])):
+        raise UserError(f"{path}, line {first}: cells are separated by {other[0]!r}, and must be by commas")
     header = _names(written, named, f"{path}, line {first}")
     for number, cells in lines[1:]:
         where = f"{path}, line {number}"

@@ -238,6 +238,8 @@ def test_numbers_may_be_written_as_spreadsheets_do(tmp_path):
             "unknown column 'bytes_per_elment'; did you mean 'bytes_per_element'",
         ),
         (f",{HEADER}\nx,a,3,4,1\n", "unknown column ''"),
+        ("name;rows;dim;pooling_factor\na;3;4;1\n", "line 1: cells are separated by ';', and must be by commas"),
+        ("name\trows\tdim\na\t3\t4\n", "line 1: cells are separated by '.t', and must be by commas"),
         ("names,ROWS,dims,colour\na,3,4,1\n", "unknown column 'names'; did you mean 'name'"),
         ("colour,rows,dim\n3,3,4\n", "valid: name, rows, dim, pooling_factor, bytes_per_element"),
         ("name,rows,num_embeddings,dim\na,3,3,4\n", "line 1: columns 'rows' and 'num_embeddings' both say 'rows'"),

@@ -66,9 +66,13 @@ def test_long_names_stay_within_the_width():
     [
         ("=1+1", "'=1+1"), ("+x", "'+x"), ("-x", "'-x"), ("@x", "'@x"), ("\tx", "'\tx"), ("\r=x", "'\r=x"),
         (" =x", "' =x"), ("-5", "-5"), ("+1e3", "+1e3"), ("-2+3", "'-2+3"), ("a=1", "a=1"), ("", ""), ("'x", "'x"),
+        ("\n=x", "'\n=x"), ("\uff1d1+1", "'\uff1d1+1"),
     ],
 )  # fmt: skip
 def test_a_spreadsheet_gets_no_formulas(tmp_path, cell, safe):
     save_csv(tmp_path / "t.csv", pd.DataFrame({"text": [cell, "other"], "number": [-1.5, float("nan")]}))
     with (tmp_path / "t.csv").open(newline="") as file:
         assert next(csv.DictReader(file)) == {"text": safe, "number": "-1.5"}
+    save_csv(tmp_path / "names.csv", pd.DataFrame({cell: [1]}))
+    with (tmp_path / "names.csv").open(newline="") as file:
+        assert next(csv.reader(file)) == [safe]
