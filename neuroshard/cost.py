@@ -23,6 +23,9 @@ class Cost:
 
     `margin` is (D,) half the width of an interval around every device's sum that is meant to hold 90% of measurements;
     None where nothing is known of it.
+
+    `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
+    were measured on this kind of machine.
     """
 
     compute: FloatArray
@@ -31,6 +34,7 @@ class Cost:
     margin: FloatArray | None = None
     input: FloatArray | None = None
     input_share: float = 0.0
+    caveat: str | None = None
 
     @property
     def device_ms(self) -> FloatArray:
@@ -80,7 +84,8 @@ class Cost:
         ]
         margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
         expected = "" if self.margin is None else f", expected_ms {self.expected_ms:.3f}"
-        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}"])
+        caveat = "" if self.caveat is None else f" ({self.caveat})"
+        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}{caveat}"])
 
     def _inputs(self) -> list[tuple[str, str]]:
         """(D,) what is said of each device's input: as a part of its sum, and beside it."""
@@ -94,7 +99,7 @@ def described_expectation(total_ms: float, expected_ms: float) -> str | None:
     """What a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None
-    return f"{expected_ms:.2f} ms: the slowest of devices that are predicted alike"
+    return f"{expected_ms:.2f} ms, for a step waits for whichever device turns out to be the slowest"
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.interface import Chain
 from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, INPUT, compute_part, exchange_part
 from neuroshard.models.reach import of_calls, of_exchanges
-from neuroshard.models.trust import Margins, Ranges
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, Ranges, hardware_warning
 from neuroshard.plans.form import CALLS, IN_COLUMNS
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.prediction import Prediction
@@ -79,8 +80,9 @@ class Simulator:
             first += [] if before is None or not self.count_input else [of.of(INPUT)(before, np.zeros_like(before))]
             margin = list(_margin(of, first, ready, forward, backward))
         inputs: Sequence[FloatArray | None] = [None] * len(plans) if before is None else list(before)
-        parts = zip(compute, forward.total_ms, backward.total_ms, margin, inputs, strict=True)
-        return [Cost(*its, input_share=float(self.count_input)) for its in parts]
+        caveats = [self.caveat(plan) for plan in plans]
+        parts = zip(compute, forward.total_ms, backward.total_ms, margin, inputs, caveats, strict=True)
+        return [Cost(*its[:5], input_share=float(self.count_input), caveat=its[5]) for its in parts]
 
     def _input_ms(self, traffic: Traffic) -> FloatArray | None:
         """(B, D) ms of the exchange of indices and lengths, all starting together; None where it isn't known."""
@@ -93,18 +95,45 @@ class Simulator:
         """The same plan, with what these models predict of it."""
         return with_prediction(plan, self.cost(plan.task, plan), self.models.name)
 
+    def caveat(self, plan: Plan) -> str | None:
+        """What is to be said in a few words wherever the plan's predicted cost is shown; None if nothing is.
+
+        Costs that nobody measured on this kind of machine may be off by more than any margin says.
+        """
+        arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
+        if any(model.is_arithmetic for model in exchanges):
+            return DATASHEET
+        if arithmetic and not arithmetic.isdisjoint(CALLS[number] for number in plan.device_loads.loads.call.tolist()):
+            return DATASHEET
+        return None if self._elsewhere is None else ELSEWHERE
+
+    @cached_property
+    def _elsewhere(self) -> str | None:
+        """A line where the models were not surely measured on hardware like this machine's."""
+        return hardware_warning(self.models.name, self.models.hardware)
+
     def warnings(self, plan: Plan) -> tuple[str, ...]:
         """What makes the costs of a plan doubtful, one line each.
 
-        Histograms made for another batch size, and what lies outside the range that the models were fitted to.
+        That nobody measured them on this kind of machine, histograms made for another batch size, and what lies outside
+        the range that the models were fitted to.
         """
+        return self._unmeasured(plan) + plan.task.warnings + self._outside(plan)
+
+    def _unmeasured(self, plan: Plan) -> tuple[str, ...]:
+        told = f"predicted costs: {DATASHEET}; the order of plans carries over better"
+        found = (told if self.caveat(plan) == DATASHEET else None, self._elsewhere)
+        return tuple(line for line in found if line is not None)
+
+    def _outside(self, plan: Plan) -> tuple[str, ...]:
+        """What of a plan lies outside the models' range."""
         ranges = self.models.ranges
         if ranges is None:
-            return plan.task.warnings
+            return ()
         calls = plan.device_loads.by_call()
         counts = calls.counts.reshape(-1, len(CALLS))[:, CALLS.index(IN_COLUMNS)].tolist()
         columns = plan.traffic.columns[0].tolist()
-        found = plan.task.warnings + ranges.warnings(plan.task) + ranges.device_warnings(counts, columns)
+        found = ranges.warnings(plan.task) + ranges.device_warnings(counts, columns)
         topology = plan.task.topology
         hosts = topology.num_devices / (topology.devices_per_host or topology.num_devices)
         found += ranges.part_warnings(EXCHANGES, {"hosts": np.array([hosts])})
@@ -129,7 +158,7 @@ class Simulator:
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
     """The same plan, with its cost as the models of that name predict it."""
     margins = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
-    return replace(plan, prediction=Prediction(models, cost.total_ms, *margins))
+    return replace(plan, prediction=Prediction(models, cost.total_ms, *margins, cost.caveat))
 
 
 def _call_margins(margins: Margins, by_call: FloatArray, spread: FloatArray) -> list[FloatArray]:

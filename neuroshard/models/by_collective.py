@@ -52,6 +52,11 @@ class CommByCollective(CommModel):
         """Those that there are models of."""
         return frozenset(self.exchanges)
 
+    @property
+    def is_arithmetic(self) -> bool:
+        """Whether one of its models is."""
+        return any(model.is_arithmetic for model in self.exchanges.values())
+
     def of_collective(self, collective: Collective) -> CommModel:
         """The collective's own."""
         return self.exchanges[collective]

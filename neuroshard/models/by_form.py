@@ -47,6 +47,12 @@ class ComputeByForm(SumModel):
         """Those that there are models of."""
         return frozenset(self._models)
 
+    @property
+    def arithmetic(self) -> frozenset[Call]:
+        """Calls whose models are, and those that have a datasheet's link for want of a model."""
+        of_models = {call for call, model in self.by_call.items() if call in model.arithmetic}
+        return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
+
     @cached_property
     def _models(self) -> dict[Call, SumModel]:
         if self.host is None:

@@ -26,6 +26,11 @@ class ComputeModel(ABC):
         """The forms of pooled tables that it knows costs of."""
         return frozenset(call.form for call in self.calls if call.pooled)
 
+    @property
+    def arithmetic(self) -> frozenset[Call]:
+        """Of these the ones whose costs are arithmetic on a datasheet, fitted to no measurement: by default none."""
+        return frozenset()
+
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads."""
@@ -115,6 +120,11 @@ class CommModel(ABC):
     def of_collective(self, collective: Collective) -> "CommModel":
         """The model of that collective by itself: one for all, where there isn't one for each."""
         return self
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """Whether its costs are arithmetic on a datasheet, fitted to no measurement."""
+        return False
 
     @property
     @abstractmethod

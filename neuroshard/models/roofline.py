@@ -45,6 +45,11 @@ class RooflineCompute(SumModel):
         """All, or all of tables in device memory."""
         return frozenset(ON_DEVICE_CALLS if self.host is None else CALLS)
 
+    @property
+    def arithmetic(self) -> frozenset[Call]:
+        """All that it knows."""
+        return self.calls
+
     def of_call(self, call: Call) -> SumModel:
         """The call's own: itself of tables in device memory."""
         if call.tier is Tier.DEVICE or self.host is None:
@@ -84,6 +89,11 @@ class RooflineComm(CommModel):
     network_gb_per_s: float
     devices_per_host: int
     latency_ms: float
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """It is."""
+        return True
 
     @property
     def num_devices(self) -> None:

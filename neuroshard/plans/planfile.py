@@ -27,9 +27,9 @@ def to_json(task: Task, placements: Sequence[Placement], prediction: Prediction 
 
 
 def _predicted(prediction: Prediction) -> dict[str, Any]:
-    """What isn't known to be expected is left out, as before there was any."""
-    fields = asdict(prediction)
-    return {name: value for name, value in fields.items() if name != "expected_ms" or value is not None}
+    """Without what isn't known of later fields: as it was before there were any."""
+    fields, later = asdict(prediction), ("expected_ms", "caveat")
+    return {name: value for name, value in fields.items() if name not in later or value is not None}
 
 
 def _as_fields(placement: Placement) -> dict[str, Any]:

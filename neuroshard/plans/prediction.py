@@ -18,15 +18,18 @@ class Prediction:
         margin_ms: half the width of its 90% interval; None where the models know none.
         expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin, and in
             plans that were saved before there was any.
+        caveat: what is said wherever the cost is shown (`Cost.caveat`); None if nothing is.
     """
 
     models: Name | None
     cost_ms: NonNegative
     margin_ms: NonNegative | None = None
     expected_ms: NonNegative | None = None
+    caveat: Name | None = None
 
     def __str__(self) -> str:
         margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"
         told = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
         expected = "" if told is None else f"; expected {told}"
-        return f"{self.cost_ms:.2f}{margin} ms predicted by {self.models or 'models without a name'}{expected}"
+        caveat = "" if self.caveat is None else f" ({self.caveat})"
+        return f"{self.cost_ms:.2f}{margin} ms predicted by {self.models or 'models without a name'}{caveat}{expected}"

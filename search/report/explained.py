@@ -42,6 +42,7 @@ def titled(section: Section, name: str) -> Section:
 def picture(found: Explanation) -> Picture:
     """The devices, drawn."""
     title = f"{found.cost.total_ms:.2f} ms predicted"
+    title += "" if found.cost.caveat is None else f", {found.cost.caveat}"
     return Picture("devices", "cost and memory of every device", plan_png(found.plan, found.cost, title))
 
 
@@ -59,6 +60,7 @@ def difference(first: Explanation, second: Explanation) -> Section:
     facts = (
         ("predicted cost", f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms"),
         ("change", f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})"),
+        *((("what costs are", first.cost.caveat),) if first.cost.caveat is not None else ()),
         ("tables that lie elsewhere", f"{len(steps):,} of {len(first.plan.task.tables):,}"),
         ("to be moved", readable_bytes(sum(move.size_bytes for move in steps))),
     )
@@ -68,9 +70,10 @@ def difference(first: Explanation, second: Explanation) -> Section:
 def _summary(found: Explanation) -> Section:
     cost, plan = found.cost, found.plan
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
+    caveat = "" if cost.caveat is None else f", {cost.caveat}"
     expected = described_expectation(cost.total_ms, cost.expected_ms)
     facts = (
-        ("predicted cost", f"{cost.total_ms:.2f} ms{margin}"),
+        ("predicted cost", f"{cost.total_ms:.2f} ms{margin}{caveat}"),
         *([("expected cost", expected)] if expected is not None else []),
         ("best possible", _best(found)),
         ("if spread evenly", _evenly(found)),

@@ -19,7 +19,7 @@ from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.tasks.draw import from_file
 
 _COSTS = ["predicted_ms", "margin_ms", "seconds"]
-_SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path"]
+_SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path", "caveat"]
 _MEASURED = ["run", "method", "task", *_COSTS, "measured_ms", "solved"]
 _LEARNED = ["run", "method", "round", "valid_ms"]
 _Search = tuple[NamedRun, tuple[Searched, ...]]
@@ -31,7 +31,7 @@ class Gathered:
 
     Attributes:
         searched: tasks (what the tasks are), method, setting and value (of a sweep over a number; None and NaN for
-            others), task, predicted_ms, margin_ms, seconds, solved, path.
+            others), task, predicted_ms, margin_ms, seconds, solved, path, caveat (what is said of the predicted cost).
         measured: run, method, task, predicted_ms, margin_ms, seconds, measured_ms, solved.
         learned: run, method, round, valid_ms.
         references: ms of other methods on a training's validation tasks, by run.

@@ -19,6 +19,7 @@ class Searched:
     margin_ms: NonNegative | None
     seconds: NonNegative | None
     error: str | None
+    caveat: str | None
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,12 @@ class Evaluated:
     measured: Cost | None = None
     margin_ms: float = float("nan")
 
+    @property
+    def caveat(self) -> str | None:
+        """What is said of the predicted cost."""
+        known = None if self.plan is None else self.plan.prediction
+        return None if known is None else known.caveat
+
     def checked(self) -> "Evaluated":
         """With an error if the plan doesn't fit in memory, or breaks its task's constraints."""
         if self.plan is None or not self.plan.violations:
@@ -113,7 +119,13 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def trust_lines(entries: Sequence[Evaluated]) -> Iterator[str]:
-    """How far predictions held: measured costs inside their intervals beside what was to be expected, and the bias."""
+    """How far predictions held: measured costs inside their intervals beside what was to be expected, and the bias.
+
+    Before that what is said of predicted costs that nobody measured on such hardware.
+    """
+    for caveat in dict.fromkeys(entry.caveat for entry in entries if entry.caveat is not None):
+        methods = dict.fromkeys(entry.method for entry in entries if entry.caveat == caveat)
+        yield f"predicted costs of {', '.join(methods)} are {caveat}"
     figures = np.array([(e.predicted_ms, e.measured_ms, e.margin_ms) for e in entries], dtype=np.float64)
     known = figures.reshape(-1, 3)[~np.isnan(figures.reshape(-1, 3)).any(axis=1)]
     if not len(known):

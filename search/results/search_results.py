@@ -26,6 +26,7 @@ _COLUMNS = {
     "warnings": "object",
     "expected_ms": "float64",
     "measured_ms": "float64",
+    "caveat": "object",
 }
 _NUMBERS = ("predicted_ms", "seconds", "margin_ms", "expected_ms", "measured_ms")
 _LARGEST = 1e18
@@ -43,6 +44,7 @@ class SearchRecord:
         warnings: what lies outside the range of the models, a line each.
         expected_ms: the cost to be expected (`Cost.expected_ms`); NaN where the models know no margin.
         measured_ms: on hardware, the mean over the passes of verification; NaN where it wasn't measured.
+        caveat: what is said wherever the predicted cost is shown (`Cost.caveat`).
     """
 
     task: Count
@@ -55,6 +57,7 @@ class SearchRecord:
     warnings: str | None = None
     expected_ms: float = float("nan")
     measured_ms: float = float("nan")
+    caveat: str | None = None
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:

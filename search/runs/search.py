@@ -18,7 +18,6 @@ from neuroshard.files import check_directory
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
-from neuroshard.models.trust import hardware_warning
 from neuroshard.progress import plain_console, progress_bar
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import FileName, PathName
@@ -89,7 +88,7 @@ class Search:
         with self._verifier() as verifier:
             if self.out is not None and (there := RunDirectory(Path(self.out))).finished:
                 there.begin(self._depends(simulator), self.tasks)
-                return self._result(Unfinished(there.path).finished(self.tasks), simulator)
+                return SearchResult(Unfinished(there.path).finished(self.tasks), self.tasks)
             return self._searched(simulator, verifier)
 
     def _searched(self, simulator: Simulator, verifier: Verifier | None) -> "SearchResult":
@@ -105,15 +104,12 @@ class Search:
                 save_finalists(directory.path, self.tasks, records)
             run = SearchRun(directory.path, self.method, records, self.model, depends["settings"])
             run.save(depends | {"versions": versions()})
-        return self._result(run, simulator)
+        return SearchResult(run, self.tasks)
 
     def _verifier(self) -> AbstractContextManager[Verifier | None]:
         if self.verify is None:
             return nullcontext()
         return self.verify.opened(self.tasks, plain_console(stderr=True).print)
-
-    def _result(self, run: SearchRun, simulator: Simulator) -> "SearchResult":
-        return SearchResult(run, self.tasks, hardware_warning(simulator.models.name, simulator.models.hardware))
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
         """What the plans depend on, besides the tasks."""
@@ -181,28 +177,29 @@ class Search:
         remark = "; ".join(filter(None, said)) or None
         warnings = "\n".join([*due, *telling.warnings(plan)]) or None
         figures = cost.total_ms, answer.seconds, cost.margin_ms, remark, warnings, cost.expected_ms, answer.measured_ms
-        return SearchRecord(number, name, None, *figures)
+        return SearchRecord(number, name, None, *figures, cost.caveat)
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A run and its tasks; `hardware_warning` where the models were not surely measured on hardware like this."""
+    """A run and its tasks."""
 
     saved: SearchRun
     tasks: tuple[Task, ...]
-    hardware_warning: str | None = None
 
     def show(self, console: Console) -> None:
         """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""
         console.print(self._grid())
         records = self.saved.records
-        lines = [f"task {r.task}: {r.remark}" for r in records[:_SHOWN_TASKS] if r.remark is not None]
+        lines = [f"predicted costs are {caveat}" for caveat in self._caveats()]
+        lines += [f"task {r.task}: {r.remark}" for r in records[:_SHOWN_TASKS] if r.remark is not None]
         if len(records) > _SHOWN_TASKS:
             lines.append(f"... and {len(records) - _SHOWN_TASKS} more in results.parquet")
         if len(records) == 1 and (plan := self.saved.plan_of(records[0])) is not None:
             lines += str(plan).splitlines()
         solved = [record for record in records if record.error is None]
-        mean = f", mean predicted {np.mean([r.predicted_ms for r in solved]):.2f} ms" if solved else ""
+        caveats = "".join(f" ({caveat})" for caveat in self._caveats())
+        mean = f", mean predicted {np.mean([r.predicted_ms for r in solved]):.2f} ms{caveats}" if solved else ""
         seconds = np.mean([record.seconds for record in records])
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
@@ -229,13 +226,17 @@ class SearchResult:
             grid.add_row(*sizes, *costs, f"{record.seconds:.3f}")
         return grid
 
+    def _caveats(self) -> list[str]:
+        """What is said of the predicted costs: one for all, as a rule."""
+        return list(dict.fromkeys(record.caveat for record in self.saved.records if record.caveat is not None))
+
     def _warnings(self) -> Iterator[str]:
-        """One line for each quantity that lies outside the models' range, from the first task where it does."""
-        if self.hardware_warning is not None:
-            yield self.hardware_warning
+        """One line for each thing that is doubtful, from the first task where it is; none of what costs say already."""
         found: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():
+                if record.caveat is not None and record.caveat in warning:
+                    continue
                 found[warning.split(":")[0]].append(f"task {record.task}: {warning}")
         for lines in found.values():
             yield lines[0] + (f" (and in {len(lines) - 1} more tasks)" if len(lines) > 1 else "")
