@@ -84,6 +84,11 @@ class RunDirectory:
         """Mark the run as whole; `facts` are for whoever reads its results."""
         write_json(self.path / _RUN, {"format": _FORMAT, "kind": kind, **facts})
 
+    def forget(self) -> None:
+        """Remove what says that a run was begun here and is whole: another may begin."""
+        for name in (_SETTINGS, _TASKS, _RUN):
+            (self.path / name).unlink(missing_ok=True)
+
     @property
     def finished(self) -> bool:
         """Whether the run here is whole."""

@@ -1,6 +1,7 @@
 """A report in sections: what was compared, in words, tables and pictures."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,32 +70,58 @@ def overview(gathered: Gathered, paths: Sequence[Path]) -> Section:
     return Section("Overview", facts=facts)
 
 
-def comparisons_shown(compared: pd.DataFrame, axis: str, kind: str, group: str) -> Iterator[Section]:
-    """One section for each group of several methods; groups of a single one share a table. `group` names what it is."""
+def comparisons_shown(
+    compared: pd.DataFrame, axis: str, kind: str, group: str, caveats: Mapping[str, str] | None = None
+) -> Iterator[Section]:
+    """One section for each group of several methods; groups of a single one share a table. `group` names what it is.
+
+    `caveats` are what is said of the costs, by group.
+    """
+    said = caveats or {}
     sizes = compared.groupby("group")["method"].transform("size")
     for number, (name, part) in enumerate(compared[sizes > 1].groupby("group", sort=False)):
-        yield _comparison(part, f"{kind}: {name}", axis, f"{kind.lower()}-{number}")
+        section = _comparison(part, f"{kind}: {name}", axis, f"{kind.lower()}-{number}")
+        yield replace(section, text=_joined(section.text, said.get(str(name))))
     alone = compared[sizes == 1]
     if len(alone):
         names: Cells = {group: lambda row: str(row["group"])}
         text = "Nothing else was tried on the same tasks."
-        yield Section(f"{kind}: one method alone", text, grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),))
+        its = dict.fromkeys(said[name] for name in alone["group"] if name in said)
+        yield Section(f"{kind}: one method alone", _joined(text, *its), grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),))
+
+
+def caveats_of(searched: pd.DataFrame) -> dict[str, str]:
+    """What is said of predicted costs, by their tasks; of which methods, where it isn't all of them."""
+    found: dict[str, str] = {}
+    for tasks, part in searched.groupby("tasks", sort=False):
+        methods = set(part["method"])
+        for caveat, its in part.dropna(subset=["caveat"]).groupby("caveat", sort=False):
+            of = "" if set(its["method"]) == methods else f" of {', '.join(its['method'].unique())}"
+            found[str(tasks)] = _joined(found.get(str(tasks), ""), f"Predicted costs{of} are {caveat}.")
+    return found
+
+
+def _joined(*sentences: str | None) -> str:
+    return " ".join(filter(None, sentences))
 
 
 def _comparison(part: pd.DataFrame, title: str, axis: str, name: str) -> Section:
     common, tasks = int(part["common"].iloc[0]), int(part["tasks"].max())
     grids = (_grid(part, {**_METHOD, **_SAVED, **_SECONDS}),)
     if not common:
-        return Section(title, "No task was solved by every method: there are no means to compare.", grids=grids)
+        return Section(title, "No task was solved by every method that solved any: there are no means to compare.", grids=grids)
+    failed = part.loc[part["solved"] == 0, "method"].astype(str)
     enough = f". {_HOW}" if common > 1 else ": too few for intervals."
-    text = f"{common:,} of {tasks:,} {'task' if tasks == 1 else 'tasks'} solved by every method{enough}"
+    named = f"; {', '.join(failed)} solved none, the others {common:,}" if len(failed) else ""
+    many = f"{0 if len(failed) else common:,} of {tasks:,} {'task' if tasks == 1 else 'tasks'}"
+    text = f"{many} solved by every method{named}{enough}"
     caption = f"{axis}, with 95% intervals" if common > 1 else axis
     more = f"; the cheapest {MOST_BARS} of {len(part):,} methods" if len(part) > MOST_BARS else ""
     return Section(title, text, pictures=(Picture(name, caption + more, comparison_bars(part, axis)),), grids=grids)
 
 
-def sensitivities_shown(curves: pd.DataFrame) -> Iterator[Section]:
-    """One for each sweep over a number."""
+def sensitivities_shown(curves: pd.DataFrame, caveats: Mapping[str, str]) -> Iterator[Section]:
+    """One for each sweep over a number; `caveats` are what is said of the costs, by tasks."""
     for number, ((tasks, setting), part) in enumerate(curves.groupby(["tasks", "setting"], sort=False)):
         title, grids = f"Sensitivity: {setting}", (_grid(part, _CURVE, 0),)
         if part["relative"].isna().all():
@@ -102,7 +129,8 @@ def sensitivities_shown(curves: pd.DataFrame) -> Iterator[Section]:
         else:
             curve = sensitivity_curve(part, str(setting))
             pictures = (Picture(f"sensitivity-{number}", f"cost by {setting}", curve),)
-            yield Section(title, f"{tasks}.", pictures=pictures, grids=grids)
+            text = _joined(f"{tasks}.", caveats.get(str(tasks)))
+            yield Section(title, text, pictures=pictures, grids=grids)
 
 
 def trust_shown(measured: pd.DataFrame) -> Iterator[Section]:

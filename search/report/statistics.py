@@ -24,7 +24,7 @@ def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
         cost: the column of costs, ms.
 
     Returns:
-        group, method, tasks, solved, common (tasks that all solved), mean_ms with half the width of its 95% interval
+        group, method, tasks, solved, common (tasks that all solved who solved any), mean_ms with half the width of its 95% interval
         (ci_ms), saved (mean over common tasks of what the group's cheapest method costs less, relative) with its
         interval (saved_ci) and p, the probability of so large a difference if there were none (Wilcoxon's signed-rank
         test; NaN for the cheapest itself), median seconds of search.
@@ -36,12 +36,14 @@ def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
 def _compared(group: str, part: pd.DataFrame, cost: str) -> Iterator[dict[str, object]]:
     solved = part[part["solved"].astype(bool)]
     costs = solved.pivot_table(index="task", columns="method", values=cost).reindex(columns=part["method"].unique())
-    common = costs.dropna()
+    common = costs.dropna(axis=1, how="all").dropna()
     means = common.mean()
     best = common[means.idxmin()].to_numpy() if len(common) else np.zeros(0)
-    for method in means.sort_values().index if len(common) else costs.columns:
-        mine, of_method = common[method].to_numpy(), part[part["method"] == method]
-        saved = 1 - np.divide(best, mine, out=np.ones_like(mine), where=mine > 0)
+    ranked = means.sort_values().index if len(common) else costs.columns
+    for method in [*ranked, *costs.columns.difference(ranked, sort=False)]:
+        mine = common[method].to_numpy() if method in common else np.zeros(0)
+        theirs, of_method = best[: len(mine)], part[part["method"] == method]
+        saved = 1 - np.divide(theirs, mine, out=np.ones_like(mine), where=mine > 0)
         yield {
             "group": group,
             "method": method,
@@ -52,7 +54,7 @@ def _compared(group: str, part: pd.DataFrame, cost: str) -> Iterator[dict[str, o
             "ci_ms": interval(mine),
             "saved": _mean(saved),
             "saved_ci": interval(saved),
-            "p": _p_value(best, mine),
+            "p": _p_value(theirs, mine),
             "seconds": float(of_method["seconds"].median()),
         }
 

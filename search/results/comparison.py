@@ -95,19 +95,23 @@ class Evaluated:
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:
-    """A row for each method; costs are means over the tasks that every method solved, so that they can be compared."""
+    """A row for each method; costs are means over the tasks that every method solved, so that they can be compared.
+
+    Those that solved none keep the others from nothing.
+    """
     methods = list(dict.fromkeys(entry.method for entry in entries))
     solved = {m: {e.task: e for e in entries if e.method == m and e.measured is not None} for m in methods}
-    common = sorted(set.intersection(*(set(tasks) for tasks in solved.values())))
-    grid = Grid(
-        title="Plans on hardware", caption=f"costs: means over the {len(common)} task(s) that every method solved"
-    )
+    common = sorted(set.intersection(*([set(tasks) for tasks in solved.values() if tasks] or [set()])))
+    failed = [method for method, tasks in solved.items() if not tasks]
+    every = "every method" if not failed else f"every method but {', '.join(failed)}"
+    caption = f"costs: means over the {len(common)} task{'' if len(common) == 1 else 's'} that {every} solved"
+    grid = Grid(title="Plans on hardware", caption=Text(caption))
     grid.add_column("method")
     for column in ("success", "predicted ms", "measured ms", "search s"):
         grid.add_column(column, justify="right")
     for method in methods:
         asked = [entry for entry in entries if entry.method == method]
-        chosen = [solved[method][task] for task in common]
+        chosen = [solved[method][task] for task in common if task in solved[method]]
         grid.add_row(
             Text(method),
             f"{len(solved[method])}/{len(asked)}",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from neuroshard.errors import UserError
 from neuroshard.files import read_json, write_json
+from neuroshard.run_directory import RunDirectory
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.tasks.task import Task
 
@@ -35,6 +36,12 @@ class Unfinished:
     def keep(self, record: SearchRecord) -> None:
         """Write it down."""
         write_json(self._record(record.task), record.to_json())
+
+    def forget(self, tasks: Sequence[Task]) -> None:
+        """Make room for another run in the place of one with as many tasks."""
+        for number in range(len(tasks)):
+            self._record(number).unlink(missing_ok=True)
+        RunDirectory(self.path).forget()
 
     def finished(self, tasks: Sequence[Task]) -> SearchRun:
         """The whole run.

@@ -15,6 +15,7 @@ from neuroshard.schema import PathName
 from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
 from neuroshard.stages.search.report.page import Section, render, save_page
 from neuroshard.stages.search.report.reported import (
+    caveats_of,
     comparisons_shown,
     learning_shown,
     overview,
@@ -97,10 +98,11 @@ class _Compared:
         }
 
     def sections(self, gathered: Gathered, paths: Sequence[Path]) -> list[Section]:
+        caveats = caveats_of(gathered.searched)
         return [
             overview(gathered, paths),
-            *comparisons_shown(self.predicted, "mean predicted cost", "Predicted", "tasks"),
-            *sensitivities_shown(self.curves),
+            *comparisons_shown(self.predicted, "mean predicted cost", "Predicted", "tasks", caveats),
+            *sensitivities_shown(self.curves, caveats),
             *comparisons_shown(self.measured, "mean measured cost", "Measured", "evaluation"),
             *trust_shown(gathered.measured),
             *learning_shown(gathered),

@@ -63,11 +63,11 @@ class Search:
     def run(self) -> "SearchResult | None":
         """Search every task; a task without a plan is recorded with its error.
 
-        A run in `out` that was killed goes on; one that is whole is not run again. None in processes that only take
-        part in what is measured.
+        A run in `out` that was killed goes on; one that is whole is not run again, but for one that found no plan for
+        its only task. None in processes that only take part in what is measured.
 
         Raises:
-            InfeasibleError: there is one task only, and it has no plan.
+            InfeasibleError: there is one task only, and it has no plan; that is recorded too.
             UserError: `out` holds another run, the models can't serve the tasks, or nothing can be measured here.
         """
         if self.verify is not None:
@@ -86,24 +86,26 @@ class Search:
         for task in self.tasks:
             simulator.models.check(task)
         with self._verifier() as verifier:
-            if self.out is not None and (there := RunDirectory(Path(self.out))).finished:
+            if self.out is not None and (there := RunDirectory(Path(self.out))).finished and not _found_nothing(there):
                 there.begin(self._depends(simulator), self.tasks)
                 return SearchResult(Unfinished(there.path).finished(self.tasks), self.tasks)
             return self._searched(simulator, verifier)
 
     def _searched(self, simulator: Simulator, verifier: Verifier | None) -> "SearchResult":
         first = self._search_one(self.tasks[0], simulator) if len(self.tasks) == 1 else None
-        if first is not None and first.error is not None:
-            raise first.error
         depends = self._depends(simulator)
         directory = RunDirectory.at(self.out, "search", self.method)
         with directory.held():
+            if _found_nothing(directory):
+                Unfinished(directory.path).forget(self.tasks)
             directory.begin(depends, self.tasks)
             records = tuple(self._search(Unfinished(directory.path), simulator, first, verifier))
             if verifier is not None:
                 save_finalists(directory.path, self.tasks, records)
             run = SearchRun(directory.path, self.method, records, self.model, depends["settings"])
             run.save(depends | {"versions": versions()})
+        if first is not None and first.error is not None:
+            raise first.error  # written down before: reports count it
         return SearchResult(run, self.tasks)
 
     def _verifier(self) -> AbstractContextManager[Verifier | None]:
@@ -240,6 +242,14 @@ class SearchResult:
                 found[warning.split(":")[0]].append(f"task {record.task}: {warning}")
         for lines in found.values():
             yield lines[0] + (f" (and in {len(lines) - 1} more tasks)" if len(lines) > 1 else "")
+
+
+def _found_nothing(there: RunDirectory) -> bool:
+    """Whether a whole search is there that found no plan for its only task: another may take its place."""
+    if not there.finished or (found := there.read()) is None or found.kind != "search":
+        return False
+    records = SearchRun.load(there.path).records
+    return len(records) == 1 and records[0].error is not None
 
 
 def _predicted(record: SearchRecord) -> str:

@@ -137,7 +137,7 @@ def test_methods_are_compared_on_tasks_that_all_solved():
     assert "10.00" in text
     assert "99" not in text
     assert "1/2" in text
-    assert "1 task(s)" in text
+    assert "1 task that every method solved" in text
 
 
 def test_plan_loading_is_checked(tmp_path):
