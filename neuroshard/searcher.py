@@ -1,7 +1,8 @@
 """What every search method is."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
@@ -14,12 +15,17 @@ class Found:
 
     Attributes:
         warning: a line that begins with its subject and a colon, such as "time limit: ..."; None if all is well.
-        remark: a line on a choice that another setting would make otherwise; None if there is nothing to say.
+        declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
+            is none.
     """
 
     plan: Plan
     warning: str | None = None
-    remark: str | None = None
+    declined: Plan | None = None
+
+    def changed(self, change: Callable[[Plan], Plan]) -> "Found":
+        """The same of other plans: what was found of a part of a task, said of the whole."""
+        return replace(self, plan=change(self.plan), declined=None if self.declined is None else change(self.declined))
 
 
 class Searcher(ABC):

@@ -10,7 +10,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.schema import NonNegative
 from neuroshard.simulator import Simulator
 
-_WORTH_SAYING = 0.001
+_WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Choice:
 
     def choose(self, first: Plan, other: Plan, simulator: Simulator) -> Plan:
         """`other`, plan of the same task, if its gain is believed; else `first`."""
-        return self.choose_and_say(first, other, simulator)[0]
+        return self.decide(first, other, simulator)[0]
 
-    def choose_and_say(self, first: Plan, other: Plan, simulator: Simulator) -> tuple[Plan, str | None]:
-        """`choose`, with a line where `first` is kept although `other` is predicted to be cheaper, by 0.1% or more."""
+    def decide(self, first: Plan, other: Plan, simulator: Simulator) -> tuple[Plan, Plan | None]:
+        """`choose`, with `other` where `first` is kept although `other` is predicted to be cheaper."""
         before, after = simulator.costs(first.task, [first, other])
         if self._believes(before, after, other, simulator):
             return other, None
-        return first, _kept_remark(before.total_ms, after.total_ms)
+        return first, other if after.total_ms < before.total_ms else None
 
     def _believes(self, before: Cost, after: Cost, other: Plan, simulator: Simulator) -> bool:
         if simulator.models.margins is None:
@@ -54,7 +54,14 @@ class Choice:
         return gain_ms - saved_ms > self.blind_doubt * margins_ms
 
 
-def _kept_remark(before_ms: float, after_ms: float) -> str | None:
+def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> str | None:
+    """A line on a plan that was declined for `plan`, of the same task; None where it wouldn't save 1% or doesn't fit.
+
+    Both cost what they do as wholes, whatever part of the task they were found for.
+    """
+    if declined is None or declined.violations:
+        return None
+    before_ms, after_ms = (cost.total_ms for cost in simulator.costs(plan.task, [plan, declined]))
     if after_ms > before_ms * (1 - _WORTH_SAYING):
         return None
     return (

@@ -1,7 +1,7 @@
 """A task's choices of a form for each table: which ones look cheap, and what comes of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class FormChoices:
         if not len(formed.in_columns):
             return Found(formed.whole_plan(None))
         found = searcher.find(formed.columns_task(), self.simulator)
-        return replace(found, plan=formed.whole_plan(found.plan))
+        return found.changed(formed.whole_plan)
 
     def quick_ms(self, forms: IntArray) -> float:
         """What a choice of forms (T,) costs whose columns are placed quickly; infinite where they find no place.

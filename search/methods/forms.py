@@ -113,10 +113,10 @@ class FormSearch(Searcher):
         if choice is None:
             before, after = simulator.costs(task, [columns.plan, other.plan])
             return other if after.total_ms < before.total_ms else columns
-        chosen, remark = choice.choose_and_say(columns.plan, other.plan, simulator)
+        chosen, declined = choice.decide(columns.plan, other.plan, simulator)
         if chosen is other.plan:
             return other
-        return Found(columns.plan, columns.warning, columns.remark or remark)
+        return Found(columns.plan, columns.warning, columns.declined or declined)
 
 
 def searched_forms(names: Sequence[str]) -> tuple[Form, ...]:

@@ -53,7 +53,7 @@ class ImprovedSearch(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if a time limit cut the local search short, a remark if a cheaper plan isn't believed."""
+        """With a warning if a time limit cut the local search short, and the cheaper plan that isn't believed."""
         catalog = Catalog.checked(task, simulator)
         rank = self._rank(catalog, simulator)
         first = first_plans(self.starts, catalog, simulator)
@@ -63,8 +63,8 @@ class ImprovedSearch(Searcher):
         before, found = catalog.items.plan(first[0]), catalog.items.plan(improved.best.held)
         if self.choice is None:
             return Found(found, improved.remark)
-        chosen, remark = self.choice.choose_and_say(before, found, simulator)
-        return Found(chosen, improved.remark, remark)
+        chosen, declined = self.choice.decide(before, found, simulator)
+        return Found(chosen, improved.remark, declined)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""

@@ -81,10 +81,10 @@ class TierSearch(Searcher):
             found = self.placing.find(homed(task, homes), simulator)
         except InfeasibleError as error:
             return None, error
-        plan = rehomed(found.plan, task, homes)
-        if max(plan.host_bytes) > task.topology.host_bytes:
-            return None, InfeasibleError(plan.violations[0])
-        return replace(found, plan=plan), None
+        whole = found.changed(lambda plan: rehomed(plan, task, homes))
+        if max(whole.plan.host_bytes) > task.topology.host_bytes:
+            return None, InfeasibleError(whole.plan.violations[0])
+        return whole, None
 
     def _improved(self, choices: "HomeChoices", found: Found) -> Found:
         """With memories chosen anew on every device, and searched again, as long as that helps."""

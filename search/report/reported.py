@@ -87,7 +87,9 @@ def comparisons_shown(
         names: Cells = {group: lambda row: str(row["group"])}
         text = "Nothing else was tried on the same tasks."
         its = dict.fromkeys(said[name] for name in alone["group"] if name in said)
-        yield Section(f"{kind}: one method alone", _joined(text, *its), grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),))
+        yield Section(
+            f"{kind}: one method alone", _joined(text, *its), grids=(_grid(alone, {**names, **_METHOD, **_SECONDS}, 2),)
+        )
 
 
 def caveats_of(searched: pd.DataFrame) -> dict[str, str]:
@@ -109,7 +111,8 @@ def _comparison(part: pd.DataFrame, title: str, axis: str, name: str) -> Section
     common, tasks = int(part["common"].iloc[0]), int(part["tasks"].max())
     grids = (_grid(part, {**_METHOD, **_SAVED, **_SECONDS}),)
     if not common:
-        return Section(title, "No task was solved by every method that solved any: there are no means to compare.", grids=grids)
+        text = "No task was solved by every method that solved any: there are no means to compare."
+        return Section(title, text, grids=grids)
     failed = part.loc[part["solved"] == 0, "method"].astype(str)
     enough = f". {_HOW}" if common > 1 else ": too few for intervals."
     named = f"; {', '.join(failed)} solved none, the others {common:,}" if len(failed) else ""

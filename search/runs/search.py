@@ -23,6 +23,7 @@ from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import FileName, PathName
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator, with_prediction
+from neuroshard.stages.search.methods.choice import declined_remark
 from neuroshard.stages.search.results.finalists import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.results.unfinished import Unfinished
@@ -160,8 +161,8 @@ class Search:
             if searched.error is not None:
                 return searched
             if verifier is None:
-                plan, warning, remark = searched.plans[0], searched.warning, searched.remark
-                return Answer(plan, searched.seconds, warning=warning, remark=remark)
+                plan, warning, declined = searched.plans[0], searched.warning, searched.declined
+                return Answer(plan, searched.seconds, warning=warning, declined=declined)
             telling = Simulator(simulator.models, self.count_input)
             finalists = files.begin([*map(telling.predicted, searched.plans)], searched.seconds, searched.warning)
         assert verifier is not None
@@ -175,7 +176,12 @@ class Search:
         telling = Simulator(simulator.models, self.count_input)
         cost = telling.cost(plan.task, plan)
         with_prediction(plan, cost, simulator.models.name).save(directory / name)
-        said = (self.searcher.remark(plan.task, simulator, plan), answer.remark, *remarks_on(plan, self.target))
+        said = (
+            self.searcher.remark(plan.task, simulator, plan),
+            declined_remark(plan, answer.declined, telling),
+            answer.remark,
+            *remarks_on(plan, self.target),
+        )
         remark = "; ".join(filter(None, said)) or None
         warnings = "\n".join([*due, *telling.warnings(plan)]) or None
         figures = cost.total_ms, answer.seconds, cost.margin_ms, remark, warnings, cost.expected_ms, answer.measured_ms

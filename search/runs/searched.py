@@ -18,14 +18,14 @@ class Searched:
         plans: the one it found, and finalists beside it; none where there is an error.
         seconds: it took.
         error: why there is no plan.
-        warning, remark: as `neuroshard.searcher.Found` has them.
+        warning, declined: as `neuroshard.searcher.Found` has them.
     """
 
     plans: tuple[Plan, ...]
     seconds: float
     error: InfeasibleError | None = None
     warning: str | None = None
-    remark: str | None = None
+    declined: Plan | None = None
 
     @classmethod
     def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":
@@ -36,7 +36,7 @@ class Searched:
         except InfeasibleError as error:
             return cls((), time.perf_counter() - start, error)
         plans = (found.plan,) if finalists == 1 else searcher.finalists(found.plan, simulator, finalists)
-        return cls(plans, time.perf_counter() - start, None, found.warning, found.remark)
+        return cls(plans, time.perf_counter() - start, None, found.warning, found.declined)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Answer:
         seconds: of search.
         measured_ms: its cost on hardware; NaN where nothing was measured.
         warning, remark: for people.
+        declined: as `neuroshard.searcher.Found` has it.
     """
 
     plan: Plan
@@ -54,3 +55,4 @@ class Answer:
     measured_ms: float = float("nan")
     warning: str | None = None
     remark: str | None = None
+    declined: Plan | None = None

@@ -10,7 +10,7 @@ from neuroshard.plans.plan import assemble
 from neuroshard.registry import build
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.choice import Choice, declined_remark
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -140,9 +140,23 @@ def test_a_gain_that_is_not_taken_is_said():
         for c in (Choice(1e3, 1e3), Choice(0.0, 0.0), None)
     )
     before, after = (simulator.cost(first.task, found.plan).total_ms for found in (doubting, bold))
-    assert doubting.remark.startswith(f"a plan predicted {1 - after / before:.1%} cheaper was found")
-    assert "searcher.choice=null takes it" in doubting.remark
-    assert "\n" not in doubting.remark
-    assert (believing.remark, bold.remark) == (None, None)
+    remark = declined_remark(doubting.plan, doubting.declined, simulator)
+    assert remark.startswith(f"a plan predicted {1 - after / before:.1%} cheaper was found ({after:.2f} ms, not ")
+    assert f"not {before:.2f})" in remark
+    assert "searcher.choice=null takes it" in remark
+    assert "\n" not in remark
+    assert (believing.declined, bold.declined) == (None, None)
     best = ImprovedSearch((ExistingPlan(bold.plan),), FEW, choice=Choice(1e3, 1e3))
-    assert best.find(first.task, simulator).remark is None  # there was nothing to gain
+    assert best.find(first.task, simulator).declined is None  # there was nothing to gain
+
+
+def test_what_nobody_would_miss_is_not_said():
+    """Gains below 1%, and plans that don't fit."""
+    first, other = _two_plans()
+    simulator = _simulator(LinearCompute(), 0.5)
+    assert declined_remark(first, other, simulator) is not None
+    assert declined_remark(other, replace(other), simulator) is None
+    assert declined_remark(other, first, simulator) is None
+    topology = replace(first.task.topology, memory_bytes=max(other.device_bytes) - 1)
+    tight = replace(first.task, topology=topology)
+    assert declined_remark(replace(first, task=tight), replace(other, task=tight), simulator) is None

@@ -13,11 +13,12 @@ from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
+from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.forms import FormSearch
+from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.starts import EvenLayouts
@@ -299,7 +300,28 @@ def test_gains_within_the_margins_are_not_taken():
         simulator = Simulator(replace(ROOFLINE, margins=Margins(margin, margin, margin)))
         found = ALL.find(task, simulator)
         assert set(found.plan.forms) == forms
-        assert (found.remark is not None) == (relative == 1.0)
+        assert (found.declined is not None) == (relative == 1.0)
+        assert found.declined is None or found.declined.task == task
+
+
+def test_what_was_declined_beside_rows_and_copies_is_a_plan_of_the_whole_task():
+    """The search of the columns that choices of forms leave declines a plan of these; it is said of all tables."""
+
+    class Declining(Searcher):
+        def search(self, task, simulator):
+            return self.find(task, simulator).plan
+
+        def find(self, task, simulator):
+            plan = Greedy("dim").search(task, simulator)
+            return Found(plan, declined=plan)
+
+    task = _criteo()
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), EvenLayouts())
+    forms = np.array([COPIES if table.rows < 100 else COLUMNS for table in task.tables])
+    found = choices.searched(forms, Declining())
+    assert Form.COPIES in found.plan.forms
+    assert found.declined == found.plan
+    assert found.declined.task == task
 
 
 def test_without_tries_tables_lie_in_columns_where_they_fit():
