@@ -26,8 +26,9 @@ def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
     Returns:
         group, method, tasks, solved, common (tasks that all solved who solved any; NaN below of those who solved none),
         mean_ms with half the width of its 95% interval (ci_ms), saved (mean over common tasks of what the group's
-        cheapest method costs less, relative) with its interval (saved_ci) and p, the probability of so large a difference if there were none (Wilcoxon's signed-rank
-        test; NaN for the cheapest itself), median seconds of search.
+        cheapest method costs less, relative) with its interval (saved_ci) and p, the probability of so large a
+        difference if there were none (Wilcoxon's signed-rank test; NaN for the cheapest itself), median seconds of
+        search.
     """
     rows = [row for name, part in frame.groupby(group, sort=False) for row in _compared(str(name), part, cost)]
     return pd.DataFrame(rows, columns=_COMPARED)

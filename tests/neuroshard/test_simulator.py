@@ -1,12 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from neuroshard.errors import UserError
+from neuroshard.hardware.fingerprint import fingerprint
 from neuroshard.models import CostModels
+from neuroshard.models.beside import with_host_tiers
+from neuroshard.models.trust import DATASHEET, ELSEWHERE
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plans.shard import Home, Placement, Shard, Tier
 from neuroshard.simulator import Simulator
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, random_models, toy_task
@@ -27,6 +32,31 @@ def test_cost_of_linear_models_by_hand():
     assert np.allclose(cost.backward, transfer)
     assert np.allclose(cost.forward, compute.max() - compute + transfer, rtol=1e-5)
     assert cost.total_ms == pytest.approx(compute.max() + 2 * transfer, rel=1e-5)
+
+
+def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
+    task = toy_task(6)
+    plan = _spread(task)
+    sheet, fitted = Simulator(CostModels.load("roofline:h100")), linear_models()
+    here = fingerprint("cpu")
+    there = Simulator(replace(fitted, name="mine", hardware=replace(here, device=f"not {here.device}")))
+    same = Simulator(replace(fitted, hardware=replace(here, revision="1/2/3")))
+    monkeypatch.setattr("neuroshard.models.trust.fingerprint", lambda kind: replace(here, revision="1/2/3"))
+    for simulator, caveat in ((sheet, DATASHEET), (there, ELSEWHERE), (same, None), (Simulator(fitted), None)):
+        cost = simulator.cost(task, plan)
+        assert cost.caveat == caveat
+        assert (f"({caveat})" in str(cost)) == (caveat is not None)
+        assert len(simulator.warnings(plan)) == (caveat is not None)
+
+
+def test_a_datasheets_share_of_a_cost_makes_it_one():
+    """Models fitted to measurements, with a datasheet's link to the host: of tables in host memory alone it is said."""
+    simulator = Simulator(with_host_tiers(linear_models(2), "roofline:h100"))
+    task = Task(toy_task(2).tables, Topology(2, 1 << 40, host_memory_bytes=1 << 40), 256)
+    plan = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
+    first, *others = plan.placements
+    on_hosts = replace(plan, placements=(replace(first, home=Home(Tier.HOST)), *others))
+    assert [simulator.cost(task, its).caveat for its in (plan, on_hosts)] == [None, DATASHEET]
 
 
 def _mixed(task):

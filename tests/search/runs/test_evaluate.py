@@ -11,10 +11,12 @@ from neuroshard.cost import Cost
 from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
-from neuroshard.models import Card, save_bundle
+from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.trust import DATASHEET
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.prediction import Prediction
+from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
@@ -138,6 +140,22 @@ def test_methods_are_compared_on_tasks_that_all_solved():
     assert "99" not in text
     assert "1/2" in text
     assert "1 task that every method solved" in text
+
+
+def test_a_method_that_solves_nothing_keeps_others_from_nothing():
+    entries = [_entry("a", 0, 10.0), _entry("b", 0, 20.0), _entry("c", 0, None)]
+    console = Console(record=True, width=120)
+    console.print(comparison(entries))
+    text = console.export_text()
+    assert "0/1" in text
+    assert "10.00" in text
+    assert "1 task that every method but c solved" in text
+
+
+def test_predicted_costs_that_nobody_measured_say_so():
+    plan = Greedy("dim").search(toy_task(3), simulator := Simulator(CostModels.load("roofline:h100")))
+    entries = [replace(_entry("a", 0, 10.0), plan=simulator.predicted(plan)), _entry("b", 0, 10.0)]
+    assert list(trust_lines(entries)) == [f"predicted costs of a are {DATASHEET}"]
 
 
 def test_plan_loading_is_checked(tmp_path):

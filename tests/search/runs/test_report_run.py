@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from base64 import b64decode
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -12,13 +13,16 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.errors import UserError
+from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.models.trust import DATASHEET
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.report.gather import gather
+from neuroshard.stages.search.report.reported import comparisons_shown
 from neuroshard.stages.search.report.statistics import comparisons, in_sweep, interval, sensitivities
 from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
+from neuroshard.tasks.task import Topology
 from neuroshard.testing import PATIENCE_S, random_models, toy_task
 
 CHROMIUM = shutil.which("chromium")
@@ -47,6 +51,32 @@ def test_methods_are_compared_on_what_all_solved():
     assert np.isnan(found.loc["a", "p"])
 
 
+def test_a_search_that_finds_no_plan_for_its_only_task_is_reported(tmp_path):
+    save_bundle(tmp_path / "models", random_models(2), Card())
+    task = toy_task(5, num_devices=2)
+    largest = max(table.size_bytes for table in task.tables)
+    tight = replace(task, topology=Topology(2, largest - 1))
+    for method, its in (("dim", task), ("size", task), ("lookup", tight)):
+        search = Search(str(tmp_path / "models"), (its,), Greedy("dim"), method, str(tmp_path / "runs" / method))
+        if its is task:
+            search.run()
+        else:
+            with pytest.raises(InfeasibleError):
+                search.run()
+    assert gather([tmp_path / "runs"]).searched["solved"].tolist() == [True, False, True]
+    Search(str(tmp_path / "models"), (task,), Greedy("dim"), "lookup", str(tmp_path / "runs/lookup")).run()
+    assert gather([tmp_path / "runs"]).searched["solved"].all()  # another search may take its place
+
+
+def test_predicted_costs_that_nobody_measured_say_so(tmp_path):
+    for method in ("dim", "size"):
+        Search("roofline:h100", (toy_task(6),), Greedy(method), method, str(tmp_path / "runs" / method)).run()
+    Report(str(tmp_path / "runs"), str(tmp_path / "report")).run()
+    page = (tmp_path / "report/report.html").read_text()
+    assert f"Predicted costs are {DATASHEET}." in page
+    assert gather([tmp_path / "runs"]).searched["caveat"].tolist() == [DATASHEET] * 2
+
+
 def test_intervals_and_p_values_are_the_textbooks():
     assert interval(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.302653 * 1 / np.sqrt(3), rel=1e-5)
     assert np.isnan(interval(np.array([1.0])))
@@ -66,6 +96,17 @@ def test_nothing_solved_by_all_is_no_comparison():
     found = comparisons(_frame({"a": [1.0, None], "b": [None, 1.0]}), "group", "ms")
     assert found["common"].tolist() == [0, 0]
     assert found["mean_ms"].isna().all()
+
+
+def test_a_method_that_solves_nothing_is_counted_and_hides_no_others():
+    found = comparisons(_frame({"a": [None], "b": [2.0], "c": [1.0]}), "group", "ms").set_index("method")
+    assert found.index.tolist() == ["c", "b", "a"]
+    assert found["solved"].tolist() == [1, 1, 0]
+    assert found["mean_ms"].tolist()[:2] == [1.0, 2.0]
+    assert np.isnan(found.loc["a", "mean_ms"])
+    (section,) = comparisons_shown(found.reset_index(), "mean", "Predicted", "tasks")
+    assert section.text.startswith("0 of 1 task solved by every method; a solved none, the others 1")
+    assert [row[:2] for row in section.grids[0].rows] == [("c", "1/1"), ("b", "1/1"), ("a", "0/1")]
 
 
 def _swept(costs, values):

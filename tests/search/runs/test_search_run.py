@@ -8,12 +8,15 @@ from rich.console import Console
 
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.models.trust import Margin, Margins
+from neuroshard.models.cost_models import CostModels
+from neuroshard.models.trust import DATASHEET, Margin, Margins
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.report.explained import sections
+from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_form_models, random_models, toy_task
@@ -42,6 +45,21 @@ def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
         assert without.predicted_ms < counted.predicted_ms
     with pytest.raises(UserError, match="don't know the exchange of indices"):
         Search(str(tmp_path / "columns"), tasks, *searched, str(tmp_path / "none"), count_input=True).run()
+
+
+def test_costs_that_nobody_measured_say_so_wherever_they_stand(tmp_path, capsys):
+    run = Search("roofline:h100", (toy_task(6),), Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()
+    shown = _shown(run, capsys).splitlines()
+    assert f"predicted costs are {DATASHEET}" in shown
+    numbers = [line for line in shown if " ms" in line and "predicted ms" not in line]
+    assert len(numbers) == 2  # the plan's line, and the mean
+    assert all(DATASHEET in line for line in numbers)
+    plan = SearchRun.load(tmp_path / "out").plans()[0]
+    assert plan.prediction.caveat == DATASHEET
+    assert DATASHEET in str(plan)
+    found = explain(plan, Simulator(CostModels.load("roofline:h100")))
+    assert DATASHEET in dict(sections(found)[0].facts)["predicted cost"]
+    assert any(DATASHEET in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize("margins", [MARGINS, None])
