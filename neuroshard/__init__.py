@@ -2,8 +2,8 @@
 
 import neuroshard as ns
 
-tables = ns.load_tables("criteo", batch_size=4096)
-task = ns.Task(tables, ns.Topology(num_devices=4, memory_bytes="32GiB"), batch_size=4096)
+tables = ns.load_tables("dlrm_like", num_tables=60, batch_size=4096)
+task = ns.Task(tables, ns.Topology(num_devices=4, memory_bytes="8GiB"), batch_size=4096)
 sim = ns.Simulator(ns.CostModels.load("cpu"))
 plan = ns.search(task, sim)
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neuroshard.cost import Cost
-    from neuroshard.errors import InfeasibleError, UserError
+    from neuroshard.errors import InfeasibleError, NeuroShardWarning, UserError
     from neuroshard.models.cost_models import CostModels
     from neuroshard.plans.plan import Plan
     from neuroshard.plans.prediction import Prediction
@@ -45,6 +45,7 @@ __all__ = [
     "InfeasibleError",
     "MeasuredTables",
     "MemoryUse",
+    "NeuroShardWarning",
     "PinnedShard",
     "Placement",
     "Plan",
@@ -71,7 +72,7 @@ __all__ = [
 _HOMES = {
     "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),
     "cost": ("Cost",),
-    "errors": ("InfeasibleError", "UserError"),
+    "errors": ("InfeasibleError", "NeuroShardWarning", "UserError"),
     "tasks.memory": ("MemoryUse",),
     "models.cost_models": ("CostModels",),
     "plans.plan": ("Plan",),

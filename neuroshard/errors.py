@@ -1,5 +1,6 @@
-"""The one exception a user's mistake raises: its text is the whole message."""
+"""The one exception a user's mistake raises, and the one category of warnings: their text is the whole message."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -11,6 +12,22 @@ class UserError(ValueError):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(" ".join(str(message).split()))
+
+
+class NeuroShardWarning(UserWarning):
+    """What makes an answer doubtful: a plan's costs, a search that was cut short, tables counted in too few samples.
+
+    Python's `warnings` filter it by this category: `warnings.simplefilter("ignore", ns.NeuroShardWarning)`.
+    """
+
+
+def warn_of(answered: str, lines: Sequence[str]) -> None:
+    """Warn in one line of what makes the answer of a function, named in full, doubtful; nothing where there are none.
+
+    It is of the answer, not of a place in the caller's source: without one, what Python prints is a single line.
+    """
+    if lines:
+        warnings.warn_explicit("; ".join(lines), NeuroShardWarning, answered, 0)
 
 
 class InfeasibleError(UserError):

@@ -1,9 +1,8 @@
 """From a task to a plan, by a method's name."""
 
-import warnings
 from typing import Any
 
-from neuroshard.errors import UserError
+from neuroshard.errors import UserError, warn_of
 from neuroshard.plans.plan import Plan
 from neuroshard.registry import build
 from neuroshard.schema import shown
@@ -27,8 +26,8 @@ def search(
     `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
     one that `export_plan` can write for it; its task has rules for that among its constraints.
 
-    What should be known of how the plan was found, what of it lies outside the range that the models were fitted to,
-    and what it asks of whoever trains with it in the target, is said by Python's `warnings`.
+    What should be known of how the plan was found, what makes its predicted cost doubtful (`Simulator.warnings`), and
+    what the plan asks of whoever trains with it in the target, is one `NeuroShardWarning`.
 
     Raises:
         UserError: no such searcher, setting or target, or the simulator's models or the target can't serve the task.
@@ -42,8 +41,7 @@ def search(
         found = method.find(task, simulator)
         plan = simulator.predicted(found.plan)
     due = [found.warning] if found.warning else []
-    for warning in (*due, *simulator.warnings(plan), *remarks_on(plan, target)):
-        warnings.warn(warning, stacklevel=2)
+    warn_of("neuroshard.search", (*due, *simulator.warnings(plan), *remarks_on(plan, target)))
     return plan
 
 

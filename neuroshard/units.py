@@ -13,6 +13,7 @@ AS_SIZE = "size"
 ByteSize = Annotated[int, Meta(ge=0, le=MAX_BYTES), AS_SIZE]  # as `checked` takes it: text such as "4GiB" too
 Size = int | float | str  # bytes as people write them: 34359738368, 1e9, "32GiB", "16 GB"
 
+_MOST_NAMED = 9.995e14  # larger numbers have no name that everybody knows
 _FOUR_DIGITS = 999.5  # from here on three digits would be a power of ten
 _GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 _UNITS = {
@@ -42,6 +43,14 @@ def to_bytes(size: object, name: str) -> int:
 
 def _no_size(size: object, name: str) -> UserError:
     return UserError(f"{name}={shown(size)} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or '16 GB'")
+
+
+def readable_number(value: float) -> str:
+    """The number as people write it: 0.97, 205, 65,536, 3.4 million."""
+    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if value >= unit * _FOUR_DIGITS / 1000:
+            return f"{value / unit:.3g} {name}" if value < _MOST_NAMED else f"{value:.3g}"
+    return f"{value:.3g}" if value < _FOUR_DIGITS and value != int(value) else f"{value:,.0f}"
 
 
 def readable_bytes(size_bytes: float) -> str:

@@ -14,6 +14,7 @@ from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.schema import NonNegative
 from neuroshard.tasks.task import Task
+from neuroshard.units import readable_number
 
 _SLACK = 0.05
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
@@ -68,10 +69,11 @@ class Range:
         if not outside.size:
             return None
         worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
-        return (
-            f"{self.name}: {outside.size} of {given.size} value(s) outside what the models were fitted to, "
-            f"{self.least:g} to {self.most:g}; the farthest is {worst:g}"
-        )
+        least, most, farthest = map(readable_number, (self.least, self.most, float(worst)))
+        fitted = f"what the models were fitted to, {least} to {most}"
+        if given.size == 1:
+            return f"{self.name}: {farthest} is outside {fitted}"
+        return f"{self.name}: {outside.size} of {given.size} outside {fitted}; the farthest is {farthest}"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from neuroshard.checked import checked
-from neuroshard.errors import UserError
+from neuroshard.errors import NeuroShardWarning, UserError
 from neuroshard.progress import progress_bar
 from neuroshard.schema import BatchSize, shown
 from neuroshard.tables.lookups import Lookups, Splits
@@ -117,7 +117,7 @@ def count_batches(
         raise UserError("no tables from no samples: give at least one batch with at least one sample")
     assumed = tuple(_assumed(shapes, tallies, whole * batch_size, batch_size, global_batch_size))
     for line in assumed:
-        warnings.warn(line, stacklevel=4)
+        warnings.warn(line, NeuroShardWarning, stacklevel=4)
     each = zip(tallies, shapes, strict=True)
     tables = tuple(tally.table(shape, whole * batch_size, batch_size) for tally, shape in each)
     return MeasuredTables(tables, tuple(tally.counted for tally in tallies), batch_size, whole, left_out, assumed)

@@ -1,6 +1,5 @@
 """Plans for other systems, by the system's name; and tasks whose plans it takes."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from neuroshard.checked import checked
-from neuroshard.errors import UserError, unknown_name
+from neuroshard.errors import UserError, unknown_name, warn_of
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import PathName
 from neuroshard.searcher import Searcher
@@ -52,14 +51,13 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
             placements.
         module: of TorchRec, path of the collection inside the model that has the tables, such as "sparse_arch.ebc".
 
-    What the plan asks of whoever trains with it is in `remarks` of what is returned, and said by Python's `warnings`.
+    What the plan asks of whoever trains with it is in `remarks` of what is returned, and one `NeuroShardWarning`.
 
     Raises:
         UserError: there is no such system, or it can't express the plan; the line names the table and the limit.
     """
     exported = target_named(to, module).export(plan)
-    for remark in exported.remarks:
-        warnings.warn(remark, stacklevel=2)
+    warn_of("neuroshard.export_plan", exported.remarks)
     return exported
 
 

@@ -247,7 +247,8 @@ class SearchResult:
                     continue
                 found[warning.split(":")[0]].append(f"task {record.task}: {warning}")
         for lines in found.values():
-            yield lines[0] + (f" (and in {len(lines) - 1} more tasks)" if len(lines) > 1 else "")
+            more = len(lines) - 1
+            yield lines[0] + (f" (and in {more} more task{'' if more == 1 else 's'})" if more else "")
 
 
 def _found_nothing(there: RunDirectory) -> bool:

@@ -8,7 +8,10 @@ from hydra.core.hydra_config import HydraConfig
 
 from neuroshard.app.cli import COMMANDS
 from neuroshard.app.settings import settings_of
+from neuroshard.models import CostModels
 from neuroshard.registry import choices, chosen_of, compose_config, instantiate_config
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.heuristics import Greedy
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
@@ -108,3 +111,16 @@ def test_sweeps_go_to_slurm():
     launcher = _compose("search", overrides).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert launcher.partition == "cpu"
+
+
+def test_a_plain_search_lies_in_the_range_of_the_installed_models():
+    """Its task, laid out by any sensible plan; tasks that are drawn are drawn from all tables still."""
+    search = instantiate_config(_compose("search", []).run)
+    (task,) = search.tasks
+    simulator = Simulator(CostModels.load(search.model))
+    assert search.model == "cpu"
+    assert simulator.models.ranges.warnings(task) == ()
+    outside = simulator.warnings(Greedy("dim").search(task, simulator))
+    assert [line for line in outside if "the models were fitted to" in line] == []
+    for overrides, tables in (([], 856), (["tables.num_tables=99"], 99), (["tables=dlrm_like_60"], 60)):
+        assert _compose("search", ["tasks=paper", *overrides]).tables.num_tables == tables

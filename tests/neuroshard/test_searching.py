@@ -1,12 +1,37 @@
 """Search methods by name, with settings of every kind."""
 
+import warnings
+from dataclasses import replace
+
 import pytest
 
+import neuroshard as ns
 from neuroshard.errors import UserError
+from neuroshard.models.trust import Range, Ranges
 from neuroshard.plans.plan import assemble
+from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.searching import searcher_of
 from neuroshard.simulator import Simulator
 from neuroshard.testing import linear_models, toy_task
+
+
+def test_what_is_doubtful_is_one_line_of_one_category(capsys):
+    """Two lines of `Simulator.warnings`, joined; nothing of the caller's source is printed below."""
+    task = toy_task(5)
+    fitted_to = Range("batch size", 1, 2)
+    ranges = Ranges.of([ComputeSample(task.tables, task.batch_size)], [CommSample((1, 1), (0.0, 0.0), task.batch_size)])
+    models = replace(linear_models(), ranges=replace(ranges, batch_size=fitted_to))
+    with pytest.warns(ns.NeuroShardWarning) as seen:
+        ns.search(task, Simulator(models), searcher="dim_greedy")
+    (warning,) = seen
+    fitted = "is outside what the models were fitted to"
+    assert str(warning.message).startswith(f"batch size: 256 {fitted}, 1 to 2; devices: 4 {fitted}, 2 to 2; ")
+    shown = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    assert shown.count("\n") == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ns.NeuroShardWarning)
+        ns.search(task, Simulator(models), searcher="dim_greedy")
 
 
 def test_a_plan_is_a_setting_like_any_other():

@@ -1,7 +1,7 @@
 import pytest
 
 from neuroshard.errors import UserError
-from neuroshard.units import MAX_BYTES, readable_bytes, to_bytes
+from neuroshard.units import MAX_BYTES, readable_bytes, readable_number, to_bytes
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ def test_what_is_no_size_is_one_line(size):
     with pytest.raises(UserError, match=r"memory=.* must be a size up to 2\^60 bytes") as caught:
         to_bytes(size, "memory")
     assert len(str(caught.value)) < 200
+
+
+def test_numbers_for_people():
+    numbers = (0, 1.0177, 205.18, 65536, 999_499, 3_402_352, 4e7, 1.234e9)
+    shown = [readable_number(number) for number in numbers]
+    assert shown == ["0", "1.02", "205", "65,536", "999,499", "3.4 million", "40 million", "1.23 billion"]
 
 
 def test_sizes_for_people():

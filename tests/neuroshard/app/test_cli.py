@@ -233,7 +233,12 @@ def test_completion_in_a_shell(tmp_path):
     [
         ("topology.mem", "search", ["tables=mine.csv"], ["topology.memory_bytes="]),
         ("tables.z", "search", ["tables=mine.csv"], ["tables.zipf_exponent="]),
-        ("tables=", "search", [], ["tables=criteo", "tables=dlrm", "tables=dlrm_like", "tables=user_file"]),
+        (
+            "tables=",
+            "search",
+            [],
+            ["tables=criteo", "tables=dlrm", "tables=dlrm_like", "tables=dlrm_like_60", "tables=user_file"],
+        ),
         ("model=r", "search", [], ["model=roofline:a100", "model=roofline:h100", "model=roofline:h200"]),
         ("c", "models", [], ["cpu"]),
         (

@@ -87,7 +87,7 @@ def test_what_is_expected_is_saved_where_it_is_known(tmp_path):
     known = Prediction("cpu", 7.1, 0.2, 7.3)
     _plan(known).save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").prediction == known
-    assert "expected 7.30 ms: the slowest of devices" in str(_plan(known)).splitlines()[0]
+    assert "expected 7.30 ms, for a step waits for whichever device" in str(_plan(known)).splitlines()[0]
     assert "expected" not in str(_plan(Prediction("cpu", 7.1, 0.2, 7.1001)))  # as good as the same
     content = _plan(Prediction("cpu", 7.1, 0.2)).to_json()
     assert "expected_ms" not in content["prediction"]  # nothing is in the file that versions before didn't write

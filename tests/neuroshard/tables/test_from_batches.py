@@ -166,7 +166,7 @@ def test_tables_with_fewer_rows_than_blocks_have_one_for_each_row():
 def test_tables_that_are_never_looked_up_count_as_looked_up_once():
     batch = {"a": ([1, 2], [0, 2, 2]), "b": ([], [0, 0, 0])}
     with pytest.warns(
-        UserWarning, match=r"1 of 2 tables, such as 'b', are never looked up: .* once in 4 samples"
+        ns.NeuroShardWarning, match=r"1 of 2 tables, such as 'b', are never looked up: .* once in 4 samples"
     ) as seen:
         found = ns.tables_from_batches(SHAPES, [batch, batch], 2)
     assert seen[0].filename == __file__
