@@ -16,9 +16,16 @@ _IN_HOST_MEMORY = {Tier.CACHED: "behind a cache", Tier.HOST: "in host memory"}
 
 
 def plan_lines(
-    task: Task, placements: Sequence[Placement], device_bytes: Sequence[int], prediction: Prediction | None
+    task: Task,
+    placements: Sequence[Placement],
+    device_bytes: Sequence[int],
+    device_dims: Sequence[int],
+    prediction: Prediction | None,
 ) -> Iterator[str]:
-    """A line for the plan and one for each of the first devices, which hold `device_bytes` (D,)."""
+    """A line for the plan and one for each of the first devices.
+
+    These hold `device_bytes` (D,), and a sample gets `device_dims` (D,) columns of them, as `Plan` has both.
+    """
     tiers = Counter({placement.shard.table: placement.home.tier for placement in placements}.values())
     devices, forms = task.topology.num_devices, forms_of(task.tables, placements)
     what = f"{len(task.tables)} tables in {len(placements)} shards on {devices} devices, batch {task.batch_size}"
@@ -28,21 +35,20 @@ def plan_lines(
     yield what if prediction is None else f"{what}: {prediction}"
     for device in range(min(devices, _SHOWN_DEVICES)):
         here = [placement for placement in placements if placement.device == device]
-        yield f"device {device}: {_contents(task, here, forms, device_bytes[device])}"
+        yield f"device {device}: {_contents(task, here, forms, device_bytes[device], device_dims[device])}"
     if devices > _SHOWN_DEVICES:
         yield f"... and {devices - _SHOWN_DEVICES} more devices"
 
 
-def _contents(task: Task, placements: Sequence[Placement], forms: Sequence[Form], size_bytes: int) -> str:
+def _contents(task: Task, placements: Sequence[Placement], forms: Sequence[Form], size_bytes: int, dims: int) -> str:
     """What lies on one device: the first shards named are the largest ones."""
     pairs = [(placement, task.tables[placement.shard.table]) for placement in placements]
     pairs.sort(key=lambda pair: -pair[0].shard.dim * pair[0].shard.rows * pair[1].bytes_per_element)
     names = [_name(placed, table, forms[placed.shard.table]) for placed, table in pairs]
     more = f", ... {len(names) - _SHOWN_SHARDS} more" if len(names) > _SHOWN_SHARDS else ""
     count = f"{len(names)} shard{'' if len(names) == 1 else 's'}"
-    columns = sum(placed.shard.dim for placed in placements)
     listed = ", ".join(names[:_SHOWN_SHARDS]) or "nothing"
-    return f"{count}, {columns} columns, {readable_bytes(size_bytes)}: {listed}{more}"
+    return f"{count}, {dims:,} columns, {readable_bytes(size_bytes)}: {listed}{more}"
 
 
 def _name(placed: Placement, table: Table, form: Form) -> str:

@@ -154,7 +154,8 @@ class Plan:
         return tuple(violations(self.task, self.placements, self.device_bytes, self.host_bytes))
 
     def __str__(self) -> str:
-        return "\n".join(plan_lines(self.task, self.placements, self.device_bytes, self.prediction))
+        held = self.device_bytes, self.device_dims
+        return "\n".join(plan_lines(self.task, self.placements, *held, self.prediction))
 
     def save(self, path: str | Path) -> None:
         """Write the plan with its task as JSON."""

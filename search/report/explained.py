@@ -42,8 +42,8 @@ def titled(section: Section, name: str) -> Section:
 def picture(found: Explanation) -> Picture:
     """The devices, drawn."""
     title = f"{found.cost.total_ms:.2f} ms predicted"
-    title += "" if found.cost.caveat is None else f", {found.cost.caveat}"
-    return Picture("devices", "cost and memory of every device", plan_png(found.plan, found.cost, title))
+    caveat = "" if found.cost.caveat is None else f"; costs are {found.cost.caveat}"
+    return Picture("devices", f"cost and memory of every device{caveat}", plan_png(found.plan, found.cost, title))
 
 
 def all_shards(found: Explanation) -> Section:
@@ -87,8 +87,13 @@ def _summary(found: Explanation) -> Section:
 
 
 def _best(found: Explanation) -> str:
+    if found.plan.violations:
+        return "not known: the plan breaks its task"
+    others = [form.value for form in (Form.ROWS, Form.COPIES) if form in found.plan.forms]
+    if others:
+        return f"not known for plans with tables in {' and '.join(others)}: the bound is one of columns alone"
     if found.gap is None:
-        return "not known: the plan breaks its task" if found.plan.violations else "not known for models of this kind"
+        return "not known for models of this kind"
     return f"at least {found.bound_ms:.2f} ms in columns: the plan is within {_percent(found.gap)} of it (bound)"
 
 
@@ -110,6 +115,8 @@ def _side(above: float) -> str:
 
 
 def _why(found: Explanation) -> str:
+    if found.is_balanced:
+        return "none: the devices are balanced"
     reason = "computes longest" if found.bottleneck == found.slowest else "has the most columns"
     return f"device {found.bottleneck}: {reason}"
 
@@ -145,8 +152,13 @@ def _devices(found: Explanation) -> Section:
         )
         for device in range(len(cost.compute))
     )
-    grid = Grid(columns, rows, frozenset({found.bottleneck}), frozenset(), _short(found))
-    text = f"Device {found.bottleneck}, marked, keeps the others waiting."
+    marked = frozenset[int]() if found.is_balanced else frozenset({found.bottleneck})
+    grid = Grid(columns, rows, marked, frozenset(), _short(found))
+    text = "The devices are balanced: none keeps the others waiting."
+    if not found.is_balanced:
+        text = f"Device {found.bottleneck}, marked, keeps the others waiting."
+    if set(plan.forms) != {Form.COLUMNS}:
+        text += " Columns are those of tables in columns: rows and copies give out none."
     text += "" if cost.input is None else " Input, the exchange of indices before a step, isn't counted."
     if any(plan.host_bytes):
         used, free = readable_bytes(max(plan.host_bytes)), readable_bytes(plan.task.topology.host_bytes)
@@ -204,7 +216,10 @@ def _bottleneck(found: Explanation) -> Section:
         ("has the most columns", f"device {found.widest}: {wider:.1%} above the mean, {price}"),
     )
     rows = tuple(_shard_row(share) for share in found.shards if share.device == found.bottleneck)
-    return Section(f"What slows device {found.bottleneck}", facts=facts, grids=(Grid(_SHARD_COLUMNS, rows),))
+    grids = (Grid(_SHARD_COLUMNS, rows),)
+    if found.is_balanced:
+        return Section(f"What lies on device {found.bottleneck}", "No device is slower than the others.", grids=grids)
+    return Section(f"What slows device {found.bottleneck}", facts=facts, grids=grids)
 
 
 def _splits(found: Explanation) -> Section | None:

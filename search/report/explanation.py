@@ -23,6 +23,8 @@ from neuroshard.stages.search.space.form_beside import beside
 from neuroshard.stages.search.space.forms import FormedTask
 from neuroshard.stages.search.space.homes import settled
 
+_NOTICED = 0.005  # of a plan's cost
+
 
 @dataclass(frozen=True)
 class ShardShare:
@@ -112,6 +114,11 @@ class Explanation:
     def compute_excess_ms(self) -> float:
         """How far the slowest device lies above the mean."""
         return float(self.cost.compute.max() - self.cost.compute.mean())
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether no device costs the plan as much as anybody would notice."""
+        return max(self.compute_excess_ms, self.exchange_excess_ms) < _NOTICED * self.cost.total_ms
 
     @property
     def bottleneck(self) -> int:

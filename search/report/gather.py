@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,11 @@ def gather(paths: Sequence[Path]) -> Gathered:
     measured: dict[str, tuple[Measured, ...]] = {}
     learned: dict[str, tuple[Round, ...]] = {}
     references: dict[str, dict[str, float]] = {}
-    descriptions: dict[str, str] = {}
+    sets: dict[str, str] = {}
     for folder in find_runs(paths):
         match RunDirectory(folder).read():
             case RunFile("search"):
-                searches.append(_search(folder, descriptions))
+                searches.append(_search(folder, sets))
             case RunFile("train-policy"):
                 _need_files(folder, "curve.parquet", "policy.json")
                 learned[str(folder)] = read_rows(folder / "curve.parquet", Round)
@@ -84,17 +84,38 @@ def gather(paths: Sequence[Path]) -> Gathered:
                 measured[str(folder)] = read_rows(folder / "results.parquet", Measured)
     if not (searches or measured or learned):
         raise UserError(f"no finished run in {', '.join(map(str, paths))}")
-    return Gathered(_searched_frame(searches), _measured_frame(measured), _learned_frame(learned), references)
+    return Gathered(
+        _searched_frame(_with_tasks_named(searches, sets)),
+        _measured_frame(measured),
+        _learned_frame(learned),
+        references,
+    )
 
 
-def _search(folder: Path, descriptions: dict[str, str]) -> _Search:
+def _search(folder: Path, sets: dict[str, str]) -> _Search:
+    """Its tasks are named by what tells sets of them apart, a digest; what they are is added to `sets`, by that."""
     _need_files(folder, "results.parquet", "tasks.json")
     run = SearchRun.load(folder)
     path = folder / "results.parquet"
     wanted = [field.name for field in fields(Searched)]
     rows = typed([{name: getattr(record, name) for name in wanted} for record in run.records], Searched, path)
-    tasks = describe_tasks(folder / "tasks.json", descriptions)
-    return NamedRun(str(folder), tasks, run.searcher, run.model, run.settings), rows
+    digest = hashlib.sha256((folder / "tasks.json").read_bytes()).hexdigest()
+    if digest not in sets:  # the runs of a sweep have the same tasks
+        sets[digest] = _described(folder / "tasks.json")
+    return NamedRun(str(folder), digest, run.searcher, run.model, run.settings), rows
+
+
+def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
+    """With tasks called what they are; sets that look alike are numbered."""
+    alike: dict[str, list[str]] = {}
+    for digest, text in sets.items():
+        alike.setdefault(text, []).append(digest)
+    names = {
+        digest: text if len(digests) == 1 else f"{text} (set {number})"
+        for text, digests in alike.items()
+        for number, digest in enumerate(digests, 1)
+    }
+    return [(replace(run, tasks=names[run.tasks]), rows) for run, rows in searches]
 
 
 def _need_files(folder: Path, *names: str) -> None:
@@ -142,21 +163,12 @@ def _frame(rows: Sequence[dict[str, Any]], columns: list[str], numbers: Sequence
     return frame.astype(kinds)
 
 
-def describe_tasks(path: Path, known: dict[str, str]) -> str:
-    """What the tasks of a run are, for people; a short hash tells sets apart that look alike.
-
-    `known` are descriptions by hash, added to: the runs of a sweep have the same tasks.
+def _described(path: Path) -> str:
+    """What the tasks of a run are, for people.
 
     Raises:
         UserError: the file is malformed.
     """
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest not in known:
-        known[digest] = f"{_described(path)} [{digest[:4]}]"
-    return known[digest]
-
-
-def _described(path: Path) -> str:
     tasks = from_file(str(path))
     counts = sorted({len(task.tables) for task in tasks})
     devices = ", ".join(map(str, sorted({task.topology.num_devices for task in tasks})))

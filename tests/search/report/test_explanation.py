@@ -1,5 +1,6 @@
 """Explanations against numbers worked out by hand."""
 
+import re
 from dataclasses import replace
 from io import StringIO
 
@@ -135,7 +136,7 @@ def test_a_plan_without_columns_is_explained():
         Plan(task, (*in_copies(task, 0), *in_rows(task, 1, [0, 1]))), Simulator(CostModels.load("roofline:h100"))
     )
     assert found.next_move == "not looked for: steps move columns, and no table lies in columns"
-    assert "device 0: 0.0% above the mean, which costs nothing" in _shown(found)
+    assert "none: the devices are balanced" in _shown(found)
     assert found.plan.device_dims == (0, 0)
     assert found.exchange_excess_ms == pytest.approx(0)
 
@@ -367,3 +368,34 @@ def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
     assert found.cost.expected_ms > found.cost.total_ms
     assert _summary_of(found)["expected cost"].startswith(f"{found.cost.expected_ms:.2f} ms")
     assert "expected cost" not in _summary_of(explain(plan, SIMULATOR))
+
+
+def test_a_balanced_plan_has_no_bottleneck():
+    even = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 1)]), SIMULATOR)
+    uneven = explain(assemble(_task([32, 32]), [(0, 32, 0), (1, 32, 0)]), SIMULATOR)
+    for found, balanced in ((even, True), (uneven, False)):
+        text = str([*sections(found)])
+        assert found.is_balanced == balanced
+        assert (_summary_of(found)["bottleneck"] == "none: the devices are balanced") == balanced
+        assert ("What slows device" in text) != balanced
+        assert ("keeps the others waiting" in text and "none keeps" not in text) != balanced
+
+
+def test_copies_and_rows_are_the_reason_where_there_is_no_bound():
+    task = _task([32, 32])
+    rest = in_columns(task, [(1, 32, 1)])
+    for placed, form in ((in_copies(task, 0), "copies"), (in_rows(task, 0, range(2)), "rows")):
+        found = explain(Plan(task, (*placed, *rest)), Simulator(CostModels.load("roofline:h100")))
+        assert _summary_of(found)["best possible"].startswith(f"not known for plans with tables in {form}: the bound")
+
+
+def test_columns_are_counted_alike_everywhere():
+    """Copies and rows give out none: in the lines of a plan as in what explains it."""
+    task = _task([32, 32])
+    plan = Plan(task, (*in_copies(task, 0), *in_columns(task, [(1, 32, 1)])))
+    found = explain(plan, Simulator(CostModels.load("roofline:h100")))
+    (devices,) = (section for section in sections(found) if section.title == "Devices")
+    column = devices.grids[0].columns.index("columns")
+    explained = [row[column] for row in devices.grids[0].rows]
+    told = [re.search(r"(\d+) columns", line)[1] for line in str(plan).splitlines()[1:]]
+    assert explained == told == ["0", "32"]

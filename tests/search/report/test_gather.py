@@ -75,6 +75,18 @@ def test_every_kind_is_read(good):
     assert found.searched["tasks"].nunique() == 1
 
 
+def test_sets_of_tasks_that_look_alike_are_numbered(good, runs, tmp_path):
+    """Others are called what they are, without any digest."""
+    (name,) = gather([good]).searched["tasks"].unique()
+    assert name == "2 tasks of 4 tables, dims up to 64, 4 devices, batch 256"
+    save_bundle(tmp_path / "models", random_models(), Card())
+    others = tuple(toy_task(4, seed=seed) for seed in (1, 0))  # the same in another order
+    Search(str(tmp_path / "models"), others, Random(), "three", str(runs / "three")).run()
+    found = gather([runs]).searched
+    assert sorted(found["tasks"].unique()) == [f"{name} (set 1)", f"{name} (set 2)"]
+    assert found.groupby("method")["tasks"].nunique().tolist() == [1, 1, 1]
+
+
 HOSTILE = [
     None, True, -1, -1.5, 10**30, 1e308, float("nan"), float("inf"), "", "x", "[bold]", "$x$", "\ud800", "=1", [], [1],
     {}, {"a": 1}, [[[]]], 0, 0.5, 2**63, "../outside.json", "/dev/zero", b"bytes",

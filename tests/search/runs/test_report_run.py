@@ -205,7 +205,10 @@ frame.srcdoc = PAGE;
 frame.onload = () => {
   const page = frame.contentDocument;
   const root = page.documentElement;
-  document.title = [root.scrollWidth - root.clientWidth, ...[...page.images].map(i => i.naturalWidth)].join(" ");
+  const ends = [...page.images].map(i => Math.ceil(i.getBoundingClientRect().right));
+  const cut = Math.max(0, ...ends.map(end => end - root.clientWidth));
+  const fading = [...page.querySelectorAll(".wide")].filter(box => box.matches(".more")).length;
+  document.title = [root.scrollWidth - root.clientWidth, cut, fading, ...[...page.images].map(i => i.naturalWidth)].join(" ");
 };
 </script>"""
 
@@ -220,8 +223,9 @@ def test_a_browser_shows_the_figures_and_nothing_is_too_wide(runs, tmp_path, wid
     probe.write_text(_PROBE.replace("PAGE", page).replace("WIDTH", str(width)))
     command = [CHROMIUM, *_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
-    too_wide, *images = map(int, re.search(r"<title>([\d ]+)</title>", shown)[1].split())
-    assert too_wide == 0
+    too_wide, cut, fading, *images = map(int, re.search(r"<title>([\d ]+)</title>", shown)[1].split())
+    assert (too_wide, cut) == (0, 0)
+    assert (fading > 0) == (width == 390)  # tables that go on to the right
     assert len(images) == 4
     assert all(image > 500 for image in images)
 
