@@ -81,8 +81,9 @@ class Simulator:
             margin = list(_margin(of, first, ready, forward, backward))
         inputs: Sequence[FloatArray | None] = [None] * len(plans) if before is None else list(before)
         caveats = [self.caveat(plan) for plan in plans]
-        parts = zip(compute, forward.total_ms, backward.total_ms, margin, inputs, caveats, strict=True)
-        return [Cost(*its[:5], input_share=float(self.count_input), caveat=its[5]) for its in parts]
+        shares = [float(self.count_input)] * len(plans)
+        parts = zip(compute, forward.total_ms, backward.total_ms, margin, inputs, shares, caveats, strict=True)
+        return [Cost(*its) for its in parts]
 
     def _input_ms(self, traffic: Traffic) -> FloatArray | None:
         """(B, D) ms of the exchange of indices and lengths, all starting together; None where it isn't known."""
@@ -157,8 +158,8 @@ class Simulator:
 
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
     """The same plan, with its cost as the models of that name predict it."""
-    margins = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
-    return replace(plan, prediction=Prediction(models, cost.total_ms, *margins, cost.caveat))
+    margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
+    return replace(plan, prediction=Prediction(models, cost.total_ms, margin_ms, expected_ms, cost.caveat))
 
 
 def _call_margins(margins: Margins, by_call: FloatArray, spread: FloatArray) -> list[FloatArray]:

@@ -5,7 +5,7 @@ from math import isnan
 
 import numpy as np
 
-from neuroshard.cost import described_expectation
+from neuroshard.cost import Cost, described_expectation
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.form import Form
 from neuroshard.plans.picture import plan_png
@@ -58,9 +58,8 @@ def difference(first: Explanation, second: Explanation) -> Section:
     change = second.cost.total_ms - first.cost.total_ms
     steps = table_moves(first.plan, second.plan)
     facts = (
-        ("predicted cost", f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms"),
+        ("predicted cost", f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms{_caveat(second.cost)}"),
         ("change", f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})"),
-        *((("what costs are", first.cost.caveat),) if first.cost.caveat is not None else ()),
         ("tables that lie elsewhere", f"{len(steps):,} of {len(first.plan.task.tables):,}"),
         ("to be moved", readable_bytes(sum(move.size_bytes for move in steps))),
     )
@@ -70,10 +69,9 @@ def difference(first: Explanation, second: Explanation) -> Section:
 def _summary(found: Explanation) -> Section:
     cost, plan = found.cost, found.plan
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
-    caveat = "" if cost.caveat is None else f", {cost.caveat}"
     expected = described_expectation(cost.total_ms, cost.expected_ms)
     facts = (
-        ("predicted cost", f"{cost.total_ms:.2f} ms{margin}{caveat}"),
+        ("predicted cost", f"{cost.total_ms:.2f} ms{margin}{_caveat(cost)}"),
         *([("expected cost", expected)] if expected is not None else []),
         ("best possible", _best(found)),
         ("if spread evenly", _evenly(found)),
@@ -84,6 +82,10 @@ def _summary(found: Explanation) -> Section:
         ("fullest device", _fullest(found)),
     )
     return Section("Summary", facts=facts)
+
+
+def _caveat(cost: Cost) -> str:
+    return "" if cost.caveat is None else f", {cost.caveat}"
 
 
 def _best(found: Explanation) -> str:

@@ -208,7 +208,8 @@ frame.onload = () => {
   const ends = [...page.images].map(i => Math.ceil(i.getBoundingClientRect().right));
   const cut = Math.max(0, ...ends.map(end => end - root.clientWidth));
   const fading = [...page.querySelectorAll(".wide")].filter(box => box.matches(".more")).length;
-  document.title = [root.scrollWidth - root.clientWidth, cut, fading, ...[...page.images].map(i => i.naturalWidth)].join(" ");
+  const widths = [...page.images].map(i => i.naturalWidth);
+  document.title = [root.scrollWidth - root.clientWidth, cut, fading, ...widths].join(" ");
 };
 </script>"""
 
