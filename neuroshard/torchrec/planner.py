@@ -307,4 +307,7 @@ def _topology_of_group() -> TorchRecTopology:
 def _default_models(compute_device: str) -> str:
     if compute_device not in _DEFAULT_MODELS:
         raise UserError(f"no cost models for compute device {compute_device!r}; give models=...")
-    return _DEFAULT_MODELS[compute_device]
+    name = _DEFAULT_MODELS[compute_device]
+    if name.startswith("roofline"):
+        _log.warning("costs are computed from a datasheet (%s); give models=... that were measured on your GPUs", name)
+    return name
