@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from glob import escape
 
+from neuroshard.loads import Loads
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import ON_DEVICE, Home, Placement
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task
@@ -22,11 +23,13 @@ class Carried:
         task: the other one.
         columns: (table, dim, device) of column shards, tables by their indices in the task.
         others: placements of tables in rows or copies, whole tables only.
+        homes: of tables that stay in host memory, by their indices in the task; all others lie on devices.
     """
 
     task: Task
     columns: tuple[tuple[int, int, int], ...]
     others: tuple[Placement, ...]
+    homes: dict[int, Home] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan | None:
@@ -37,7 +40,8 @@ class Carried:
         elsewhere = {placed.shard.table for placed in self.others}
         if any(dims[i] != table.dim for i, table in enumerate(self.task.tables) if i not in elsewhere):
             return None
-        plan = Plan(self.task, (*in_columns(self.task, self.columns), *self.others))
+        columns = (self._at_home(placed) for placed in in_columns(self.task, self.columns))
+        plan = Plan(self.task, (*columns, *self.others))
         return None if plan.violations else plan
 
     @property
@@ -47,6 +51,7 @@ class Carried:
         pins = tuple(PinnedShard(tables[index].name, dim, (device,)) for index, dim, device in self.columns)
         taken = {shard.table for shard in given.pinned} | {name for group in given.together for name in group}
         rules = tuple(_rule(tables[index], its) for index, its in self._by_table().items())
+        rules += tuple(_stays_in(tables[index], home) for index, home in self.homes.items())
         pinned = Constraints(
             given.rules + rules,
             given.pinned + tuple(pin for pin in pins if pin.table not in taken),
@@ -54,6 +59,20 @@ class Carried:
             given.apart,
         )
         return replace(self.task, constraints=pinned)
+
+    @property
+    def fitting(self) -> "Carried":
+        """With as many column shards on each device as its memory has room for, the largest first."""
+        tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
+        homes = [self.homes.get(table, ON_DEVICE) for table, _, _ in self.columns]
+        sizes = self.task.memory.device_bytes(Loads.of(tables, self.task.batch_size).at(homes)).tolist()
+        left, kept = list(self.task.shard_memory), set[int]()
+        for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+            device = self.columns[number][2]
+            if sizes[number] <= left[device]:
+                left[device] -= sizes[number]
+                kept.add(number)
+        return replace(self, columns=tuple(column for i, column in enumerate(self.columns) if i in kept))
 
     def largest(self, share: float) -> "Carried":
         """With the largest column shards only, which hold so much of the bytes of all: small ones fill gaps."""
@@ -64,6 +83,10 @@ class Carried:
             if total <= most:
                 kept.append(column)
         return replace(self, columns=tuple(kept))
+
+    def _at_home(self, placed: Placement) -> Placement:
+        """In the memory that its table had."""
+        return replace(placed, home=self.homes.get(placed.shard.table, ON_DEVICE))
 
     def _size_bytes(self, column: tuple[int, int, int]) -> int:
         """Of a column shard's weights."""
@@ -81,30 +104,35 @@ def carried_over(before: Plan, task: Task) -> Carried:
     """What of the plan stays: shards of tables that both have, on devices that both have.
 
     Devices are known by their numbers. Tables in columns keep the shards whose devices stay; those in rows or copies
-    stay only where devices and hosts are as many as before, for their blocks follow from these. What the rules of the
-    task forbid doesn't stay.
+    stay only where devices and hosts are as many as before, for their blocks follow from these. Tables stay in the
+    memory that they lie in. What the rules of the task forbid doesn't stay.
     """
     index = {table.name: number for number, table in enumerate(task.tables)}
     same_devices = _devices(before.task) == _devices(task)
     columns: list[tuple[int, int, int]] = []
     others: list[Placement] = []
+    homes: dict[int, Home] = {}
     for number, placements in enumerate(_placements(before)):
         table, form = before.task.tables[number], before.forms[number]
         new = index.get(table.name)
         if new is None or _shape(task.tables[new]) != _shape(table) or not _allowed(task, new, form, placements):
             continue
+        if before.homes[number] != ON_DEVICE and (form is Form.COLUMNS or same_devices):
+            homes[new] = before.homes[number]
         if form is Form.COLUMNS:
             columns += [(new, p.shard.dim, p.device) for p in placements if p.device < task.topology.num_devices]
         elif same_devices:
             others += [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
-    return Carried(task, tuple(columns), tuple(others))
+    return Carried(task, tuple(columns), tuple(others), homes)
 
 
 def _allowed(task: Task, index: int, form: Form, placements: Sequence[Placement]) -> bool:
-    """Whether rules let a table have this form, on those of its devices that stay."""
+    """Whether rules let a table have this form, on those of its devices that stay, in the memory that it lies in."""
     limits = task.constraints.limits(task.tables[index], task.topology.num_devices)
     staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
-    return form in limits.forms and staying.issubset(limits.devices)
+    home = placements[0].home
+    has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)
+    return form in limits.forms and staying.issubset(limits.devices) and has_home
 
 
 def _placements(plan: Plan) -> list[list[Placement]]:
@@ -120,6 +148,11 @@ def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
     copied = all(placed.shard.rows == table.rows for placed in placements)
     devices = tuple(sorted(placed.device for placed in placements))
     return TableRule(escape(table.name), devices=devices, forms=(Form.COPIES if copied else Form.ROWS,))
+
+
+def _stays_in(table: Table, home: Home) -> TableRule:
+    """Holds a table to the memory that it lies in."""
+    return TableRule(escape(table.name), tiers=(home.tier,), cached=home.cached)
 
 
 def _shape(table: Table) -> tuple[int, int, int]:

@@ -6,18 +6,15 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
-from neuroshard.errors import UserError
-from neuroshard.plans.carry_over import carried_over
-from neuroshard.plans.moves import TableChange, moved_bytes
+from neuroshard.plans.moves import TableChange
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
 from neuroshard.searching import searcher_of
 from neuroshard.simulator import Simulator
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes, to_bytes
+from neuroshard.units import readable_bytes
 
 _log = logging.getLogger(__name__)
-_HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after the other until the rest finds room
 
 
 @dataclass(frozen=True)
@@ -51,40 +48,16 @@ def replanned(
     max_moved_bytes: int | str | None = None,
     **settings: Any,
 ) -> Plan:
-    """A plan for `task` that sets out from the previous one.
+    """A plan for `task` that sets out from the previous one: `searcher=replan`, with `settings`.
 
-    What stays in place is held there while `searcher` places the rest; then `searcher=replan`, with `settings`,
-    improves everything by moving what is left of the limit.
+    Where the previous plan can't stay as it is, `searcher` places the rest.
 
     Raises:
         UserError: more than `max_moved_bytes` has to be moved in any case.
         InfeasibleError: no plan fits in memory.
     """
-    start = _start(previous, task, simulator, searcher)
-    limit = None if max_moved_bytes is None else to_bytes(max_moved_bytes, "max_moved_bytes")
-    needed = moved_bytes(previous, start)
-    if limit is not None and needed > limit:
-        raise UserError(
-            f"max_moved_bytes={limit}: {needed} bytes are moved at least, away from devices that are gone or too "
-            "small, or where constraints say so; allow as many"
-        )
-    left = None if limit is None else limit - needed
-    found = searcher_of("replan", start=start, max_moved_bytes=left, **settings).find(task, simulator)
+    method = searcher_of("replan", start=previous, rest=searcher, max_moved_bytes=max_moved_bytes, **settings)
+    found = method.find(task, simulator)
     if found.warning:
         _log.warning(found.warning)
     return found.plan
-
-
-def _start(previous: Plan, task: Task, simulator: Simulator, searcher: Searcher) -> Plan:
-    """The previous plan where all of it can stay; else what `searcher` finds beside as much of it as fits."""
-    carried = carried_over(previous, task)
-    if (plan := carried.plan) is not None:
-        return plan
-    refused: UserError | None = None
-    for share in _HELD:
-        try:
-            return Plan(task, searcher.search(carried.largest(share).pinned, simulator).placements)
-        except UserError as error:  # what is held leaves the rest no room, or breaks a limit
-            refused = refused or error
-    _log.warning("the previous plan can't stay (%s); planning from nothing", refused)
-    return searcher.search(task, simulator)

@@ -1,29 +1,34 @@
 """Re-planning a running job: a plan made better by moving few bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.files import digest_of
+from neuroshard.plans.carry_over import Carried, carried_over
 from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import shown
+from neuroshard.schema import NonNegative, shown
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.starts import ExistingPlan
 from neuroshard.stages.search.space.form_beside import beside
 from neuroshard.stages.search.space.forms import FormedTask, known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.stages.search.space.moved import moved_between
+from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.units import ByteSize, readable_bytes
 
 _LEAST_MS = 1e-9  # models may say that nothing costs anything
+_HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after the other until the rest finds room
 
 
 @dataclass(frozen=True)
@@ -31,24 +36,33 @@ _LEAST_MS = 1e-9  # models may say that nothing costs anything
 class Replan(Searcher):
     """Improves the plan that a job runs with; what has to be moved between devices stays under a limit.
 
-    The task may differ from the plan's own in anything but its tables' rows and dims, and the number of devices: in
-    pooling factors, reuse, batch size, memory, constraints. The plan must fit it as it is.
+    The task may differ from the plan's own in anything. Where the plan can't stay as it is, because tables came or
+    went, or devices did, or it breaks limits, what can stay is held in place while another search places the rest: on
+    devices that both have, shards of tables that both have. That search's plan is improved then.
 
     Every table stays in the memory that it lies in. Columns are moved by local search. Before that, tables may get
     another form, where that is estimated to help and its bytes are within the limit.
 
+    Moving must be worth it: of the plans found, the one that moves least counts whose cost is within `least_gain` of
+    the cheapest.
+
     Attributes:
         start: the plan, or the path of its JSON.
         max_moved_bytes: of weights and optimizer state, over all devices, as a number or as text such as "20GB"; None
-            sets no limit.
+            sets no limit. What is moved in any case counts first; tables that are new are made where they lie.
         improvement: local search.
         forms: that tables may change to, as far as the models know them; without any, each keeps its own.
+        least_gain: share of the plan cost that moves must save, or nothing is moved but what has to be; 0 moves for any
+            gain.
+        rest: places what has no place in the starting plan.
     """
 
     start: Plan | str
     max_moved_bytes: ByteSize | None = None
     improvement: Improvement = field(default_factory=Improvement)
     forms: tuple[str, ...] = FORMS
+    least_gain: NonNegative = 0.01
+    rest: Searcher = field(default_factory=NeuroShard)
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, (Plan, str)):
@@ -56,44 +70,103 @@ class Replan(Searcher):
         object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found within the limit; the starting plan if none is cheaper.
+        """The plan that moves least of those found within the limit that cost hardly more than the cheapest.
 
         Raises:
-            UserError: the starting plan is for other tables or devices, or breaks the task's limits; or the models
-                don't know the forms that its tables lie in.
+            UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
+                in any case; or the models don't know the forms that its tables lie in.
+            InfeasibleError: no plan fits in memory.
         """
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if a time limit cut the local search short."""
-        start = settled(self._start_for(task))
+        """With a warning if nothing of the starting plan can stay, or a time limit cut the local search short."""
+        before = self._before
+        begun = self._begun(before, task, simulator)
+        start = settled(begun.plan)
         simulator.models.check(start.task)
         simulator.models.check_plan(start)
-        best = self._improved(start, start, simulator)
-        for first in self._in_other_forms(start, simulator):
-            found = self._improved(start, first, simulator)
-            if found.plan is _cheaper(best.plan, found.plan, simulator):
-                best = found
-        return replace(best, plan=replace(best.plan, task=task))
+        left = self._left(moved_bytes(before, start))
+        found = [replace(begun, plan=start), self._improved(start, start, left, simulator)]
+        for first in self._in_other_forms(start, left, simulator):
+            found.append(self._improved(start, first, left, simulator))
+        best = self._worth_it(before, found, simulator)
+        return Found(replace(best.plan, task=task), begun.warning or best.warning, begun.remark)
 
-    def _in_other_forms(self, start: Plan, simulator: Simulator) -> Iterator[Plan]:
-        """Plans with other forms, for changes of form that take all of the limit, and half of it."""
+    @property
+    def _before(self) -> Plan:
+        """The starting plan, of its own task."""
+        return self.start if isinstance(self.start, Plan) else Plan.load(self.start)
+
+    def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
+        """The starting plan as one of `task`: all of it where that can stay; else what is found beside as much as fits.
+
+        Raises:
+            UserError: it has none of the task's tables.
+            InfeasibleError: no plan fits in memory.
+        """
+        if (plan := _stayed(before, task)) is not None:
+            return Found(plan)
+        if not {_key(table) for table in before.task.tables}.intersection(map(_key, task.tables)):
+            first = task.tables[0]
+            raise UserError(
+                f"the starting plan is for other tables: none of its {len(before.task.tables)} has the name, rows and "
+                f"dim of one of the task's {len(task.tables)}, such as {first.name!r} ({first.rows} x {first.dim}); "
+                "give this job's own plan, or search from nothing with searcher=neuroshard"
+            )
+        return self._beside(before, carried_over(before, task), simulator)
+
+    def _beside(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
+        """A plan of the rest beside as much of what is carried over as leaves it room; from nothing where none does."""
+        refused: UserError | None = None
+        for share in _HELD:
+            try:
+                found = self.rest.search(carried.fitting.largest(share).pinned, simulator)
+            except UserError as error:  # what is held leaves the rest no room, or breaks a limit
+                refused = refused or error
+            else:
+                plan = Plan(carried.task, found.placements)
+                return Found(plan, remark=_forced(before, plan, simulator))
+        plan = self.rest.search(carried.task, simulator)
+        return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
+
+    def _left(self, needed: int) -> int | None:
+        """Bytes that may be moved besides those that have to be; None for any number."""
+        most = self.max_moved_bytes
+        if most is None:
+            return None
+        if needed > most:
+            raise UserError(
+                f"max_moved_bytes={most}: {needed} bytes are moved at least, away from devices that are gone or too "
+                "small, or where constraints say so; allow as many"
+            )
+        return most - needed
+
+    def _worth_it(self, before: Plan, found: Sequence[Found], simulator: Simulator) -> Found:
+        """The one that moves least from `before` on, of those nearly as cheap as the cheapest; `found` begins as is."""
+        costs = [cost.total_ms for cost in simulator.costs(found[0].plan.task, [one.plan for one in found])]
+        most = min(costs) + self.least_gain * costs[0]
+        enough = [(moved_bytes(before, one.plan), ms, i) for i, (one, ms) in enumerate(zip(found, costs, strict=True))]
+        return found[min(one for one in enough if one[1] <= most)[2]]
+
+    def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
+        """Plans with other forms, for changes of form that move at most so many bytes, and half of them."""
         changes = FormChanges.of(start, simulator, known_calls(simulator.models, self.forms))
         if changes is None:
             return
-        most, seen = self.max_moved_bytes, [start]
+        seen = [start]
         for limit in (None,) if most is None else (most, most // 2):
             plan = changes.within(limit)
             if plan not in seen:
                 seen.append(plan)
                 yield plan
 
-    def _improved(self, start: Plan, first: Plan, simulator: Simulator) -> Found:
-        """`first`, its columns moved as far as the limit from `start` on lets them be, if that is predicted to help."""
+    def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
+        """`first`, its columns moved as far as `most` bytes from `start` on let them, if that is predicted to help."""
         formed = FormedTask.of_plan(first)
         if not len(formed.in_columns):
             return Found(first)
-        most, columns = self.max_moved_bytes, formed.columns_plan(first)
+        columns = formed.columns_plan(first)
         left = None if most is None else most - int(moved_between(start, first).sum())
         steps = ImprovedSearch((ExistingPlan(columns),), self.improvement, max_moved_bytes=left)
         found = steps.find(columns.task, beside(simulator, formed))
@@ -104,37 +177,53 @@ class Replan(Searcher):
         return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
     def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
-        """How many bytes are moved from the starting plan, of how many, beside the predicted cost that is saved."""
-        start = self._start_for(task)
-        before, after = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
+        """What came or went, how many bytes are moved, of how many, and what that is predicted to save.
+
+        Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
+        """
+        before = self._before
+        start = _stayed(before, task)
+        moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(total_state_bytes(task))}"
+        if start is None:
+            (after,) = simulator.costs(task, [plan])
+            return ", ".join([*_came_and_went(before.task, task), moves, f"predicted {after.total_ms:.2f} ms"])
+        was, now = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
         changed = sum(old is not new for old, new in zip(start.forms, plan.forms, strict=True))
         formed = f"; {changed:,} of {len(task.tables):,} tables change their form" if changed else ""
-        return (
-            f"moves {readable_bytes(moved_between(start, plan).sum())} of {readable_bytes(total_state_bytes(task))}, "
-            f"predicted {before:.2f} -> {after:.2f} ms ({1 - after / max(before, _LEAST_MS):.1%} less){formed}"
-        )
+        saved = f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"
+        return ", ".join([*_came_and_went(before.task, task), moves, saved])
 
-    def _start_for(self, task: Task) -> Plan:
-        """The starting plan, as a plan of `task`."""
-        start = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
-        if start.task.topology.num_devices != task.topology.num_devices:
-            raise UserError(
-                f"the starting plan is for {start.task.topology.num_devices} devices, "
-                f"the task has {task.topology.num_devices}"
-            )
-        theirs, ours = (
-            [(t.name, t.rows, t.dim, t.bytes_per_element) for t in some.tables] for some in (start.task, task)
-        )
-        if theirs != ours:
-            other = next((o[0] for o, t in zip(ours, theirs, strict=False) if o != t), ours[-1][0])
-            raise UserError(
-                f"the starting plan is for other tables ({len(theirs)}, the task has {len(ours)}); they "
-                f"differ in names, rows, dims or order, first at {other!r}"
-            )
-        plan = Plan(task, start.placements)
-        if plan.violations:
-            raise UserError(f"the starting plan breaks the task's limits: {plan.violations[0]}")
-        return plan
+
+def _stayed(before: Plan, task: Task) -> Plan | None:
+    """The plan as one of `task`, shard by shard as it is; None if something has no place, or limits are broken."""
+    if list(map(_key, before.task.tables)) == list(map(_key, task.tables)) and _devices(before.task) == _devices(task):
+        plan = Plan(task, before.placements)
+        return None if plan.violations else plan
+    return carried_over(before, task).plan
+
+
+def _key(table: Table) -> tuple[str, int, int, int]:
+    return table.name, table.rows, table.dim, table.bytes_per_element
+
+
+def _devices(task: Task) -> tuple[int, int]:
+    return task.topology.num_devices, task.topology.host_size
+
+
+def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:
+    """What has to be moved in any case, to a plan that everything else stays in, and what that one would cost."""
+    (cost,) = simulator.costs(plan.task, [plan])
+    return f"{readable_bytes(moved_bytes(before, plan))} must be moved in any case, which alone would give {cost.total_ms:.2f} ms"
+
+
+def _came_and_went(before: Task, after: Task) -> Iterator[str]:
+    """Of tables and devices, a few words for each; none where all are as before."""
+    old, new = ({_key(table) for table in task.tables} for task in (before, after))
+    for tables, what in ((new - old, "new or of another shape"), (old - new, "gone")):
+        if tables:
+            yield f"{len(tables):,} table(s) {what}"
+    if before.topology.num_devices != after.topology.num_devices:
+        yield f"{before.topology.num_devices:,} -> {after.topology.num_devices:,} devices"
 
 
 def _cheaper(first: Plan, other: Plan, simulator: Simulator) -> Plan:

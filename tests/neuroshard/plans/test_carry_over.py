@@ -6,6 +6,7 @@ from neuroshard.plans.carry_over import carried_over
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
@@ -84,7 +85,30 @@ def test_the_largest_shards_are_held_first():
     assert carried.largest(0).columns == ()
 
 
+def test_the_smallest_shards_leave_devices_without_room():
+    before = assemble(_task("abcd"), [(0, 8, 3), (1, 4, 0), (1, 4, 1), (2, 8, 0), (3, 4, 0), (3, 4, 3)])
+    columns = carried_over(before, _task("abcd")).columns
+    assert carried_over(before, _task("abcd", memory=640)).fitting.columns == columns
+    assert set(columns) - set(carried_over(before, _task("abcd", memory=600)).fitting.columns) == {(3, 4, 0)}
+    assert carried_over(before, _task("abcd", memory=100)).fitting.columns == ()
+
+
 def test_the_task_is_otherwise_the_same():
     before = assemble(_task("ab"), [(0, 8, 3), (1, 8, 1)])
     task = _task("abx")
     assert replace(carried_over(before, task).pinned, constraints=task.constraints) == task
+
+
+def test_tables_stay_in_host_memory_where_there_is_any():
+    hosted = replace(_task("ab").topology, host_memory_bytes=1 << 20)
+    cached = Home(Tier.CACHED, 0.5)
+    task = replace(_task("ab"), topology=hosted, fixed_homes=(cached, ON_DEVICE))
+    before = assemble(task, [(0, 8, 0), (1, 8, 1)])
+    fewer = replace(_task("xa"), topology=hosted)
+    carried = carried_over(before, fewer)
+    assert carried.homes == {1: cached}
+    assert TableRule("a", tiers=(Tier.CACHED,), cached=0.5) in carried.pinned.constraints.rules
+    assert carried_over(before, replace(_task("ab"), topology=hosted)).plan.homes == (cached, ON_DEVICE)
+    assert carried_over(before, _task("ab")).columns == ((1, 8, 1),)
+    never = Constraints((TableRule("a", tiers=(Tier.DEVICE,)),))
+    assert carried_over(before, replace(_task("ab", constraints=never), topology=hosted)).columns == ((1, 8, 1),)

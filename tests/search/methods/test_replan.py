@@ -101,23 +101,73 @@ def test_explain_says_the_same_number_of_moved_bytes():
     assert searcher.remark(task, Simulator(random_models()), plan).startswith(f"moves {shown} of ")
 
 
-def test_starts_that_do_not_fit_the_task_are_refused():
+def test_starts_of_other_tables_are_refused():
+    start = Random().search(toy_task(6), Simulator(linear_models()))
+    with pytest.raises(UserError, match=r"for other tables: none of its 6 .* such as 'toy0' .* searcher=neuroshard"):
+        Replan(start).search(toy_task(6, seed=1), Simulator(linear_models()))
+
+
+def _where(plan):
+    """(device, columns) of every table, by name."""
+    found = {table.name: [] for table in plan.task.tables}
+    for placed in sorted(plan.placements):
+        found[plan.task.tables[placed.shard.table].name].append((placed.device, placed.shard.dim))
+    return found
+
+
+def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
+    """Nothing is moved but what has to be, as long as nothing else is worth it."""
+    task, few = toy_task(8), {"improvement": FEW, "least_gain": 1e9}
+    simulator, start = Simulator(linear_models()), Random().search(task, Simulator(linear_models()))
+    extra = replace(toy_task(9).tables[8], name="new")
+    changed = replace(task, tables=(extra, *task.tables[:0:-1]))  # one came, one went, in another order
+    searcher = Replan(start, **few)
+    plan, before = searcher.search(changed, simulator), _where(start)
+    assert {name: places for name, places in _where(plan).items() if name != "new"} == {
+        name: places for name, places in before.items() if name != "toy0"
+    }
+    said = searcher.remark(changed, simulator, plan)
+    assert said.startswith("1 table(s) new or of another shape, 1 table(s) gone, moves 0 bytes of ")
+    two = replace(task, topology=Topology(2, 1 << 30))
+    of_two = Simulator(linear_models(2))
+    gone = sum(task.tables[p.shard.table].with_dim(p.shard.dim).size_bytes for p in start.placements if p.device > 1)
+    plan = Replan(start, gone, **few).search(two, of_two)
+    stayed = {name: places for name, places in before.items() if places[-1][0] < 2}
+    assert 0 < len(stayed) < 8
+    assert stayed.items() <= _where(plan).items()
+    assert "4 -> 2 devices, moves " in Replan(start, **few).remark(two, of_two, plan)
+    forced = f"{readable_bytes(gone)} must be moved in any case, which alone would give {of_two.cost(two, plan).total_ms:.2f} ms"
+    assert Replan(start, **few).find(two, of_two).remark == forced
+    with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: {gone} bytes are moved at least"):
+        Replan(start, gone - 1, **few).search(two, of_two)
+
+
+def test_what_limits_force_is_moved_whatever_it_gains():
     task, simulator = toy_task(6), Simulator(linear_models())
     start = Random().search(task, simulator)
-    with pytest.raises(UserError, match="for 4 devices, the task has 2"):
-        Replan(start).search(toy_task(6, num_devices=2), Simulator(linear_models(2)))
-    with pytest.raises(UserError, match="for other tables"):
-        Replan(start).search(toy_task(6, seed=1), simulator)
-    with pytest.raises(UserError, match="for other tables"):
-        Replan(start).search(toy_task(7), simulator)
-    tight = Task(task.tables, Topology(4, max(start.device_bytes) - 1), task.batch_size)
-    with pytest.raises(UserError, match="breaks the task's limits: device"):
-        Replan(start).search(tight, simulator)
     first = start.placements[0]
-    device = (first.device + 1) % 4
-    rule = Constraints((TableRule(task.tables[first.shard.table].name, devices=(device,)),))
-    with pytest.raises(UserError, match="must not lie on device"):
-        Replan(start).search(replace(task, constraints=rule), simulator)
+    rule = Constraints((TableRule(task.tables[first.shard.table].name, devices=((first.device + 1) % 4,)),))
+    tight = replace(task, topology=Topology(4, max(start.device_bytes) - 1))
+    for other in (replace(task, constraints=rule), tight):
+        assert Plan(other, start.placements).violations
+        plan = Replan(start, improvement=FEW, least_gain=1e9).search(other, simulator)
+        assert plan.violations == ()
+        assert 0 < moved_between(start, plan).sum() < task.size_bytes / 2
+
+
+def test_moves_that_save_less_than_the_least_gain_are_not_made():
+    task, simulator = toy_task(14), Simulator(linear_models())
+    start = Random().search(task, simulator)
+    plans = [Replan(start, improvement=FEW, least_gain=0.0).search(task, simulator)]
+    before, after = (cost.total_ms for cost in simulator.costs(task, [start, *plans]))
+    gain = 1 - after / before
+    plans += [Replan(start, improvement=FEW, least_gain=gain + off).search(task, simulator) for off in (-1e-6, 1e-6)]
+    assert plans[0] == plans[1] != start
+    assert plans[2] == start
+    found = NeuroShard(improvement=FEW).search(task, simulator)
+    assert Replan(found).search(task, simulator) == found
+    with pytest.raises(UserError, match="least_gain=-1"):
+        Replan(start, least_gain=-1)
 
 
 def test_impossible_settings_are_refused():

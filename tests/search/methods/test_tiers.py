@@ -9,6 +9,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.lay_out import in_columns, in_rows
+from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.simulator import Simulator
@@ -164,6 +165,15 @@ def test_running_jobs_keep_their_memories():
     assert moved.task == plan.task
     assert moved.violations == ()
     assert _cost(moved) <= _cost(worse)
+
+
+def test_memories_stay_where_a_table_goes():
+    plan = QUICKLY.search(_task(0.4), SIMULATOR)
+    fewer = replace(plan.task, tables=plan.task.tables[1:])
+    assert len(set(plan.homes[1:])) > 1
+    changed = Replan(plan, improvement=Improvement(shakes=1), least_gain=1e9).search(fewer, SIMULATOR)
+    assert changed.homes == plan.homes[1:]
+    assert moved_bytes(plan, changed) == 0
 
 
 def test_plans_are_explained_and_have_finalists():
