@@ -1,7 +1,7 @@
 """The collect run: draw samples, measure them, write parts; go on where an earlier run stopped."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,17 +19,19 @@ from neuroshard.hardware.hardware import Warn, is_follower
 from neuroshard.plans.shard import Tier
 from neuroshard.progress import printer, progress_bar
 from neuroshard.records import DataDirectory, Manifest, Parts
+from neuroshard.records.noise import disturbed, pass_noise
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.records.splits import TableSplit, split_tables
 from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import BatchSize, Count, Seed
+from neuroshard.schema import BatchSize, Count, Positive, Seed
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.augment.summary import KindSummary, Summary
+from neuroshard.stages.augment.summary import MAX_NOISE, KindSummary, Summary
 from neuroshard.tables import Table, check_unique_names
 
 _COMPUTE, _COMM = 0, 1  # streams of random numbers
 _DRAW, _LOOKUPS = 0, 1
+_NOT_MEASURED = ("tables", "seed", "out", "max_noise", "more_passes")  # no settings that decide what is measured
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,14 @@ class Collect:
         hardware: what is measured on.
         compute, comm: how samples are drawn.
         num_compute_samples, num_comm_samples: how many.
-        num_second_pass: how many of the first samples of each kind are measured again at the end.
+        num_second_pass: how many samples of each kind, spread over all of them, are measured again at the end.
         batch_sizes: global; every sample has one of them.
         seed: fixes every sample and its lookups.
         out: the data directory.
+        max_noise: that is taken: the relative difference between two passes that nine in ten samples must stay below;
+            None takes any. What differs by more was disturbed in the slower of its passes, and is measured again, with
+            all that was measured beside it then.
+        more_passes: over what was disturbed, at most, in a run.
     """
 
     tables: tuple[Table, ...]
@@ -58,6 +64,8 @@ class Collect:
     batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1)]
     seed: Seed
     out: str
+    max_noise: Positive | None = MAX_NOISE
+    more_passes: Count = 3
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
@@ -72,7 +80,12 @@ class Collect:
             self.comm.check(self.hardware.devices_per_host(count))
 
     def run(self) -> Summary | None:
-        """Measure what is still missing in `out`; None in the processes that only take part in exchanges."""
+        """Measure what is still missing in `out`; None in the processes that only take part in exchanges.
+
+        Raises:
+            UserError: it can't be measured here, or `out` holds another run; or measurements repeat worse than
+                `max_noise`, however often they were made. These are kept: the same command goes on with them.
+        """
         self.hardware.check()
         if is_follower():
             self.hardware.follow()
@@ -90,13 +103,18 @@ class Collect:
             compute = _Kind(
                 "compute", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
                 self.num_second_pass, _COMPUTE, self.seed, (self._compute_variant(split, printer(progress)),),
+                self.max_noise, self.more_passes,
             ).collect(progress)  # fmt: skip
             comm = _Kind(
                 "exchanges", directory.comm(), self.hardware.comm_timing.live, self.num_comm_samples,
                 self.num_second_pass, _COMM, self.seed,
                 tuple(self._comm_variant(count, printer(progress)) for count in self.comm.num_devices),
+                self.max_noise, self.more_passes,
             ).collect(progress)  # fmt: skip
-        return Summary(directory.path, compute, comm)
+        summary = Summary(directory.path, compute, comm)
+        if self.max_noise is not None:
+            summary.check(self.max_noise)
+        return summary
 
     def _compute_variant(self, split: TableSplit, warn: Warn) -> "_Variant[ComputeSample]":
         return _Variant(
@@ -116,7 +134,7 @@ class Collect:
 
     def _settings(self) -> dict[str, Any]:
         settings = asdict(self) | {"compute": self.compute.settings, "comm": self.comm.settings}
-        return {key: value for key, value in settings.items() if key not in ("tables", "seed", "out")}
+        return {key: value for key, value in settings.items() if key not in _NOT_MEASURED}
 
 
 @dataclass(frozen=True)
@@ -125,6 +143,14 @@ class _Variant(Generic[Sample]):
 
     draw: Callable[[np.random.Generator], tuple[Sample, str]]
     open_meter: Callable[[], AbstractContextManager[Meter[Sample]]]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The samples of a part, by their ids, all of one variant."""
+
+    ids: tuple[int, ...]
+    second_pass: bool
 
 
 @dataclass(frozen=True)
@@ -142,48 +168,74 @@ class _Kind(Generic[Sample]):
     stream: int
     seed: int
     variants: tuple[_Variant[Sample], ...]
+    max_noise: float | None
+    more_passes: int
 
     def collect(self, progress: Progress) -> KindSummary:
-        """Measure and write every part that is missing."""
-        batches = self._batches()
+        """Measure and write every part that is missing, then what was disturbed."""
+        batches = self._batches
         missing = [number for number in range(len(batches)) if not self.parts.has(number)]
-        bar = progress.add_task(self.name, total=sum(map(len, batches)))
-        progress.advance(bar, sum(len(ids) for n, ids in enumerate(batches) if n not in missing))
-        busy_s, start = 0.0, time.perf_counter()
+        start = time.perf_counter()
         with ExitStack() as meters:
-            opened: dict[int, Meter[Sample]] = {}
+            measure = _Measuring(self, meters)
+            bar = progress.add_task(self.name, total=sum(len(batch.ids) for batch in batches))
+            progress.advance(bar, sum(len(batch.ids) for n, batch in enumerate(batches) if n not in missing))
             for number in missing:
-                variant = self._variant(batches[number])
-                if variant not in opened:
-                    opened[variant] = meters.enter_context(self.variants[variant].open_meter())
-                busy_s += self._measure_part(opened[variant], number, batches[number])
-                progress.advance(bar, len(batches[number]))
-        return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, busy_s)
+                measure(number, batches[number])
+                progress.advance(bar, len(batches[number].ids))
+            for more in range(self.more_passes):
+                if not (again := self._disturbed()):
+                    break
+                bar = progress.add_task(f"{self.name}, again ({more + 1})", total=sum(len(one.ids) for one in again))
+                for batch in again:
+                    measure(self.parts.end, batch)
+                    progress.advance(bar, len(batch.ids))
+        return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, measure.busy_s)
 
-    def _batches(self) -> list[range]:
-        """Sample ids of every part."""
-        return [*self._cut(self.num_samples), *self._cut(min(self.num_second_pass, self.num_samples))]
+    @property
+    def _batches(self) -> list[_Batch]:
+        """All samples, then some spread evenly over them, so that every spell of the run is looked at again."""
+        again = min(self.num_second_pass, self.num_samples)
+        spread = [number * self.num_samples // again for number in range(again)]
+        return [*self._cut(range(self.num_samples), second_pass=False), *self._cut(spread, second_pass=True)]
 
-    def _cut(self, count: int) -> list[range]:
-        """The first `count` sample ids, by part."""
-        return [range(start, min(start + self.part_size, count)) for start in range(0, count, self.part_size)]
+    def _disturbed(self) -> list[_Batch]:
+        """What is to be measured again: nothing where the noise is within the limit.
 
-    def _variant(self, ids: range) -> int:
-        """Index of the variant that the samples of a part belong to; the same in both passes."""
-        return ids.start // self.part_size % len(self.variants)
+        All of a part is, in which a sample took longer than in its other pass: the others were measured with it.
+        """
+        measured = self.parts.read()
+        if self.max_noise is None or pass_noise(measured) <= self.max_noise:
+            return []
+        slower = disturbed(measured, self.max_noise)
+        return [one for one in self._batches if any(slower.get(i) is one.second_pass for i in one.ids)]
 
-    def _measure_part(self, meter: Meter[Sample], number: int, ids: range) -> float:
-        second_pass = number >= len(self._cut(self.num_samples))
-        draw = self.variants[self._variant(ids)].draw
-        drawn = [draw(self._rng(sample_id)) for sample_id in ids]
-        outcomes = meter.measure([sample for sample, _ in drawn], [self._lookup_seed(i) for i in ids])
-        self.parts.write(
-            number,
-            [
-                Measurement(_as_seen(sample, outcome), i, split, self.seed, outcome.repeats, outcome.error, second_pass)
-                for i, (sample, split), outcome in zip(ids, drawn, outcomes, strict=True)
-            ],
-        )
+    def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
+        """The samples by part: those of a variant together, in the order in which the parts begin."""
+        of_variant: dict[int, list[int]] = {}
+        for sample_id in ids:
+            of_variant.setdefault(self.variant(sample_id), []).append(sample_id)
+        cut = [
+            tuple(its[start : start + self.part_size])
+            for its in of_variant.values()
+            for start in range(0, len(its), self.part_size)
+        ]
+        return [_Batch(its, second_pass) for its in sorted(cut)]
+
+    def variant(self, sample_id: int) -> int:
+        """Index of the variant that a sample belongs to."""
+        return sample_id // self.part_size % len(self.variants)
+
+    def measure(self, meter: Meter[Sample], number: int, batch: _Batch) -> float:
+        """Measure a batch and write it as a part; the seconds spent in kernels."""
+        draw = self.variants[self.variant(batch.ids[0])].draw
+        drawn = [draw(self._rng(sample_id)) for sample_id in batch.ids]
+        outcomes = meter.measure([sample for sample, _ in drawn], [self._lookup_seed(i) for i in batch.ids])
+        made = [
+            Measurement(_as_seen(sample, one), i, split, self.seed, one.repeats, one.error, batch.second_pass)
+            for i, (sample, split), one in zip(batch.ids, drawn, outcomes, strict=True)
+        ]
+        self.parts.write(number, made)
         return sum(outcome.busy_s for outcome in outcomes)
 
     def _rng(self, sample_id: int) -> np.random.Generator:
@@ -191,6 +243,22 @@ class _Kind(Generic[Sample]):
 
     def _lookup_seed(self, sample_id: int) -> int:
         return int(np.random.SeedSequence([self.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])
+
+
+class _Measuring(Generic[Sample]):
+    """Measures batches of one kind, each variant by a meter that is opened once; adds up the seconds in kernels."""
+
+    def __init__(self, kind: _Kind[Sample], meters: ExitStack) -> None:
+        self.busy_s = 0.0
+        self._kind, self._meters = kind, meters
+        self._opened: dict[int, Meter[Sample]] = {}
+
+    def __call__(self, number: int, batch: _Batch) -> None:
+        """Measure a batch and write it as the part of this number."""
+        variant = self._kind.variant(batch.ids[0])
+        if variant not in self._opened:
+            self._opened[variant] = self._meters.enter_context(self._kind.variants[variant].open_meter())
+        self.busy_s += self._kind.measure(self._opened[variant], number, batch)
 
 
 def _as_seen(sample: Sample, outcome: Outcome) -> Sample:

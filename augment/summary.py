@@ -9,8 +9,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.records.noise import pass_drift, pass_repeatability
+from neuroshard.errors import UserError
+from neuroshard.records.noise import NINE_IN_TEN, pass_drift, pass_noise, pass_repeatability
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, name_of
+
+MAX_NOISE = 0.5  # beyond which a machine is too busy to be measured: one pass takes 1.7 times as long as the other
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class KindSummary:
         errors: the commonest errors with their counts.
         wall_s, busy_s: of this run; busy inside timed and warm-up kernel runs.
         repeatability: relative difference between two passes, one number per sample measured twice.
+        noise: the relative difference between two passes that nine in ten samples stay below.
         drift: by how much the second pass was slower, relative, in the median.
         parts: of each form, or of each collective, where there are several.
     """
@@ -33,6 +37,7 @@ class KindSummary:
     wall_s: float
     busy_s: float
     repeatability: tuple[float, ...]
+    noise: float
     drift: float
     parts: tuple["KindSummary", ...] = ()
 
@@ -57,6 +62,7 @@ class KindSummary:
             wall_s,
             busy_s,
             tuple(float(difference) for difference in pass_repeatability(measurements)),
+            pass_noise(measurements),
             pass_drift(measurements),
         )
 
@@ -73,6 +79,23 @@ class Summary:
     directory: Path
     compute: KindSummary
     comm: KindSummary
+
+    def check(self, max_noise: float) -> None:
+        """Raise UserError if a kind of sample repeats worse than that; what to do is to measure on."""
+        if noisy := self._beyond(max_noise):
+            raise UserError(
+                f"{noisy}, more than max_noise={max_noise:g}: this machine is too busy to be measured; all is kept in "
+                f"{self.directory}: start the same command again when it is quieter, which measures what was disturbed "
+                "once more, or take it as it is with max_noise=null"
+            )
+
+    def _beyond(self, max_noise: float) -> str:
+        """What is to be said of kinds that repeat worse than that; nothing if none does."""
+        return ", ".join(
+            f"{kind.name}: noise p90 {kind.noise:.1%} (drift {kind.drift:+.1%})"
+            for kind in (self.compute, self.comm)
+            if kind.noise > max_noise
+        )
 
     def show(self, console: Console) -> None:
         """Print a row for each kind, the commonest errors, and what the columns mean."""
@@ -92,6 +115,8 @@ class Summary:
             "noise: how far two passes of the measurement differ on the same samples; "
             "drift: by how much the second pass was slower"
         )
+        if noisy := self._beyond(MAX_NOISE):
+            console.print(f"{noisy}: this machine was busy, and models of it can be no better than that", markup=False)
 
 
 def _part_of(sample: ComputeSample | CommSample) -> str:
@@ -108,4 +133,4 @@ def _cells(kind: KindSummary, name: str, wall_s: str) -> tuple[str, ...]:
 def _quantiles(values: tuple[float, ...]) -> tuple[str, str]:
     if not values:
         return "-", "-"
-    return f"{np.quantile(values, 0.5):.1%}", f"{np.quantile(values, 0.9):.1%}"
+    return f"{np.quantile(values, 0.5):.1%}", f"{np.quantile(values, NINE_IN_TEN):.1%}"

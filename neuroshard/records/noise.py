@@ -1,13 +1,28 @@
 """How far measurements can be trusted: the noise floor beside which every error is read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.records.samples import Measurement
+from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.records.samples import Measurement, Sample
 from neuroshard.timing import repeatability, typical_ms
+
+NINE_IN_TEN = 0.9
+
+
+def fastest(measurements: Iterable[Measurement[Sample]]) -> list[Measurement[Sample]]:
+    """Of each sample in each pass the fastest measurement, where it was measured again: disturbances only add time.
+
+    One that failed counts if all did. They keep the order in which samples were measured first.
+    """
+    found: dict[tuple[int, bool], Measurement[Sample]] = {}
+    for one in measurements:
+        best = found.setdefault((one.sample_id, one.second_pass), one)
+        if best is not one and _scalar_ms(one) < _scalar_ms(best):
+            found[one.sample_id, one.second_pass] = one
+    return list(found.values())
 
 
 def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
@@ -15,28 +30,43 @@ def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
 
     For exchanges, the largest over the devices of forward plus backward stands for the sample.
     """
-    return repeatability(*_passes(measurements))
+    return repeatability(*_passes(measurements)[1:])
+
+
+def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
+    """The relative difference between two passes that nine in ten samples stay below; 0 without a second pass."""
+    differences = pass_repeatability(measurements)
+    return float(np.quantile(differences, NINE_IN_TEN)) if len(differences) else 0.0
 
 
 def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
     """By how much the second pass was slower than the first, relative, in the median; NaN without a second pass."""
-    first, second = _passes(measurements)
+    _, first, second = _passes(measurements)
     return float(np.median(second / first)) - 1 if len(first) else float("nan")
 
 
-def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[FloatArray, FloatArray]:
-    """(n,) ms of both passes over every sample that was measured twice."""
+def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int, bool]:
+    """The samples whose passes differ by more than `most`, relative, and whether the second of them was the slower one.
+
+    Disturbances only add time, so the slower pass is the one that was disturbed.
+    """
+    ids, first, second = _passes(measurements)
+    beyond = repeatability(first, second) > most
+    return dict(zip(ids[beyond].tolist(), (second > first)[beyond].tolist(), strict=True))
+
+
+def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatArray, FloatArray]:
+    """(n,) numbers of the samples that were measured twice, and the ms of both passes over them."""
     first = {m.sample_id: m for m in measurements if not m.second_pass and m.repeats is not None}
-    pairs = [
-        (_scalar_ms(first[m.sample_id]), _scalar_ms(m))
-        for m in measurements
-        if m.second_pass and m.repeats is not None and m.sample_id in first
-    ]
-    one, two = np.array(pairs).reshape(-1, 2).T
-    return one, two
+    again = [m for m in measurements if m.second_pass and m.repeats is not None and m.sample_id in first]
+    ids = np.array([m.sample_id for m in again], dtype=np.int64)
+    one, two = (np.array([_scalar_ms(m) for m in its]) for its in ([first[m.sample_id] for m in again], again))
+    return ids, one, two
 
 
 def _scalar_ms(measurement: Measurement[Any]) -> float:
-    assert measurement.repeats is not None
+    """Infinite if it failed."""
+    if measurement.repeats is None:
+        return float("inf")
     typical = typical_ms(measurement.repeats.times_ms)
     return float(typical) if typical.ndim == 0 else float(typical.sum(axis=0).max())

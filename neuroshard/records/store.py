@@ -1,6 +1,7 @@
 """A data directory: `manifest.json`, `tables.parquet`, and Parquet parts under `compute/` and `comm/`.
 
-A part appears whole or not at all, so a run that was killed goes on with the first part that isn't there.
+A part appears whole or not at all, so a run that was killed goes on with the first part that isn't there. What was
+measured again is in parts of its own; nothing is replaced, and of each sample the fastest measurement counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from neuroshard.errors import UserError
 from neuroshard.parquet import Row, read_rows, write_table
 from neuroshard.records import schema
 from neuroshard.records.manifest import Manifest
+from neuroshard.records.noise import fastest
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.run_directory import RunDirectory, begun_otherwise
 from neuroshard.tables import Table
@@ -37,20 +39,28 @@ class Parts(Generic[Sample]):
         """Whether part `number` is complete."""
         return self.path(number).exists()
 
+    @property
+    def end(self) -> int:
+        """The first number that no part has, nor any behind it."""
+        return 1 + max((int(path.stem.removeprefix("part-")) for path in self._paths), default=-1)
+
     def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
         """Write part `number`, atomically."""
         rows = self.to_rows(measurements)
         write_table(self.path(number), rows)
 
     def read(self) -> list[Measurement[Sample]]:
-        """All measurements, in order of part.
+        """All measurements that count, in order of part: the `fastest` where samples were measured again.
 
         Raises:
             UserError: a part is corrupt.
         """
-        return [
-            measurement for path in sorted(self.directory.glob("part-*.parquet")) for measurement in self._read(path)
-        ]
+        return fastest(measurement for path in self._paths for measurement in self._read(path))
+
+    @property
+    def _paths(self) -> list[Path]:
+        """Of all parts, in order."""
+        return sorted(self.directory.glob("part-*.parquet"))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:
         rows = _read_parquet(path)

@@ -212,8 +212,8 @@ def _devices(task: Task) -> tuple[int, int]:
 
 def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:
     """What has to be moved in any case, to a plan that everything else stays in, and what that one would cost."""
-    (cost,) = simulator.costs(plan.task, [plan])
-    return f"{readable_bytes(moved_bytes(before, plan))} must be moved in any case, which alone would give {cost.total_ms:.2f} ms"
+    size, (cost,) = readable_bytes(moved_bytes(before, plan)), simulator.costs(plan.task, [plan])
+    return f"{size} must be moved in any case, which alone would give {cost.total_ms:.2f} ms"
 
 
 def _came_and_went(before: Task, after: Task) -> Iterator[str]:

@@ -3,10 +3,11 @@
 import json
 import signal
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import PATIENCE_S, toy_tables
+from neuroshard.testing.devices.hardware import MadeUpHardware, SlowerBy
 from neuroshard.testing.killed import die_at_file
 from neuroshard.timing import TimingProtocol
 
@@ -79,7 +81,7 @@ def _records(path):
 def test_a_real_run_measures_every_sample(tmp_path):
     summary = collect_run(tmp_path / "data", Hardware).run()
     compute = DataDirectory(tmp_path / "data").compute().read()
-    assert [m.sample_id for m in compute] == [*range(18), *range(4)]
+    assert [m.sample_id for m in compute] == [*range(18), 0, 4, 9, 13]
     assert [m.second_pass for m in compute] == [False] * 18 + [True] * 4
     assert all(m.error is None and m.repeats.times_ms.shape == (2,) for m in compute)
     comm = DataDirectory(tmp_path / "data").comm().read()
@@ -152,10 +154,64 @@ def test_exchanges_take_turns_among_device_counts(tmp_path):
     run = replace(run, comm=replace(run.comm, num_devices=(2, 3)), batch_sizes=(16, 64), num_second_pass=6)
     run.run()
     comm = DataDirectory(tmp_path / "data").comm().read()
-    assert [len(m.sample.dims) for m in comm] == [2] * 4 + [3] * 4 + [2] + [2] * 4 + [3] * 2
+    assert [len(m.sample.dims) for m in comm] == [2] * 4 + [3] * 4 + [2] + [2] * 3 + [3] * 3
     first = {m.sample_id: m.sample for m in comm if not m.second_pass}
     assert all(first[m.sample_id] == m.sample for m in comm if m.second_pass)
     assert {m.sample.batch_size for m in comm} == {16, 64}
+
+
+class Busy(MadeUpHardware):
+    """A made-up machine on which kernels take three times as long in some of the batches that it measures."""
+
+    def __new__(cls, spell):
+        self = super().__new__(cls)
+        object.__setattr__(self, "spell", spell)
+        return self
+
+    def __init__(self, spell):
+        super().__init__()
+
+    def compute_meter(self, warn):
+        return SlowerBy(super().compute_meter(warn), (3.0 if batch in self.spell else 1.0 for batch in count()))
+
+
+def _busy_run(out, spell, **settings):
+    """48 samples of three parts, and 6 of them again; no exchange."""
+    run = replace(collect_run(out, samples=48), hardware=Busy(spell), num_comm_samples=0, num_second_pass=6)
+    return replace(run, **settings)
+
+
+@pytest.mark.parametrize(("spell", "again"), [([1], [16]), ([0, 2], [16, 16]), ([3], [6])])
+def test_what_a_busy_machine_disturbed_is_measured_again(tmp_path, spell, again):
+    _busy_run(tmp_path / "quiet", []).run()
+    summary = _busy_run(tmp_path / "busy", spell).run()
+    assert _records(tmp_path / "busy") == _records(tmp_path / "quiet")
+    parts = sorted((tmp_path / "busy" / "compute").glob("*.parquet"))
+    assert [pq.read_metadata(part).num_rows for part in parts] == [16, 16, 16, 6, *again]
+    assert summary.compute.noise < 1e-9
+
+
+def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
+    """Busy from its second batch on, then all the time, it agrees with itself on most samples; then it is quiet."""
+    _busy_run(tmp_path / "quiet", []).run()
+    for begin, parts in ((1, 6), (0, 8)):
+        said = r"compute: noise p90 100.0% \(drift .*max_noise=0.5: .* too busy .* start the same command again"
+        with pytest.raises(UserError, match=said) as caught:
+            _busy_run(tmp_path / "busy", range(begin, 1000), more_passes=2).run()
+        assert "\n" not in str(caught.value)
+        assert len(list((tmp_path / "busy" / "compute").glob("*.parquet"))) == parts
+    _busy_run(tmp_path / "busy", []).run()
+    assert _records(tmp_path / "busy") == _records(tmp_path / "quiet")
+
+
+def test_any_noise_may_be_taken_and_is_said(tmp_path):
+    summary = _busy_run(tmp_path / "busy", [3], max_noise=None).run()
+    console = Console(record=True, width=120)
+    summary.show(console)
+    assert summary.compute.noise == pytest.approx(1.0)
+    assert "compute: noise p90 100.0% (drift +200.0%): this machine was busy" in console.export_text()
+    with pytest.raises(UserError, match="max_noise=0"):
+        _busy_run(tmp_path / "busy", [], max_noise=0)
 
 
 FORMS = ("columns", "rows", "copies")

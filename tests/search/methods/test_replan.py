@@ -136,7 +136,8 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     assert 0 < len(stayed) < 8
     assert stayed.items() <= _where(plan).items()
     assert "4 -> 2 devices, moves " in Replan(start, **few).remark(two, of_two, plan)
-    forced = f"{readable_bytes(gone)} must be moved in any case, which alone would give {of_two.cost(two, plan).total_ms:.2f} ms"
+    cost_ms = of_two.cost(two, plan).total_ms
+    forced = f"{readable_bytes(gone)} must be moved in any case, which alone would give {cost_ms:.2f} ms"
     assert Replan(start, **few).find(two, of_two).remark == forced
     with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: {gone} bytes are moved at least"):
         Replan(start, gone - 1, **few).search(two, of_two)
