@@ -186,7 +186,9 @@ class _Kind(Generic[Sample]):
             for more in range(self.more_passes):
                 if not (again := self._disturbed()):
                     break
-                bar = progress.add_task(f"{self.name}, again ({more + 1})", total=sum(len(one.ids) for one in again))
+                count = sum(len(batch.ids) for batch in again)
+                printer(progress)(f"{self.name}: noise beyond max_noise={self.max_noise}: {count} are measured again")
+                bar = progress.add_task(f"{self.name}, again ({more + 1})", total=count)
                 for batch in again:
                     measure(self.parts.end, batch)
                     progress.advance(bar, len(batch.ids))

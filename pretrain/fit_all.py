@@ -22,6 +22,7 @@ from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes, check_start
 from neuroshard.stages.pretrain.host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.measured import Exchange, Measured
+from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.traffic import Collective
@@ -116,13 +117,20 @@ def tests_of(models: CostModels, margins: Margins, measured: Measured) -> dict[s
     }
 
 
+def errors_of(models: CostModels, measured: Measured) -> dict[str, float]:
+    """Mean relative error of every part that the models know, on its test samples, by name."""
+    predicted = {part: predict(its.test) for part, its, predict in _parts(models, measured)}
+    return {part: accuracy_of(its.predicted_ms, its.measured_ms).mape for part, its in predicted.items()}
+
+
 def _parts(models: CostModels, measured: Measured) -> Iterator[tuple[str, SplitMeasurements, Predict]]:
-    """Every part: its name, its measurements, and what the models say of some of them."""
+    """Every part that the models know: its name, its measurements, and what the models say of some of them."""
     for call, calls in measured.compute.items():
-        yield compute_part(call), calls, lambda some: predict_compute(models.compute, some)
+        if call in models.compute.calls:
+            yield compute_part(call), calls, lambda some: predict_compute(models.compute, some)
     for one in measured.exchanges:
-        model, repeats = _model_of(models, one), one.repeats
-        yield one.part, measured.comm[one.collective], _predict_comm(model, repeats)
+        if (model := _model_of(models, one)) is not None:
+            yield one.part, measured.comm[one.collective], _predict_comm(model, one.repeats)
 
 
 def _predict_comm(model: CommModel, repeats: int) -> Predict:

@@ -20,12 +20,14 @@ from neuroshard.plans.form import IN_COLUMNS, call_named
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import PathName, PositiveCount, Seed, parse
-from neuroshard.stages.pretrain.fit_all import Fit, margins_of, tests_of
+from neuroshard.stages.pretrain.fit_all import Fit, errors_of, margins_of, tests_of
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, batch_sizes
 from neuroshard.stages.pretrain.measured import Measured
 from neuroshard.stages.pretrain.result import PretrainResult
 from neuroshard.threads import torch_threads
 from neuroshard.traffic import Collective
+
+_WORSE = 1.1  # times the error before: by less, a few dozen test samples may differ by chance
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Pretrain:
         host_tiers: a datasheet, such as "roofline:h100", whose link to the host says what tables in host memory cost
             besides, where that wasn't measured; None leaves them out.
         seed: of the initial weights and the order of samples.
+        keep_worse: whether models are written that are worse than those of `init`, on the same test samples.
     """
 
     data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]
@@ -56,6 +59,7 @@ class Pretrain:
     forms: tuple[str, ...] | None = None
     host_tiers: PathName | None = None
     seed: Seed = 0
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
         for name in self.forms or ():
@@ -66,7 +70,7 @@ class Pretrain:
 
         Raises:
             UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, a form wasn't
-                measured, or `init` is of other forms.
+                measured, or `init` is of other forms, or better than what was fitted.
         """
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
@@ -81,9 +85,26 @@ class Pretrain:
                 fitted = with_host_tiers(fitted, self.host_tiers)
             margins = margins_of(fitted, measured)
             metrics = tests_of(fitted, margins, measured)
+            before = {} if start is None else errors_of(start, measured)
+            if not self.keep_worse:
+                self._check_better(before, metrics)
             card = self._card(manifest, measured, metrics)
             save_or_keep(Path(self.out), replace(fitted, margins=margins), card)
-        return PretrainResult(Path(self.out), metrics)
+        return PretrainResult(Path(self.out), metrics, before)
+
+    def _check_better(self, before: dict[str, float], metrics: dict[str, ModelTest]) -> None:
+        """Raise UserError if a part's error is larger than it was, by more than a few test samples may be off."""
+        worse = [
+            f"{part} {metrics[part].test.mape:.1%} instead of {error:.1%} (noise {metrics[part].noise_mean:.1%})"
+            for part, error in before.items()
+            if metrics[part].test.mape > _WORSE * error
+        ]
+        if worse:
+            raise UserError(
+                f"the fitted models are worse than init={self.init}, on the same test samples: {', '.join(worse)}; "
+                f"nothing was written to {self.out}: collect more samples, on a quieter machine, use {self.init} as it "
+                "is, or write them with keep_worse=true"
+            )
 
     @property
     def _paths(self) -> tuple[str, ...]:

@@ -43,8 +43,8 @@ class PretrainAcross:
         compute_model, comm_model: the forms of the models, and how they are fitted.
         max_samples: of each kind and machine for training; None takes all.
         max_tables: in a compute sample for training; None takes all.
-        init, forms, host_tiers: not for several machines: shared models begin from nothing, and are of columns in
-            device memory.
+        init, forms, host_tiers, keep_worse: not for several machines: shared models begin from nothing, and are of
+            columns in device memory.
         seed: of the initial weights and the order of samples.
     """
 
@@ -58,6 +58,7 @@ class PretrainAcross:
     forms: tuple[str, ...] | None = None
     host_tiers: PathName | None = None
     seed: Seed = 0
+    keep_worse: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.data, str) or len(set(self.data)) < max(2, len(self.data)):

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,29 @@ from neuroshard.timing import typical_ms
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Where the bundle is and how its models do."""
+    """Where the bundle is and how its models do; `before` is the MAPE of those that they were fitted from, by part."""
 
     path: Path
     metrics: dict[str, ModelTest]
+    before: dict[str, float] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
         """Print a table of the metrics."""
         grid = Grid(title=f"Cost models in {self.path}, on unseen tables")
         grid.add_column("model")
-        for column in ("n", "MSE ms²", "MAPE", "tau", "noise", "p50", "p90", f"in {LEVEL:.0%}"):
+        started = ("before",) if self.before else ()
+        for column in ("n", "MSE ms²", *started, "MAPE", "tau", "noise", "p50", "p90", f"in {LEVEL:.0%}"):
             grid.add_column(column, justify="right")
         for name, model in self.metrics.items():
             test = model.test
+            was = (f"{self.before[name]:.1%}" if name in self.before else "-",) if self.before else ()
             grid.add_row(
-                name, str(test.samples), f"{test.mse:.3g}", f"{test.mape:.1%}", f"{test.kendall_tau:.3f}",
+                name, str(test.samples), f"{test.mse:.3g}", *was, f"{test.mape:.1%}", f"{test.kendall_tau:.3f}",
                 f"{model.noise_mean:.1%}", f"{model.noise_p50:.1%}", f"{model.noise_p90:.1%}", f"{model.coverage:.0%}",
             )  # fmt: skip
         console.print(grid)
+        if self.before:
+            console.print("before: the MAPE of the models that these were fitted from, on the same samples")
         console.print("noise: how far two passes of the measurement itself differ on the same samples")
         console.print(
             f"in {LEVEL:.0%}: share of the measurements inside the intervals that are meant to hold {LEVEL:.0%}"

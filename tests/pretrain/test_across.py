@@ -245,7 +245,8 @@ def test_a_bundle_of_several_machines_becomes_one_of_another(data, tmp_path):
     assert isinstance(models.compute, SharedCompute)
     assert (models.compute.names, card.hardware, models.margins) == (tuple(data[:2]), None, None)
     assert card.training["machines"][data[0]]["test"]["mape"] == result.metrics[data[0]].test.mape
-    _machine(data[2], str(tmp_path / "shared"), tmp_path / "machine", max_samples=10).run()
+    short = {"max_samples": 10, "keep_worse": True}  # too short to be better
+    _machine(data[2], str(tmp_path / "shared"), tmp_path / "machine", **short).run()
     found, card = load_bundle(tmp_path / "machine")
     assert (type(found.compute), card.hardware.device) == (ComputeEnsemble, "machine 2")
     assert card.data.compute_samples["train"] == 10
@@ -253,7 +254,8 @@ def test_a_bundle_of_several_machines_becomes_one_of_another(data, tmp_path):
     assert found.forward.scale_ms != models.forward.scale_ms
     assert np.array_equal(found.forward.network.weights[0], models.forward.network.weights[0])
     further = {
-        "compute_model": Ensemble(Additive(training=BRIEF), 2), "comm_model": SetCommunication(training=BRIEF)
+        "compute_model": Ensemble(Additive(training=BRIEF), 2), "comm_model": SetCommunication(training=BRIEF),
+        "keep_worse": True,
     }  # fmt: skip
     _machine(data[2], str(tmp_path / "machine"), tmp_path / "further", **further).run()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from neuroshard import files
 from neuroshard.errors import UserError
@@ -144,6 +145,31 @@ def test_fitting_further_starts_where_the_bundle_is(data):
     assert after.ranges == before.ranges  # of few samples now, but fitted to all before
     with pytest.raises(UserError, match="init is a model of the kind 'ensemble'"):
         _pretrain(data, "wrong", init=str(data / "bundle")).run()
+
+
+def test_models_worse_than_what_they_were_fitted_from_are_not_written(data):
+    """They are led astray by training and validation samples that were measured on a machine three times as slow."""
+    _pretrain(data, **SETS).run()
+    slow = [
+        m if m.split == "test" else replace(m, repeats=m.repeats.times(3.0))
+        for m in DataDirectory(data / "data").compute().read()
+        if m.repeats is not None
+    ]
+    (data / "data" / "compute" / "part-00001.parquet").unlink()
+    DataDirectory(data / "data").compute().write(0, slow)
+    (data / "further").mkdir()
+    further = {"init": str(data / "bundle"), **BRIEF_SETS}
+    said = r"worse than init=.*bundle, on the same test samples: compute \d+\.\d% instead of \d+\.\d% .*keep_worse=true"
+    with pytest.raises(UserError, match=said) as caught:
+        _pretrain(data, "further", **further).run()
+    assert "\n" not in str(caught.value)
+    assert not list((data / "further").iterdir())
+    result = _pretrain(data, "further", keep_worse=True, **further).run()
+    assert result.metrics["compute"].test.mape > 1.1 * result.before["compute"]
+    console = Console(record=True, width=160)
+    result.show(console)
+    assert f"{result.before['compute']:.1%}" in console.export_text()
+    assert (data / "further" / "bundle.json").exists()
 
 
 def test_models_of_one_batch_size_refuse_several(data):

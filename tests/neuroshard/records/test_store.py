@@ -248,3 +248,19 @@ def test_malformed_manifests_are_refused(directory, content):
     (directory.path / "manifest.json").write_text(content)
     with pytest.raises(UserError, match="manifest"):
         directory.manifest()
+
+
+def test_of_a_sample_measured_again_the_fastest_counts(directory):
+    parts, (first, second, *_) = directory.compute(), toy_tables(4)
+
+    def measured(table, ms):
+        repeats = None if ms is None else Repeats(np.full(2, ms), np.zeros(2))
+        return Measurement(ComputeSample((table,), 256), 0, "train", 5, repeats, None if repeats else "MemoryError")
+
+    for number, ms in enumerate((3.0, 2.0, 4.0)):
+        parts.write(number, [measured(first, ms)])
+    parts.write(3, [measured(first, None), measured(second, 9.0), replace(measured(first, None), second_pass=True)])
+    found = [(m.sample.tables[0], m.second_pass, m.error) for m in parts.read()]
+    assert found == [(first, False, None), (second, False, None), (first, True, "MemoryError")]
+    assert parts.read()[0].repeats.times_ms.tolist() == [2.0, 2.0]
+    assert parts.end == 4
