@@ -1,14 +1,15 @@
 """Kills runs at random moments, again and again, and looks whether anything was lost.
 
-usage: kill_runs.py [KILLS]    (50; of each of collect, pretrain and a sweep of searches)
+usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: collect, collect-made-up, sweep, pretrain, read)
 
 A run is started, killed with SIGKILL after a random time, and started again with the same command, until it has been
 killed that often or is done; then a fresh one begins. After every kill, whatever was finished before must still be
 there, byte for byte, and be readable; worker processes must have ended. Finished runs must equal one that nobody
-killed, where nothing is timed.
+killed: in all but times, and on a made-up device, whose times are known, in all.
 
 Pre-training replaces a finished bundle by one of another seed, and is killed up to 20 ms after it begins to write: what
-is there must load, and be one of the two bundles, byte for byte.
+is there must load, and be one of the two bundles, byte for byte. While runs that nobody kills replace it, it is read
+all the time: every reader must get one of the two whole, with its own digest.
 """
 
 import hashlib
@@ -20,19 +21,29 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import safetensors.numpy
 
+from neuroshard.models import CostModels
 from neuroshard.models.bundle import load_bundle
+from neuroshard.models.kinds import tensors_of
 from neuroshard.records import DataDirectory
 from neuroshard.run_directory import runs_below
+from neuroshard.stages.augment.collect import Collect
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.testing.devices.hardware import MadeUpHardware
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S = 10.0
 _WRITING_S = 0.02
 _SEEDS = (0, 1)
+_MADE_UP = "--made-up"  # collects on a made-up device
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class Kind:
     """One kind of run.
 
     Attributes:
-        arguments: of the neuroshard command; the run leaves `out` in its working directory.
+        arguments: of Python; the run leaves `out` in its working directory.
         finished: the files that must survive, once they are there.
         readable: reads what is there; raises where something is damaged.
         least_s, most_s: of the time after which it is killed.
@@ -73,6 +84,16 @@ def _same_samples(one: Path, other: Path) -> bool:
     return ids[0] == ids[1]
 
 
+def _same_measurements(one: Path, other: Path) -> bool:
+    return _measurements(one) == _measurements(other)
+
+
+def _measurements(path: Path) -> list[tuple[object, ...]]:
+    directory = DataDirectory(path)
+    every = [m for parts in (directory.compute(), directory.comm()) for m in parts.read()]
+    return [(m.sample, m.sample_id, m.second_pass, m.error, m.repeats and m.repeats.times_ms.tolist()) for m in every]
+
+
 def _same_plans(one: Path, other: Path) -> bool:
     names = [sorted(str(plan.relative_to(path)) for plan in path.rglob("plans/*.json")) for path in (one, other)]
     return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
@@ -81,14 +102,21 @@ def _same_plans(one: Path, other: Path) -> bool:
 KINDS = (
     Kind(
         "collect",
-        ("collect", "out=out", "num_compute_samples=96", "num_comm_samples=64", "num_second_pass=0",
+        ("-m", "neuroshard", "collect", "out=out", "max_noise=null", "num_compute_samples=96",
+         "num_comm_samples=64", "num_second_pass=0",
          "batch_sizes=[256]", "comm.num_devices=[2]", "compute.max_tables=3", "tables.num_tables=60"),
         ("compute/*.parquet", "comm/*.parquet", "manifest.json", "tables.parquet"),
         _read_data, _same_samples, 3.0, 25.0,
     ),
     Kind(
+        "collect-made-up", (str(Path(__file__).resolve()), _MADE_UP),
+        ("compute/*.parquet", "comm/*.parquet", "manifest.json", "tables.parquet"),
+        _read_data, _same_measurements, 2.0, 9.0,
+    ),
+    Kind(
         "sweep",
-        ("search", "-m", "tasks=paper", "tasks.draw.count=12", "searcher=random,dim_greedy,neuroshard_published",
+        ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=12",
+         "searcher=random,dim_greedy,neuroshard_published",
          "out='out/${method}'"),
         ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _read_runs, _same_plans, 1.5, 8.0,
     ),
@@ -96,15 +124,50 @@ KINDS = (
 
 
 def main() -> None:
+    if sys.argv[1:] == [_MADE_UP]:
+        _collect_made_up()
+        return
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
+    tried: dict[str, Callable[[Path, np.random.Generator], str]] = {
+        **{kind.name: partial(_tried, kind, kills) for kind in KINDS},
+        "pretrain": partial(_replaced, kills),
+        "read": partial(_read_meanwhile, kills),
+    }
     rng = np.random.default_rng(0)
     print("| run | kills | of them with files finished | finished files lost or changed | runs finished and compared |")
     print("| --- | --- | --- | --- | --- |")
-    for kind in KINDS:
+    for name in sys.argv[2:] or tried:
         with tempfile.TemporaryDirectory() as folder:
-            print(_tried(kind, kills, Path(folder), rng), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        print(_replaced(kills, Path(folder), rng), flush=True)
+            print(tried[name](Path(folder), rng), flush=True)
+
+
+def _collect_made_up() -> None:
+    """Collect in many small parts on a device whose answers are known."""
+    comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
+    tables, device = dlrm_like(num_tables=60, batch_size=1024), MadeUpHardware()
+    compute = ComputeAugmentation(max_dim=64, max_tables=8)
+    Collect(tables, device, compute, comm, 1600, 800, 96, (1024,), 0, "out").run()
+
+
+def _read_meanwhile(count: int, folder: Path, _: np.random.Generator) -> str:
+    """Of a bundle, while `count` runs one after the other replace it."""
+    out, whole = folder / "out", set[tuple[str | None, bytes]]()
+    for seed in _SEEDS:
+        subprocess.run(_pretrain(out, seed), check=True, capture_output=True)
+        whole.add(_read_bundle(out))
+    reads, mixed = 0, 0
+    for number in range(count):
+        process = subprocess.Popen(
+            _pretrain(out, _SEEDS[number % 2]), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        while process.poll() is None:
+            reads, mixed = reads + 1, mixed + (_read_bundle(out) not in whole)
+    return f"| read while {count} runs of pretrain replace it | 0 | {reads} reads | {mixed} | {count} |"
+
+
+def _read_bundle(out: Path) -> tuple[str | None, bytes]:
+    models = CostModels.load(out)
+    return models.digest, safetensors.numpy.save(tensors_of({"forward": models.forward}))
 
 
 def _replaced(kills: int, folder: Path, rng: np.random.Generator) -> str:
@@ -175,7 +238,7 @@ def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> st
 
 
 def _command(kind: Kind) -> list[str]:
-    return [sys.executable, "-m", "neuroshard", *kind.arguments]
+    return [sys.executable, *kind.arguments]
 
 
 def _killed(kind: Kind, place: Path, after_s: float) -> bool:

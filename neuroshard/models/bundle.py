@@ -15,7 +15,7 @@ from msgspec import Meta
 from safetensors import SafetensorError
 
 from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_atomically, write_json
+from neuroshard.files import read_bytes, read_json, write_atomically, write_json
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import MODEL_NAMES, Card
@@ -24,7 +24,7 @@ from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
 from neuroshard.models.parts import INPUT
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.schema import BatchSize, parse
+from neuroshard.schema import BatchSize, decode, parse
 
 _FAMILY = "neuroshard-bundle-"
 _FORMAT = f"{_FAMILY}3"
@@ -103,31 +103,42 @@ def load_bundle(path: Path) -> tuple[ModelSet, Card]:
         UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
             features.
     """
-    content, weights = _read(path)
+    models, card, _ = load_with_digest(path)
+    return models, card
+
+
+def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
+    """The models, their card, and the SHA-256 of `bundle.json`, all of one bundle even while another replaces it.
+
+    Raises:
+        UserError: as `load_bundle`.
+    """
+    content, weights, digest = _read(path)
     tensors = _tensors(path, weights, content.weights)
     described = {name: getattr(content.models, name) for name in (*MODEL_NAMES, INPUT)}
     loaded = {name: _restored(path, name, one, tensors) for name, one in described.items() if one is not None}
     models = ModelSet(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
     if models.forward.num_devices != models.backward.num_devices:
         raise UserError(f"model bundle {path}: its two directions are for different numbers of devices; {_AGAIN}")
-    return models, content.card
+    return models, content.card, digest
 
 
-def _read(path: Path) -> tuple[_Content, bytes]:
-    """`bundle.json` and the weights that it names, of one and the same bundle even while another replaces it."""
+def _read(path: Path) -> tuple[_Content, bytes, str]:
+    """`bundle.json`, the weights that it names, and its digest: of one bundle even while another replaces it."""
     while True:
-        content = read_json(path / _NAME, "model bundle")
+        described = read_bytes(path / _NAME, "model bundle")
+        content = decode(described, f"model bundle {path / _NAME}")
         _check_format(content, path)
         sound = parse(content, _Content, f"model bundle {path}")
         file = _weights_file(path, sound.weights)
         try:
             if file.is_file():
-                return sound, file.read_bytes()
+                return sound, file.read_bytes(), hashlib.sha256(described).hexdigest()
         except FileNotFoundError:  # replaced this moment
             pass
         except OSError as error:
             raise UserError(f"{file} can't be read: {error}") from None
-        if read_json(path / _NAME, "model bundle") == content:
+        if read_bytes(path / _NAME, "model bundle") == described and not file.is_file():
             raise UserError(f"model bundle {path} lacks {file.name}; {_AGAIN}")
 
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.files import digest_of
 from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.models.bundle import load_bundle
+from neuroshard.models.bundle import load_with_digest
 from neuroshard.models.model_set import ModelSet
 from neuroshard.models.shipped import shipped_names, shipped_path
 from neuroshard.registry import build, choices
@@ -51,9 +50,8 @@ class CostModels(ModelSet):
                 raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
             raise unknown_name("model (and no directory is called so)", str(path), known_names())
         name = str(path) if shipped is not None else str(Path(path).absolute())
-        bundle = shipped or Path(path)
-        loaded, card = load_bundle(bundle)
-        return cls(**vars(loaded), name=name, hardware=card.hardware, digest=digest_of(bundle / "bundle.json"))
+        loaded, card, digest = load_with_digest(shipped or Path(path))
+        return cls(**vars(loaded), name=name, hardware=card.hardware, digest=digest)
 
 
 def known_names() -> list[str]:

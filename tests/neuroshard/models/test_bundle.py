@@ -2,6 +2,8 @@ import errno
 import hashlib
 import json
 import os
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,15 +142,15 @@ def test_a_directory_that_holds_something_else_is_refused_beforehand(tmp_path, c
 
 
 def test_a_bundle_replaced_while_it_is_read_is_read_again(bundle, monkeypatch):
-    read = bundles.read_json
+    read = bundles.read_bytes
 
     def read_then_replace(path, what):
         content = read(path, what)
-        monkeypatch.setattr("neuroshard.models.bundle.read_json", read)
+        monkeypatch.setattr("neuroshard.models.bundle.read_bytes", read)
         save_bundle(bundle, random_models(seed=1), CARD)
         return content
 
-    monkeypatch.setattr("neuroshard.models.bundle.read_json", read_then_replace)
+    monkeypatch.setattr("neuroshard.models.bundle.read_bytes", read_then_replace)
     dims = np.array([[4.0, 8.0, 12.0, 16.0]])
     expected = random_models(seed=1).forward.predict(Traffic.of_columns(dims, 256), dims)
     assert (CostModels.load(bundle).forward.predict(Traffic.of_columns(dims, 256), dims) == expected).all()
@@ -291,3 +293,35 @@ def test_a_full_disk_leaves_the_old_bundle(bundle, monkeypatch):
     monkeypatch.undo()
     load_bundle(bundle)
     assert before in [file.read_bytes() for file in bundle.glob("weights-*")]
+
+
+def test_a_reader_gets_one_bundle_while_another_replaces_it(bundle, monkeypatch):
+    """The new one is written between any two files that the reader opens."""
+    other, read = random_models(seed=1), Path.read_bytes
+    save_bundle(bundle.with_name("other"), other, CARD)
+    described = {models: _described(bundle.with_name(name)) for models, name in (("old", "bundle"), ("new", "other"))}
+
+    def replaced_after(number):
+        opened = count()
+
+        def read_bytes(path):
+            content = read(path)
+            if path.parent == bundle and next(opened) == number:
+                save_bundle(bundle, other, CARD)
+            return content
+
+        return read_bytes
+
+    for number in range(3):
+        save_bundle(bundle, random_models(), CARD)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", replaced_after(number))
+            found = CostModels.load(bundle)
+        weights = found.forward.network.weights[0]
+        is_new = np.array_equal(weights, other.forward.network.weights[0])
+        assert is_new or np.array_equal(weights, random_models().forward.network.weights[0])
+        assert found.digest == described["new" if is_new else "old"]
+
+
+def _described(path):
+    return hashlib.sha256((path / "bundle.json").read_bytes()).hexdigest()
