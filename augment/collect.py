@@ -198,7 +198,7 @@ class _Kind(Generic[Sample]):
     def _batches(self) -> list[_Batch]:
         """All samples, then some spread evenly over them, so that every spell of the run is looked at again."""
         again = min(self.num_second_pass, self.num_samples)
-        spread = [number * self.num_samples // again for number in range(again)]
+        spread: list[int] = [number * self.num_samples // again for number in range(again)]
         return [*self._cut(range(self.num_samples), second_pass=False), *self._cut(spread, second_pass=True)]
 
     def _disturbed(self) -> list[_Batch]:
@@ -252,7 +252,8 @@ class _Measuring(Generic[Sample]):
 
     def __init__(self, kind: _Kind[Sample], meters: ExitStack) -> None:
         self.busy_s = 0.0
-        self._kind, self._meters = kind, meters
+        self._kind: _Kind[Sample] = kind
+        self._meters = meters
         self._opened: dict[int, Meter[Sample]] = {}
 
     def __call__(self, number: int, batch: _Batch) -> None:

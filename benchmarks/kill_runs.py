@@ -2,10 +2,11 @@
 
 usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: collect, collect-made-up, sweep, pretrain, read)
 
-A run is started, killed with SIGKILL after a random time, and started again with the same command, until it has been
-killed that often or is done; then a fresh one begins. After every kill, whatever was finished before must still be
-there, byte for byte, and be readable; worker processes must have ended. Finished runs must equal one that nobody
-killed: in all but times, and on a made-up device, whose times are known, in all.
+A run is started, killed with SIGKILL after a random share of the time that a whole one takes, and started again with the
+same command, until it is done; then a fresh one begins, until so many were killed and one was done at least. After
+every kill, whatever was finished before must still be there, byte for byte, and be readable; worker processes must have
+ended. Finished runs must equal one that nobody killed: in all but times, and on a made-up device, whose times are
+known, in all.
 
 Pre-training replaces a finished bundle by one of another seed, and is killed up to 20 ms after it begins to write: what
 is there must load, and be one of the two bundles, byte for byte. While runs that nobody kills replace it, it is read
@@ -42,6 +43,7 @@ from neuroshard.testing.devices.hardware import MadeUpHardware
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S = 10.0
 _WRITING_S = 0.02
+_SHARES = (0.2, 1.1)  # of the time that a whole run takes, after which runs are killed
 _SEEDS = (0, 1)
 _MADE_UP = "--made-up"  # collects on a made-up device
 
@@ -54,7 +56,6 @@ class Kind:
         arguments: of Python; the run leaves `out` in its working directory.
         finished: the files that must survive, once they are there.
         readable: reads what is there; raises where something is damaged.
-        least_s, most_s: of the time after which it is killed.
     """
 
     name: str
@@ -62,8 +63,6 @@ class Kind:
     finished: tuple[str, ...]
     readable: Callable[[Path], None]
     same: Callable[[Path, Path], bool]
-    least_s: float
-    most_s: float
 
 
 def _read_data(out: Path) -> None:
@@ -106,19 +105,19 @@ KINDS = (
          "num_comm_samples=64", "num_second_pass=0",
          "batch_sizes=[256]", "comm.num_devices=[2]", "compute.max_tables=3", "tables.num_tables=60"),
         ("compute/*.parquet", "comm/*.parquet", "manifest.json", "tables.parquet"),
-        _read_data, _same_samples, 3.0, 25.0,
+        _read_data, _same_samples,
     ),
     Kind(
         "collect-made-up", (str(Path(__file__).resolve()), _MADE_UP),
         ("compute/*.parquet", "comm/*.parquet", "manifest.json", "tables.parquet"),
-        _read_data, _same_measurements, 2.0, 9.0,
+        _read_data, _same_measurements,
     ),
     Kind(
         "sweep",
         ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=12",
          "searcher=random,dim_greedy,neuroshard_published",
          "out='out/${method}'"),
-        ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _read_runs, _same_plans, 1.5, 8.0,
+        ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _read_runs, _same_plans,
     ),
 )  # fmt: skip
 
@@ -216,12 +215,14 @@ def _names(out: Path) -> set[str]:
 def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> str:
     whole = folder / "whole"
     whole.mkdir()
+    began = time.monotonic()
     subprocess.run(_command(kind), cwd=whole, check=True, capture_output=True)
+    whole_s = time.monotonic() - began
     done, with_files, lost, compared = 0, 0, 0, 0
     place, held = folder / "killed", dict[str, str]()
-    while done < kills:
+    while done < kills or not compared:
         place.mkdir(exist_ok=True)
-        killed = _killed(kind, place, float(rng.uniform(kind.least_s, kind.most_s)))
+        killed = _killed(kind, place, float(rng.uniform(*_SHARES)) * whole_s)
         kind.readable(place / "out")
         now = _digests(kind, place / "out")
         lost += sum(now.get(name) != digest for name, digest in held.items())
