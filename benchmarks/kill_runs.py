@@ -2,14 +2,14 @@
 
 usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: collect, collect-made-up, sweep, pretrain, read)
 
-A run is started, killed with SIGKILL after a random share of the time that a whole one takes, and started again with the
-same command, until it is done; then a fresh one begins, until so many were killed and one was done at least. After
-every kill, whatever was finished before must still be there, byte for byte, and be readable; worker processes must have
-ended. Finished runs must equal one that nobody killed: in all but times, and on a made-up device, whose times are
-known, in all.
+A run is started, killed with SIGKILL after a random share of the time that a whole one takes, and started again with
+the same command, until it is done; then a fresh one begins, until so many were killed and one was done at least. After
+every kill, whatever was finished before must still be there, byte for byte, and be readable; worker processes must
+have ended. Finished runs must equal one that nobody killed: in all but times, and on a made-up device, whose times
+are known, in all.
 
 Pre-training replaces a finished bundle by one of another seed, and is killed up to 20 ms after it begins to write: what
-is there must load, and be one of the two bundles, byte for byte. While runs that nobody kills replace it, it is read
+is there must load, and be one of the two bundles, byte for byte. A bundle that is replaced again and again is read
 all the time: every reader must get one of the two whole, with its own digest.
 """
 
@@ -23,12 +23,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
-from neuroshard.models import CostModels
+from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import load_bundle
 from neuroshard.models.kinds import tensors_of
 from neuroshard.records import DataDirectory
@@ -38,6 +39,7 @@ from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.testing import random_models
 from neuroshard.testing.devices.hardware import MadeUpHardware
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
@@ -46,6 +48,8 @@ _WRITING_S = 0.02
 _SHARES = (0.2, 1.1)  # of the time that a whole run takes, after which runs are killed
 _SEEDS = (0, 1)
 _MADE_UP = "--made-up"  # collects on a made-up device
+_REPLACE = "--replace"  # writes bundles
+_READS = 200  # of a bundle until its writer is killed, in the mean
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,8 @@ def main() -> None:
     if sys.argv[1:] == [_MADE_UP]:
         _collect_made_up()
         return
+    if sys.argv[1:2] == [_REPLACE]:
+        _replace(Path(sys.argv[2]))
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     tried: dict[str, Callable[[Path, np.random.Generator], str]] = {
         **{kind.name: partial(_tried, kind, kills) for kind in KINDS},
@@ -148,20 +154,31 @@ def _collect_made_up() -> None:
     Collect(tables, device, compute, comm, 1600, 800, 96, (1024,), 0, "out").run()
 
 
-def _read_meanwhile(count: int, folder: Path, _: np.random.Generator) -> str:
-    """Of a bundle, while `count` runs one after the other replace it."""
-    out, whole = folder / "out", set[tuple[str | None, bytes]]()
+def _read_meanwhile(kills: int, folder: Path, rng: np.random.Generator) -> str:
+    """Of a bundle, while a process replaces it as fast as it can, until it is killed and another one goes on."""
+    out, whole, reads, mixed = folder / "out", set[tuple[str | None, bytes]](), 0, 0
     for seed in _SEEDS:
-        subprocess.run(_pretrain(out, seed), check=True, capture_output=True)
+        _save(out, seed)
         whole.add(_read_bundle(out))
-    reads, mixed = 0, 0
-    for number in range(count):
-        process = subprocess.Popen(
-            _pretrain(out, _SEEDS[number % 2]), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        while process.poll() is None:
+    for _ in range(kills):
+        process = subprocess.Popen([sys.executable, __file__, _REPLACE, str(out)])
+        _await_writing(process, out)
+        for _ in range(int(rng.integers(1, 2 * _READS))):
             reads, mixed = reads + 1, mixed + (_read_bundle(out) not in whole)
-    return f"| read while {count} runs of pretrain replace it | 0 | {reads} reads | {mixed} | {count} |"
+        process.kill()
+        process.wait()
+        mixed += _read_bundle(out) not in whole
+    return f"| read while it is replaced | {kills} | {reads} reads | {mixed} | - |"
+
+
+def _replace(out: Path) -> None:
+    """Until it is killed."""
+    for number in count():
+        _save(out, _SEEDS[number % 2])
+
+
+def _save(out: Path, seed: int) -> None:
+    save_bundle(out, random_models(seed=seed), Card())
 
 
 def _read_bundle(out: Path) -> tuple[str | None, bytes]:
