@@ -118,7 +118,7 @@ KINDS = (
     ),
     Kind(
         "sweep",
-        ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=12",
+        ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=8",
          "searcher=random,dim_greedy,neuroshard_published",
          "out='out/${method}'"),
         ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _read_runs, _same_plans,
@@ -151,7 +151,7 @@ def _collect_made_up() -> None:
     comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
     tables, device = dlrm_like(num_tables=60, batch_size=1024), MadeUpHardware()
     compute = ComputeAugmentation(max_dim=64, max_tables=8)
-    Collect(tables, device, compute, comm, 1600, 800, 96, (1024,), 0, "out").run()
+    Collect(tables, device, compute, comm, 480, 160, 48, (1024,), 0, "out").run()
 
 
 def _read_meanwhile(kills: int, folder: Path, rng: np.random.Generator) -> str:
