@@ -14,7 +14,6 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.form_descent import descent
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
 from neuroshard.stages.search.space.moved import moved_between
 
@@ -61,7 +60,7 @@ class FormChanges:
             beyond = np.zeros(len(forms), dtype=np.bool_) if most_bytes is None else arriving > most_bytes
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
 
-        path = descent(self.now, self.choices.allowed, costs)
+        path = self.choices.descent(self.now, costs)
         plans = (self._plan(forms) for forms in path[:0:-1])
         return next((plan for plan in plans if not plan.violations), self.start)
 

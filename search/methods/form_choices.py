@@ -16,15 +16,15 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
 from neuroshard.stages.search.space.form_catalog import part_of_catalog
-from neuroshard.stages.search.space.form_descent import changed, descent, ranked_changes
+from neuroshard.stages.search.space.form_descent import Costs, changed, descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, part_of
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, leaders, part_of
 from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 from neuroshard.traffic import Traffic
 
-_FLATTERED = 1.1  # times the estimate of columns: what they may really cost
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
@@ -37,6 +37,7 @@ class FormChoices:
         task: the task.
         simulator: costs plans.
         allowed: (T, F) forms that each table may lie in.
+        leaders: (T,) the table whose form each one takes: the first of those that it is kept together with.
         quick: places columns in little time.
         estimates: of what choices cost.
         spread: places what lies in rows and copies.
@@ -47,6 +48,7 @@ class FormChoices:
     task: Task
     simulator: Simulator
     allowed: BoolArray
+    leaders: IntArray
     quick: Start
     estimates: FormEstimates
     spread: Spread
@@ -63,7 +65,7 @@ class FormChoices:
             fitting[may[_too_large(sizes)], COLUMNS] = False
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)
-        return cls(task, simulator, fitting, quick, estimates, Spread(task), may, catalog)
+        return cls(task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, catalog)
 
     @property
     def first(self) -> IntArray:
@@ -98,8 +100,8 @@ class FormChoices:
         try:
             held = self.quick.first_held(catalog, self.simulator)
         except InfeasibleError:
-            held = None
-        if held is None:
+            return float("inf")
+        if held is None and (held := pack(catalog, device_memory(catalog.items.task))) is None:
             return float("inf")
         loads = DeviceLoads(catalog.items).sets(held.T)
         traffic = Traffic.of(loads, self.task.batch_size, self.task.topology.host_size)
@@ -121,37 +123,60 @@ class FormChoices:
     def best(self, tries: int) -> IntArray:
         """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
 
-        So many are tried: the last two of the descent of the estimates, and what `_near_pure` adds; then changes of the
-        best one, as long as they help.
+        So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more than one
+        that has its place; then changes of the best one, as long as they help.
         """
-        path = descent(self.first, self.allowed, self.estimates.costs)
-        candidates = [*path[:-3:-1], *self._near_pure(path[-1])][:tries]
-        if len(candidates) < 2:
-            return path[-1] if tries else self.first
-        tried = _Tried(self)
-        best = min(candidates, key=tried.cost_ms)
+        if not tries:
+            return self.first
+        tried, candidates = _Tried(self), self._candidates()
+        best = candidates[0]
+        for forms, estimate_ms in zip(candidates, self.estimates.costs(candidates)[0].tolist(), strict=True):
+            if len(tried) == tries or (len(tried) and estimate_ms >= tried.cost_ms(best)):
+                break
+            best = min(best, forms, key=tried.cost_ms)
         while len(tried) < tries:
-            near = ranked_changes(best, self.allowed, self.estimates.costs)
-            others = [forms for forms in changed(best, near.changes[:_NEIGHBOURS]) if forms not in tried]
+            others = [forms for forms in self._neighbours(best) if forms not in tried]
             better = min(others[: tries - len(tried)], key=tried.cost_ms, default=best)
             if not tried.cost_ms(better) < tried.cost_ms(best):
                 break
             best = better
         return best
 
-    def _near_pure(self, best: IntArray) -> list[IntArray]:
-        """(T,) all that may in rows, or in copies, where that is estimated to cost little more than `best`.
+    def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
+        """(T,) choices after every step from `first` on, until none helps; tables kept together change as one."""
+        return self._descent(first, self.allowed, costs)
 
-        Each kind of kernel and of exchange has a price of its own that only tables which all lie alike never pay; and
-        estimates flatter columns, which have still to be placed.
+    def _descent(self, first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
+        path = descent(first, self._leading(allowed), lambda forms: costs(forms[:, self.leaders]))
+        return [forms[self.leaders] for forms in path]
+
+    def _candidates(self) -> IntArray:
+        """(n, T) the last two of the descent of the estimates, and where descents from all in rows or copies end.
+
+        The cheapest first. Estimates flatter columns, which have still to be placed, most of all in tight memory; so
+        the latter leave columns out where they can, and what they end with is as cheap as it looks.
         """
-        pure = np.array([np.where(self.allowed[:, form], form, self.first) for form in (ROWS, COPIES)])
-        cost = self.estimates.costs(np.concatenate([best[None], pure]))[0]
-        return [
-            forms
-            for forms, ms in zip(pure, cost[1:], strict=True)
-            if ms < cost[0] * _FLATTERED and (forms != best).any()
-        ]
+        without = self.allowed.copy()
+        without[self.allowed[:, [ROWS, COPIES]].any(axis=1), COLUMNS] = False
+        pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in (ROWS, COPIES)]
+        ends = [self._descent(forms, without, self.estimates.costs)[-1] for forms in pure]
+        found = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
+        _, earliest = np.unique(found, axis=0, return_index=True)
+        found = found[np.sort(earliest)]
+        cheapest_first: IntArray = found[np.argsort(self.estimates.costs(found)[0], kind="stable")]
+        return cheapest_first
+
+    def _neighbours(self, forms: IntArray) -> IntArray:
+        """(n, T) the changes of a choice (T,) that are estimated to be best; tables kept together change as one."""
+        movable = self._leading(self.allowed)
+        near = ranked_changes(forms, movable, lambda some: self.estimates.costs(some[:, self.leaders]))
+        after: IntArray = changed(forms, near.changes[:_NEIGHBOURS])[:, self.leaders]
+        return after
+
+    def _leading(self, allowed: BoolArray) -> BoolArray:
+        """(T, F) the forms that tables may change to, and those with them that follow them."""
+        leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
+        return leading
 
     def more_in_rows(self) -> Iterator[IntArray]:
         """(T,) the first choice, with the 1, 2, 4, ... largest tables in rows that may lie so."""

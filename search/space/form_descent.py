@@ -31,8 +31,8 @@ class Ranked(NamedTuple):
 def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
     """(T,) forms after every step, from `first` on to where no step helps; `allowed` (T, F) holds throughout.
 
-    A step gives one table another form, or those 2, 4, 8, ... that promise most each their own: where many tables hold
-    a device up, none of them alone helps.
+    A step gives one table another form, or those 2, 3, 4, 6, 8, ... that promise most each their own: where many tables
+    hold a device up, none of them alone helps.
     """
     path, lowest = [first], float(costs(first[None])[0][0])
     likely = np.empty((0, 2), dtype=np.int64)
@@ -86,12 +86,13 @@ def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """(m, T) a choice (T,) after the first 2, 4, 8, ... of some changes at once: of all, and of those to each form."""
+    """(m, T) a choice (T,) after the first 2, 3, 4, 6, 8, ... of some changes at once, of all and of each form's."""
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T
         _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one
         its, new = table[np.sort(earliest)], new[np.sort(earliest)]
-        counts = [min(1 << power, len(its)) for power in range(1, len(its).bit_length() + 1)] if len(its) > 1 else []
+        powers = (1 << power for power in range(1, len(its).bit_length()))
+        counts = sorted({min(count, len(its)) for power in powers for count in (power, power * 3 // 2, power * 2)})
         joint = np.repeat(forms[None], len(counts), axis=0)
         for row, count in zip(joint, counts, strict=True):
             row[its[:count]] = new[:count]

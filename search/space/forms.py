@@ -35,21 +35,36 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     """(T, F) which forms each table may lie in: those that there are `calls` of, with its kind and its memory.
 
     As far as the task's constraints and what each form asks for let it. Rows and copies lie on every device, so each
-    must be allowed. Tables that are pinned, kept together or kept apart stay in columns. One device has columns only.
+    must be allowed. Tables that are pinned or kept apart stay in columns; those kept together may lie in what all of
+    them may. One device has columns only.
     """
     constraints = task.constraints
-    bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart)
+    bound = {shard.table for shard in constraints.pinned}.union(*constraints.apart)
     known = {
         (pooled, tier): frozenset(call.form for call in calls if (call.pooled, call.tier) == (pooled, tier))
         for pooled in (True, False)
         for tier in Tier
     }
-    return np.array(
+    alone = np.array(
         [
             _allowed(task, table, known[table.pooled, home.tier], table.name in bound)
             for table, home in zip(task.tables, task.homes, strict=True)
         ]
     )
+    first, by_all = leaders(task), alone.copy()
+    np.logical_and.at(by_all, first, alone)
+    allowed: BoolArray = by_all[first]
+    return allowed
+
+
+def leaders(task: Task) -> IntArray:
+    """(T,) the first of the tables that each one is kept together with; itself where there are none."""
+    number = {table.name: index for index, table in enumerate(task.tables)}
+    first = np.arange(len(number))
+    for group in task.constraints.together:
+        its = [number[name] for name in group]
+        first[its] = min(its)
+    return first
 
 
 def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:

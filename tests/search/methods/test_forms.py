@@ -195,7 +195,6 @@ def test_constraints_of_every_kind_are_kept():
         (Constraints((TableRule("criteo_5", devices=(1, 2)),)), ["criteo_5"]),
         (Constraints((TableRule("criteo_16", min_shards=2),)), ["criteo_16"]),
         (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), ["criteo_7"]),
-        (Constraints(together=(("criteo_8", "criteo_12"),)), ["criteo_8", "criteo_12"]),
         (Constraints(apart=(("criteo_15", "criteo_13"),)), ["criteo_15", "criteo_13"]),
     ],
 )
@@ -205,6 +204,42 @@ def test_tables_bound_to_others_or_to_devices_stay_in_columns(constraints, names
     assert {free[name] for name in names} == {Form.COPIES}
     assert {bound[name] for name in names} == {Form.COLUMNS}
     assert Form.COPIES in bound.values()
+
+
+def test_tables_kept_together_are_copied_together():
+    """Or stay in columns together, where one of them may not be copied."""
+    group = ("criteo_8", "criteo_12")
+    together = Constraints(together=(group,))
+    assert {_forms(_criteo(constraints=together))[name] for name in group} == {Form.COPIES}
+    held = replace(together, rules=(TableRule("criteo_8", forms=("columns",)),))
+    assert {_forms(_criteo(constraints=held))[name] for name in group} == {Form.COLUMNS}
+
+
+def _tight(memory_bytes, num_devices, shapes, together=()):
+    """A task whose devices hold hardly more than all tables, (rows, columns, lookups) each."""
+    tables = tuple(
+        Table(f"t{i}", rows, dim, lookups, zipf_reuse(rows, 4096 * lookups, 1.05))
+        for i, (rows, dim, lookups) in enumerate(shapes)
+    )
+    return Task(tables, Topology(num_devices, memory_bytes), 4096, constraints=Constraints(together=together))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        _tight(9_170_988, 3, [(138, 8, 10.4), (469_289, 8, 3.9), (241, 4, 1.2), (381_720, 8, 3.7)]),
+        _tight(1_736_583, 2, [(48, 12, 2.5), (240, 4, 11.8), (85_916, 4, 6.9), (37_013, 12, 8.7)]),
+        _tight(5_864_809, 2, [(86_603, 8, 4.1), (741, 4, 24.7), (139, 4, 4.3), (194_919, 8, 2.5)]),
+        _tight(50_000, 2, [(60, 8, 3.0), (90, 12, 25.0)], (("t0", "t1"),)),
+    ],
+)
+def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
+    """Which find no place, or a dear one: what lies in rows and copies alone is tried all the same."""
+    simulator = Simulator(ns.CostModels.load("cpu"))
+    plan = replace(ALL, choice=None).search(task, simulator)
+    assert plan.violations == ()
+    best = min(cost.total_ms for cost in simulator.costs(task, [p for p in _every_plan(task) if not p.violations]))
+    assert simulator.cost(task, plan).total_ms < best * 1.03
 
 
 @pytest.mark.parametrize("form", Form)

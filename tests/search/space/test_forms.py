@@ -39,7 +39,8 @@ def _allowed(task, calls=CALLS):
         (Constraints((TableRule("a", max_shards=3),)), "mp"),
         (Constraints((TableRule("a", min_shards=2),)), "mr"),
         (Constraints(pinned=(PinnedShard("a", 4, (0,)),)), "m"),
-        (Constraints(together=(("a", "b"),)), "m"),
+        (Constraints(together=(("a", "b"),)), "mp"),
+        (Constraints((TableRule("b", forms=("columns",)),), together=(("a", "b"),)), "m"),
         (Constraints(apart=(("a", "b"),)), "m"),
     ],
 )
