@@ -67,6 +67,10 @@ class PlainSearch:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
         return self._best_steps({0: plan}).get(0)
 
+    def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
+        """(K,) costs of the plans after each of some steps (K, 5) alone, ms."""
+        return self._after([plan] * len(steps), steps)[1]
+
     def _best_steps(self, plans: dict[int, CostedPlan]) -> dict[int, CostedPlan]:
         """`best_step` of each plan that has one, by the numbers they are given by; in one call of the model."""
         tried = [(k, step) for k, plan in plans.items() for step in self._estimates.likely_steps(plan)]

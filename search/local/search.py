@@ -189,7 +189,7 @@ class LocalSearch:
         steps = self.likely_steps(plan)
         if not len(steps):
             return None
-        total_ms = self._totals(plan, steps)
+        total_ms = self.totals_ms(plan, steps)
         best = int(np.argmin(total_ms))
         if total_ms[best] >= plan.cost_ms * (1 - LEAST_GAIN):
             return None
@@ -214,8 +214,8 @@ class LocalSearch:
         self._looked += looked
         return best.steps[:count], best.estimate[:count]
 
-    def _totals(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
-        """(K,) costs of the plans after the steps (K, 5)."""
+    def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
+        """(K,) costs of the plans after each of some steps (K, 5) alone."""
         row = np.arange(len(steps))
         self._looked += 2 * steps.shape[0] * len(plan.units)
         compute_ms = np.tile(plan.compute_ms, (len(steps), 1))

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
+from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.models import SumModel
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.plain import PlainSearch
@@ -27,6 +27,10 @@ class LocalSteps(Protocol):
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
+        ...
+
+    def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
+        """(K,) costs of the plans after each of some steps alone, (K, 5) as the kernels have them, ms."""
         ...
 
     def others(

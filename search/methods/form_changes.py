@@ -26,13 +26,11 @@ class FormChanges:
         start: the plan.
         choices: of forms; a table in rows on one host has none, and stays.
         now: (T,) of the plan; those that stay count as columns.
-        arriving: (T, F) bytes of weights and optimizer state that each form lets arrive on devices, at most.
     """
 
     start: Plan
     choices: FormChoices
     now: IntArray
-    arriving: IntArray
 
     @classmethod
     def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "FormChanges | None":
@@ -45,7 +43,7 @@ class FormChanges:
         if (allowed.sum(axis=1) < 2).all() or device_memory(task).min() < 1:
             return None
         choices = FormChoices.of(task, simulator, allowed, EvenLayouts())
-        return cls(start, choices, now, _arriving(start, now, allowed, choices.spread))
+        return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
         """The plan after the changes that are estimated to help most and let no more bytes arrive; None for any number.
@@ -53,16 +51,42 @@ class FormChanges:
         Tables that come to lie in columns are whole. If nothing helps, or no such plan keeps the task's limits, the
         plan as it is.
         """
+        bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(forms: IntArray) -> tuple[FloatArray, FloatArray]:
             cost, evenly = self.choices.estimates.costs(forms)
-            arriving = self.arriving[np.arange(len(self.now)), forms].sum(axis=1)
+            arriving = bytes_of[np.arange(len(self.now)), forms].sum(axis=1)
             beyond = np.zeros(len(forms), dtype=np.bool_) if most_bytes is None else arriving > most_bytes
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
 
         path = self.choices.descent(self.now, costs)
         plans = (self._plan(forms) for forms in path[:0:-1])
         return next((plan for plan in plans if not plan.violations), self.start)
+
+    def in_columns(self, most_ms: float) -> Plan:
+        """The plan with more tables in columns, whole, as many as keep its cost at or below `most_ms` and its limits.
+
+        Those go back first that are estimated to gain least where they are: 1, 2, 4, ... at once.
+        """
+        choices, best = self.choices, self.start
+        tables = np.flatnonzero((self.now != COLUMNS) & choices.allowed[:, COLUMNS])
+        tables = np.unique(choices.leaders[tables])
+        back = np.array([self._back(tables[place : place + 1]) for place in range(len(tables))])
+        order = tables[np.argsort(choices.estimates.costs(back)[0], kind="stable")] if len(tables) else tables
+        done, more = 0, 1
+        while done < len(order):
+            plan = self._plan(self._back(order[: done + more]))
+            if plan.violations or choices.simulator.cost(plan.task, plan).total_ms > most_ms:
+                if more == 1:
+                    break
+                more = 1
+            else:
+                best, done, more = plan, min(done + more, len(order)), more * 2
+        return best
+
+    def _back(self, tables: IntArray) -> IntArray:
+        """(T,) forms with some tables, and those that they are kept together with, in columns."""
+        return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
     def _plan(self, forms: IntArray) -> Plan:
         """The plan with forms (T,)."""

@@ -17,9 +17,11 @@ from neuroshard.stages.search.methods.forms import FormSearch, searched_forms
 from neuroshard.stages.search.methods.host_rows import RowsOver
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.methods.simpler import simpler
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.methods.tiers import TierSearch
 from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.task import Task
 
@@ -29,8 +31,8 @@ from neuroshard.tasks.task import Task
 class NeuroShard(Searcher):
     """The published search, evenly split layouts beside it, then local search from the cheapest plan.
 
-    By prediction it never costs more than the published search, whose plan is kept where the gain may be the models'
-    error. Its parts' settings lie side by side, so that users needn't know which part is meant.
+    By prediction it never costs more than the published search, but for `tolerance`; that one's plan is kept where the
+    gain may be the models' error. Its parts' settings lie side by side, so that users needn't know which part is meant.
 
     Attributes:
         num_candidates, beam_width, max_splits: the published search's.
@@ -39,6 +41,8 @@ class NeuroShard(Searcher):
         choice: when its plan is taken instead of the published search's.
         forms, form_tries: that tables may lie in, and how many choices of them are tried.
         rows_over: devices that tables in rows lie over: "all", or "hosts", those of one host where that pays.
+        tolerance: how much more, relative, a plan with fewer shards may be predicted to cost than the cheapest one
+            found: the one with fewer is taken. 0 keeps every gain.
     """
 
     num_candidates: PositiveCount = 10
@@ -51,6 +55,7 @@ class NeuroShard(Searcher):
     forms: tuple[str, ...] = FORMS
     form_tries: Count = 6
     rows_over: RowsOver = "all"
+    tolerance: NonNegative = 0.005
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
@@ -78,7 +83,9 @@ class NeuroShard(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short."""
-        return self.tier_search.find(task, simulator)
+        found = self.tier_search.find(task, simulator)
+        calls = known_calls(simulator.models, self.forms)
+        return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance))
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """First plans and ends of local searches, of several choices of forms, with tables in the same memories."""

@@ -1,0 +1,49 @@
+"""Plans with fewer shards than one that was found, at next to no cost: fewer kernel calls, and less to go wrong."""
+
+from collections.abc import Collection
+
+from neuroshard.plans.form import Call, Form
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.merges import merged
+from neuroshard.stages.search.local.steps import local_steps
+from neuroshard.stages.search.methods.form_changes import FormChanges
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.form_beside import beside
+from neuroshard.stages.search.space.forms import FormedTask
+from neuroshard.stages.search.space.homes import settled
+
+
+def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float) -> Plan:
+    """A plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
+
+    Tables in rows and copies go back to columns, then shards of a table join each other: what costs least first, by
+    prediction. Tables lie in the same memories, and in forms that there are `calls` of. The plan as it is where nothing
+    of that is within the tolerance.
+    """
+    if not tolerance:
+        return plan
+    start = settled(plan)
+    most_ms = simulator.cost(start.task, start).total_ms * (1 + tolerance)
+    changes = FormChanges.of(start, simulator, calls) if set(start.forms) != {Form.COLUMNS} else None
+    found = start if changes is None else changes.in_columns(most_ms)
+    found = _with_fewer_shards(found, simulator, most_ms)
+    if len(found.placements) >= len(start.placements):
+        return plan
+    found = Plan(plan.task, found.placements)
+    return plan if found.violations or simulator.cost(plan.task, found).total_ms > most_ms else found
+
+
+def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
+    """With shards of tables in columns merged."""
+    formed = FormedTask.of_plan(plan)
+    if not len(formed.in_columns):
+        return plan
+    columns = formed.columns_plan(plan)
+    if len(columns.placements) == len(formed.in_columns):
+        return plan
+    whole_steps = beside(simulator, formed)
+    catalog = Catalog.checked(columns.task, whole_steps)
+    held = catalog.items.held(columns)
+    local = local_steps(catalog, whole_steps, held, None)
+    return formed.whole_plan(catalog.items.plan(merged(catalog, local, local.costed(held), most_ms).held))

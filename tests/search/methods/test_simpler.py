@@ -1,0 +1,82 @@
+"""Fewer shards at next to no cost: what is given up for them, and what stays as it was found."""
+
+from dataclasses import replace
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.errors import InfeasibleError
+from neuroshard.models import CostModels
+from neuroshard.plans.form import Form
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.simpler import simpler
+from neuroshard.stages.search.space.forms import known_calls
+from neuroshard.tables.criteo import criteo
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import constrained_task, linear_models, toy_task
+from neuroshard.testing.toys import LinearComm, OpaqueCompute
+
+SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
+ALL = NeuroShard(improvement=Improvement(shakes=20))
+
+
+def _simpler(plan, simulator, tolerance):
+    return simpler(plan, simulator, known_calls(simulator.models), tolerance)
+
+
+def _ms(plan, simulator=SIMULATOR):
+    return simulator.cost(plan.task, plan).total_ms
+
+
+def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
+    task = Task(criteo(), Topology(8, "80GiB"), 65536)
+    cheapest, plan = (replace(ALL, tolerance=tolerance).search(task, SIMULATOR) for tolerance in (0.0, 0.005))
+    assert len(plan.placements) < len(cheapest.placements)
+    assert _ms(cheapest) < _ms(plan) <= _ms(cheapest) * 1.005
+    assert ALL.search(task, SIMULATOR) == plan
+
+
+@pytest.mark.parametrize("compute", [linear_models().compute, OpaqueCompute()])
+def test_shards_join_as_long_as_the_tolerance_lasts(compute):
+    """Whatever it costs, all tables are whole; for nothing, nothing changes."""
+    task = toy_task(6)
+    simulator = Simulator(CostModels(compute, LinearComm(4), LinearComm(4), 256))
+    cuts = [(t, table.dim // 4, d) for t, table in enumerate(task.tables) if table.dim % 16 == 0 for d in range(4)]
+    whole = [(t, table.dim, t % 4) for t, table in enumerate(task.tables) if table.dim % 16]
+    task = replace(task, topology=Topology(4, 1 << 40))
+    plan = Plan(task, tuple(in_columns(task, [*cuts, *whole])))
+    found = [_simpler(plan, simulator, tolerance) for tolerance in (0.0, 0.2, 1.0, 100.0)]
+    shards = [len(one.placements) for one in found]
+    assert shards == sorted(shards, reverse=True)
+    assert (found[0] is plan, shards[-1]) == (True, 6)
+    assert _ms(found[1], simulator) <= _ms(plan, simulator) * 1.2
+
+
+def test_forms_that_save_next_to_nothing_are_undone():
+    task = Task(criteo()[:8], Topology(4, "80GiB"), 65536)
+    columns = [(t, task.tables[t].dim, t % 4) for t in range(6)]
+    plan = Plan(task, (*in_columns(task, columns), *in_rows(task, 6, range(4)), *in_copies(task, 7)))
+    found = _simpler(plan, SIMULATOR, 10.0)
+    assert set(found.forms) == {Form.COLUMNS}
+    assert found.violations == ()
+    assert len(found.placements) == 8
+
+
+def test_limits_are_kept():
+    """Whatever it may cost; a plan that can't be simplified is given back as it is."""
+    kept, fewer = 0, 0
+    for seed in range(10):
+        task = constrained_task(seed)
+        try:
+            plan = replace(ALL, tolerance=0.0).search(task, SIMULATOR)
+        except InfeasibleError:
+            continue
+        found = _simpler(plan, SIMULATOR, 1.0)
+        assert found.violations == ()
+        kept, fewer = kept + (found is plan), fewer + (len(found.placements) < len(plan.placements))
+    assert kept > 0
+    assert fewer > 0
