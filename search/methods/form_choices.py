@@ -129,7 +129,7 @@ class FormChoices:
         if not tries:
             return self.first
         tried, candidates = _Tried(self), self._candidates()
-        best = candidates[0]
+        best: IntArray = candidates[0]
         for forms, estimate_ms in zip(candidates, self.estimates.costs(candidates)[0].tolist(), strict=True):
             if len(tried) == tries or (len(tried) and estimate_ms >= tried.cost_ms(best)):
                 break
