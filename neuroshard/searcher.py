@@ -17,11 +17,13 @@ class Found:
         warning: a line that begins with its subject and a colon, such as "time limit: ..."; None if all is well.
         declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
             is none.
+        remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.
     """
 
     plan: Plan
     warning: str | None = None
     declined: Plan | None = None
+    remark: str | None = None
 
     def changed(self, change: Callable[[Plan], Plan]) -> "Found":
         """The same of other plans: what was found of a part of a task, said of the whole."""

@@ -91,7 +91,7 @@ class Replan(Searcher):
         for first in self._in_other_forms(start, left, simulator):
             found.append(self._improved(start, first, left, simulator))
         best = self._worth_it(before, found, simulator)
-        return Found(replace(best.plan, task=task), begun.warning or best.warning, begun.remark)
+        return Found(replace(best.plan, task=task), begun.warning or best.warning, remark=begun.remark)
 
     @property
     def _before(self) -> Plan:

@@ -161,8 +161,8 @@ class Search:
             if searched.error is not None:
                 return searched
             if verifier is None:
-                plan, warning, declined = searched.plans[0], searched.warning, searched.declined
-                return Answer(plan, searched.seconds, warning=warning, declined=declined)
+                plan, said = searched.plans[0], (searched.warning, searched.remark, searched.declined)
+                return Answer(plan, searched.seconds, float("nan"), *said)
             telling = Simulator(simulator.models, self.count_input)
             finalists = files.begin([*map(telling.predicted, searched.plans)], searched.seconds, searched.warning)
         assert verifier is not None

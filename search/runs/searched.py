@@ -18,7 +18,7 @@ class Searched:
         plans: the one it found, and finalists beside it; none where there is an error.
         seconds: it took.
         error: why there is no plan.
-        warning, declined: as `neuroshard.searcher.Found` has them.
+        warning, declined, remark: as `neuroshard.searcher.Found` has them.
     """
 
     plans: tuple[Plan, ...]
@@ -26,6 +26,7 @@ class Searched:
     error: InfeasibleError | None = None
     warning: str | None = None
     declined: Plan | None = None
+    remark: str | None = None
 
     @classmethod
     def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":
@@ -36,7 +37,7 @@ class Searched:
         except InfeasibleError as error:
             return cls((), time.perf_counter() - start, error)
         plans = (found.plan,) if finalists == 1 else searcher.finalists(found.plan, simulator, finalists)
-        return cls(plans, time.perf_counter() - start, None, found.warning, found.declined)
+        return cls(plans, time.perf_counter() - start, None, found.warning, found.declined, found.remark)
 
 
 @dataclass(frozen=True)
