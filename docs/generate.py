@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import neuroshard as ns
-from neuroshard.app.cli import COMMANDS, usage
+from neuroshard.app.commands import COMMANDS, usage
 from neuroshard.app.help import command_help
-from neuroshard.registry import choices
+from neuroshard.configs import choices
 
 _WIDTH = 120
 DOCS = Path(__file__).resolve().parent

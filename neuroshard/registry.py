@@ -6,13 +6,12 @@ that comes from a user, on the command line or in a call, passes `check_setting`
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from neuroshard.configs import choices, is_group, leaves_of, text_of
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.schema import shown
 
@@ -20,25 +19,6 @@ _BUILDING = re.compile(r"(?<!\w)_(?:target|args|partial|recursive|convert)_(?!\w
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")  # OmegaConf takes it as it is written
 _NAMED = re.compile(r"\$\{\s*(?:hydra:)?[\w.@/\[\]-]+\s*\}")
 _MAX_DEPTH = 20  # of lists and fields in each other
-
-
-@cache
-def _entries(group: str) -> tuple[str, ...]:
-    """Names in a group; none where there is no such group."""
-    folder = files("neuroshard.conf").joinpath(group)
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
-
-
-def is_group(name: str) -> bool:
-    """Whether `conf/` has a group of that name."""
-    return name.isidentifier() and bool(_entries(name))
-
-
-def choices(group: str) -> list[str]:
-    """Names of the configs in a group, such as "searcher"."""
-    return list(_entries(group))
 
 
 def described(group: str, name: str) -> DictConfig:
@@ -49,7 +29,7 @@ def described(group: str, name: str) -> DictConfig:
     """
     if name not in choices(group):
         raise unknown_name(group, name, choices(group))
-    config = OmegaConf.create(files("neuroshard.conf").joinpath(group, f"{name}.yaml").read_text(encoding="utf-8"))
+    config = OmegaConf.create(text_of(f"{group}/{name}.yaml"))
     assert isinstance(config, DictConfig)
     if "defaults" not in config:
         return config
@@ -166,16 +146,14 @@ def missing(config: DictConfig) -> list[str]:
 
 def leaves(config: DictConfig) -> Iterator[tuple[str, Any]]:
     """(key with dots, value) of every setting that isn't a group of others, interpolations as they are written."""
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    return _leaves(plain, "")
+    return leaves_of(plain(config))
 
 
-def _leaves(plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in plain.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A config as nested values, interpolations as they are written."""
+    content: Any = OmegaConf.to_container(config, resolve=False)
+    values: dict[str, Any] = content
+    return values
 
 
 def _user_error(error: BaseException) -> UserError:

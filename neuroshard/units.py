@@ -41,8 +41,14 @@ def to_bytes(size: object, name: str) -> int:
     return round(given)
 
 
+def is_size(text: str) -> bool:
+    """Whether a text is a size with its unit, such as "80GB"."""
+    found = _SIZE.fullmatch(text)
+    return found is not None and found[2].lower() in _UNITS
+
+
 def _no_size(size: object, name: str) -> UserError:
-    return UserError(f"{name}={shown(size)} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or '16 GB'")
+    return UserError(f"{name}={shown(size)} must be a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB")
 
 
 def readable_number(value: float) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuroshard.app.arguments import as_overrides, split_flags
-from neuroshard.app.cli import COMMANDS, main
+from neuroshard.app.cli import main
+from neuroshard.app.commands import COMMANDS
 from neuroshard.app.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]

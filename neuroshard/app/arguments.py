@@ -5,17 +5,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import OverrideParseException
+from typing import TYPE_CHECKING
 
 from neuroshard.errors import UserError
-from neuroshard.registry import check_setting
 from neuroshard.schema import shown
 
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
 SWEEP_FLAGS = ("-m", "--multirun")
-_POSITIONAL = {"report": "runs", "explain": "plans", "evaluate": "plans"}  # what paths without a key are
+_POSITIONAL = {
+    "report": "runs",
+    "explain": "plans",
+    "evaluate": "plans",
+    "export": "plan",
+}  # what paths without a key are
+_SINGLE = ("plan",)  # that take one path, not a list
 _KEY = re.compile(r"([\w./@-]+)=(.*)", re.DOTALL)
 _SWEEPERS = ("hydra.launcher.", "hydra.sweep.", "hydra.sweeper.")
 _SWEPT = "hydra.sweeper.params"  # overrides that nobody would look at
@@ -43,17 +48,49 @@ def split_flags(command: str, arguments: Sequence[str]) -> tuple[list[str], list
     return flags, [text for text in arguments if not text.startswith("-")]
 
 
-def as_overrides(command: str, texts: Sequence[str]) -> list[Override]:
+def as_overrides(command: str, texts: Sequence[str]) -> list["Override"]:
     """Overrides as Hydra's parser gives them, from arguments that are no flags.
 
     Raises:
         UserError: one is not key=value, or does what a command line may not.
     """
     paths = [text for text in texts if command in _POSITIONAL and _is_path(text)]
-    written = [written for text in texts if text not in paths for written in _with_reader(text)]
+    named = [text for text in texts if text not in paths]
+    for text in named:
+        if "=" not in text and not text.startswith("~"):
+            raise UserError(f"{text!r} is malformed; write key=value{_meant(text, texts)}")
+    written = [written for text in named for written in with_reader(text)]
     if paths:
-        written.append(f"{_POSITIONAL[command]}=[{','.join(map(quoted, paths))}]")
+        written.append(_positional(command, paths, written))
     return [_parsed(text) for text in written]
+
+
+def _positional(command: str, paths: list[str], written: list[str]) -> str:
+    """The setting that paths without a key are."""
+    key = _POSITIONAL[command]
+    if any(text.startswith(f"{key}=") for text in written):
+        raise UserError(f"{paths[0]!r} is taken for {key}=..., which is given too; write one of the two")
+    if key not in _SINGLE:
+        return f"{key}=[{','.join(map(quoted, paths))}]"
+    if len(paths) > 1:
+        raise UserError(
+            f"neuroshard {command} takes one {key}, not {len(paths)} ({', '.join(paths)}); the rest is key=value"
+        )
+    return f"{key}={quoted(paths[0])}"
+
+
+def _meant(text: str, texts: Sequence[str]) -> str:
+    """What somebody may have meant by a text without a key: a file, or the end of a value with a blank."""
+    if groups := [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]:
+        return f"; did you mean {groups[0]}={text}?"
+    before = texts[texts.index(text) - 1] if text in texts[1:] else ""
+    if "=" not in before:
+        return ""
+    from neuroshard.units import is_size  # slow to import: not for completion
+
+    if is_size(before.partition("=")[2] + text):
+        return f"; sizes are written without a blank: {before}{text}"
+    return f"; a value with a blank needs quotes: '{before} {text}'"
 
 
 def _is_path(text: str) -> bool:
@@ -61,7 +98,7 @@ def _is_path(text: str) -> bool:
     return "=" not in text or (os.path.lexists(text) and not os.path.lexists(text.split("=", 1)[1]))
 
 
-def _with_reader(text: str) -> list[str]:
+def with_reader(text: str) -> list[str]:
     """`tables=FILE.csv` is tables=user_file and its path; anything else is as it was."""
     group, _, value = text.partition("=")
     reader = _READERS.get(group, {}).get(Path(value).suffix.lower())
@@ -75,7 +112,7 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _parsed(text: str) -> Override:
+def _parsed(text: str) -> "Override":
     override = _parse(text)
     key = override.key_or_group
     if override.is_add() or override.is_force_add() or override.is_delete():
@@ -86,17 +123,24 @@ def _parsed(text: str) -> Override:
         raise UserError(f"{key} can't be set; it joins the settings that can")
     if key == _SWEPT or key.startswith(f"{_SWEPT}."):
         raise UserError(f"{key} can't be set; list the values of a setting itself: key=value,value")
+    from neuroshard.registry import check_setting
+
     check_setting(key, _given(override))
     return override
 
 
-def _given(override: Override) -> object:
+def _given(override: "Override") -> object:
     """Its value; of a sweep, the list of them."""
+    from hydra.core.override_parser.types import ChoiceSweep
+
     value = override.value()
     return replace(override, _value=value.list).value() if isinstance(value, ChoiceSweep) else value
 
 
-def _parse(text: str) -> Override:
+def _parse(text: str) -> "Override":
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import: not for completion
+    from hydra.errors import OverrideParseException
+
     parser = OverridesParser.create()
     try:
         return parser.parse_overrides([text])[0]
@@ -105,9 +149,7 @@ def _parse(text: str) -> Override:
     except OverrideParseException:
         found = _KEY.fullmatch(text)
         if found is None:
-            groups = [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]
-            hint = f"; did you mean {groups[0]}={text}?" if groups else ""
-            raise UserError(f"{text!r} is malformed; write key=value{hint}") from None
+            raise UserError(f"{text!r} is malformed; write key=value") from None
     try:  # what is no value in Hydra's grammar may be a path, which Hydra wants in quotes
         return parser.parse_overrides([f"{found[1]}={quoted(found[2])}"])[0]
     except OverrideParseException:

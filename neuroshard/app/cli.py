@@ -9,44 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from neuroshard import __version__
+from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, usage
 from neuroshard.app.completion import bash_script, completions
 from neuroshard.app.guard import complain, exit_code, one_line
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.progress import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-COMMANDS = {
-    "collect": "measure table combinations and exchanges on real hardware",
-    "pretrain": "fit the cost models to measurements",
-    "refine": "fit cost models further to what their own plans ask of this machine",
-    "search": "find sharding plans for tasks",
-    "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json RUN_DIR ...",
-    "explain": "say why a plan costs what it does, or how two plans differ: explain PLAN.json [OTHER.json]",
-    "export": "write a plan for SOK, HugeCTR, TorchRec or as plain JSON: export plan=PLAN.json to=sok out=TABLES.py",
-    "report": "gather runs into one page with tables and figures: report RUN_DIR ...",
-    "compile": "compile the search's inner loops now, so that the first search needn't",
-    "train-policy": "train the policy of a reinforcement-learning searcher",
-}
-_ALL = (*COMMANDS, "models", "completion")
 _HELP_FLAGS = ("-h", "--help")
 _INTERRUPTED = 130
 _FAILED = "NEUROSHARD_FAILED_JOBS"
-
-_USAGE = """\
-neuroshard shards the embedding tables of recommendation models across devices.
-
-usage: neuroshard COMMAND [setting=value ...] [-m] [--help]
-
-commands:
-{commands}
-  models       list the installed cost models; with a name, print its card
-  completion   print a bash completion script: eval "$(neuroshard completion)"
-
-setting=value changes a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
--m sweeps: `neuroshard search -m tasks=paper searcher=random,neuroshard` runs one job for each combination.
-"""
 
 
 class Result(Protocol):
@@ -76,28 +49,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(exit_code(error))
 
 
-def usage() -> str:
-    """The text of `neuroshard --help`."""
-    return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items()))
-
-
 def _dispatch(given: list[str]) -> None:
     if not given or given[0] in _HELP_FLAGS:
         print(usage(), end="")
     elif given[0] in ("--version", "-V"):
         print(f"neuroshard {__version__}")
+    elif given[0] in LISTINGS and any(text in _HELP_FLAGS for text in given[1:]):
+        print(listing_usage(given[0]), end="")
     elif given[0] == "completion":
-        print(bash_script(_ALL), end="")
+        print(bash_script(ALL), end="")
     elif given[0] == "complete":  # what the completion script asks: WORD COMMAND [WORDS BEFORE ...]
         print("\n".join(completions(given[1], given[2], given[3:])))
     elif given[0] == "models":
         from neuroshard.app.listing import show_models  # slow to import: not for --help
+        from neuroshard.progress import plain_console
 
         show_models(given[1:], plain_console())
     elif given[0] in COMMANDS:
         _run_command(given[0], given[1:])
     else:
-        raise unknown_name("command", given[0], _ALL)
+        raise unknown_name("command", given[0], ALL)
 
 
 def _run_command(command: str, arguments: list[str]) -> None:
@@ -133,6 +104,7 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
 
 def _run(config: Any) -> None:
     """Build what the config describes, run it, print its result; Hydra calls it, once for each job."""
+    from neuroshard.progress import plain_console
     from neuroshard.registry import instantiate_config
 
     try:

@@ -2,6 +2,12 @@
 
 from collections.abc import Iterable
 
+from neuroshard.app.arguments import with_reader
+from neuroshard.app.commands import COMMANDS
+from neuroshard.app.settings import settings_of
+from neuroshard.bundles import known_names
+from neuroshard.configs import choices, chosen_in, experiments_of, settings_in
+
 _BASH_SCRIPT = """\
 _neuroshard() {
     local word="${COMP_WORDS[COMP_CWORD]}"
@@ -25,33 +31,27 @@ def bash_script(commands: Iterable[str]) -> str:
 def completions(word: str, command: str, before: Iterable[str]) -> list[str]:
     """What `word` may become behind a command and the words before it; nothing where a file is wanted.
 
-    Raises:
-        UserError: the words before make no sense.
+    It is asked at every press of a key: nothing here may import what is slow to import.
     """
     if command == "models":
-        return _starting(word, _model_names())
+        return _starting(word, known_names())
+    if command not in COMMANDS:
+        return []
+    given = _given(before)
+    chosen = chosen_in(command, given)
+    settings = settings_of(command, settings_in(command, given), chosen)
+    choices_of = {group: choices(group) for group in chosen} | {"experiment": experiments_of(command)}
     key, written, _ = word.partition("=")
-    if written and key == "model":
-        return _starting(word, [f"model={name}" for name in _model_names()])
-
-    from neuroshard.app.arguments import as_overrides
-    from neuroshard.app.settings import settings_of
-    from neuroshard.registry import choices, chosen_of, compose_config
-
-    texts = [text for text in before if "=" in text]
-    overrides = [str(override.input_line) for override in as_overrides(command, texts)]
-    chosen = chosen_of(command, overrides)
-    groups = [*chosen, "experiment"]
-    if written:
-        return _starting(word, [f"{key}={name}" for name in choices(key)] if key in groups else [])
-    settings = settings_of(command, compose_config(command, overrides), chosen)
-    return _starting(word, sorted({f"{name}=" for name in (*groups, *(setting.key for setting in settings))}))
+    if not written:
+        return _starting(word, sorted({f"{name}=" for name in (*choices_of, *(setting.key for setting in settings))}))
+    values = {setting.key: setting.values for setting in settings} | {"model": known_names()} | choices_of
+    return _starting(word, [f"{key}={value}" for value in values.get(key, ())])
 
 
-def _model_names() -> list[str]:
-    from neuroshard.models.cost_models import known_names
-
-    return known_names()
+def _given(words: Iterable[str]) -> dict[str, str]:
+    """What settings were given before, a sweep's first choices, and files by what reads them."""
+    written = (text for word in words for text in with_reader(word))
+    return {key: value.split(",")[0] for key, _, value in (text.partition("=") for text in written)}
 
 
 def _starting(word: str, candidates: Iterable[str]) -> list[str]:

@@ -7,8 +7,9 @@ from shutil import get_terminal_size
 
 from hydra.core.override_parser.types import Override
 
-from neuroshard.app.settings import Setting, headline, settings_of
-from neuroshard.registry import choices, chosen_of, compose_config
+from neuroshard.app.settings import Setting, settings_of
+from neuroshard.configs import choices, experiments_of, headline
+from neuroshard.registry import chosen_of, compose_config, plain
 
 _KEY_WIDTH = 44
 _LEAST_WIDTH = 80
@@ -37,7 +38,7 @@ class _Writer:
 
     def text(self, command: str, what: str, overrides: Sequence[Override]) -> str:
         texts = [str(override.input_line) for override in overrides]
-        config, chosen = compose_config(command, texts), chosen_of(command, texts)
+        config, chosen = plain(compose_config(command, texts)), chosen_of(command, texts)
         groups = sorted((group for group in chosen if group in config), key=list(config).index)
         settings = settings_of(command, config, chosen)
         own = [setting for setting in settings if setting.key.split(".")[0] not in groups]
@@ -59,8 +60,7 @@ class _Writer:
             yield from self._wrapped(f"or {', '.join(others)}", "  ")
 
     def _experiments(self, command: str) -> Iterator[str]:
-        named = [name for name in choices("experiment") if name.split("_")[0] == command]
-        if named:
+        if named := experiments_of(command):
             yield "experiment=null   settings for a purpose, together"
             yield from self._wrapped(f"or {', '.join(named)}", "  ")
             yield ""

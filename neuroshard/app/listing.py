@@ -9,13 +9,14 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table as Grid
 
+from neuroshard.bundles import shipped_names, shipped_path
+from neuroshard.configs import choices
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import load_bundle
 from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.cost_models import ROOFLINE, CostModels
-from neuroshard.models.shipped import shipped_names, shipped_path
 from neuroshard.plans.form import CALLS
-from neuroshard.registry import choices, described
+from neuroshard.registry import described
 
 
 def show_models(arguments: list[str], console: Console) -> None:

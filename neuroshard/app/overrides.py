@@ -6,11 +6,13 @@ from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from neuroshard.app.settings import joins, needed
+from neuroshard.app.settings import joins, needed, said_of
+from neuroshard.bundles import ROOFLINE
+from neuroshard.configs import choices, is_group, leaves_of
 from neuroshard.errors import UserError, unknown_name
-from neuroshard.registry import choices, chosen_of, compose_config, is_group, leaves, missing
+from neuroshard.registry import chosen_of, compose_config, leaves, missing, plain
 
 _MOST_JOBS = 10_000
 _QUOTES = "'\""
@@ -29,17 +31,19 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
     chosen = [text for o, text in zip(own, first, strict=True) if o in groups]
     config = compose_config(command, chosen)
     settings = [o for o in own if o not in groups]
+    made = chosen_of(command, chosen) if settings else {}
     for override in settings:
         if not _holds(config, override.key_or_group):
             raise unknown_name(f"setting of neuroshard {command}", override.key_or_group, setting_names(config))
-        if joins(dict(leaves(config)).get(override.key_or_group), config):
+        _check_one(config, override, "null" in said_of(command, override.key_or_group, made))
+        if joins(dict(leaves(config)).get(override.key_or_group), plain(config)):
             raise UserError(f"{override.key_or_group} can't be set; it hands on the settings of that name")
     for group in groups:
         for value in _values(group)[1:]:
             _check_applies(command, chosen, f"{group.key_or_group}={value}", settings)
     whole = compose_config(command, first)
     for key in missing(whole):
-        raise needed(command, key, whole, chosen_of(command, first))
+        raise needed(command, key, plain(whole), chosen_of(command, first))
     if sweeping:
         _check_apart(own, whole)
 
@@ -75,6 +79,18 @@ def _check_applies(command: str, chosen: list[str], other: str, settings: Sequen
     for override in settings:
         if not _holds(config, override.key_or_group):
             raise UserError(f"{override.key_or_group} is not a setting of {other}; sweep the two apart")
+
+
+def _check_one(config: DictConfig, override: Override, may_be_null: bool) -> None:
+    """Raise UserError if a group of settings is given a value: its settings are given one by one."""
+    key, held = override.key_or_group, plain(config)
+    for name in key.split("."):
+        held = held[name]
+    wrong = [one for one in _values(override) if not one.startswith("{") and not (may_be_null and one == "None")]
+    if isinstance(held, dict) and wrong:
+        inner = [f"{key}.{name}=..." for name, _ in leaves_of(held) if not name.endswith(("_target_", "_partial_"))]
+        sheet = f"; a datasheet is model={ROOFLINE}{wrong[0]}" if wrong[0] in choices("roofline") else ""
+        raise UserError(f"{override.input_line} is no setting but a group of them: write {', '.join(inner)}{sheet}")
 
 
 def _check_jobs(overrides: Sequence[Override]) -> None:
@@ -141,13 +157,12 @@ def _holds(config: DictConfig, key: str) -> bool:
 
 def setting_names(config: DictConfig) -> list[str]:
     """Every setting that may be given, with dots."""
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    return [key for key in _flat_keys(plain, "") if "_target_" not in key and key.split(".")[0] != "run"]
+    return [key for key in _flat_keys(plain(config), "") if "_target_" not in key and key.split(".")[0] != "run"]
 
 
-def _flat_keys(plain: Any, prefix: str) -> list[str]:
+def _flat_keys(settings: Any, prefix: str) -> list[str]:
     keys: list[str] = []
-    for name, value in plain.items():
+    for name, value in settings.items():
         keys.append(f"{prefix}{name}")
         if isinstance(value, dict):
             keys += _flat_keys(value, f"{prefix}{name}.")

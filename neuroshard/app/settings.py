@@ -3,17 +3,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
+from neuroshard.configs import choices, comments, is_group, leaves_of
 from neuroshard.errors import UserError
-from neuroshard.registry import choices, is_group, leaves
 
-_LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w-]+):(?P<rest>.*)$")
-_COMMENT = re.compile(r"(?:^|\s)#\s*(?P<text>.*)$")
+_CLOSED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")
+_SWITCH = ("true", "false")
 
 
 @dataclass(frozen=True)
@@ -23,34 +19,47 @@ class Setting:
     Attributes:
         key: with dots, as on the command line.
         value: as YAML writes it; "???" where it has to be given.
-        what: a line: what it is, its unit, what else it may be.
+        what: a line: what it is, its unit, what else it may be. It begins with the values, `one | other`, where no
+            others may be given.
     """
 
     key: str
     value: str
     what: str
 
+    @property
+    def values(self) -> list[str]:
+        """What it may be; nothing where that is no short list."""
+        if self.value in _SWITCH:
+            return list(_SWITCH)
+        listed = _CLOSED.match(self.what)
+        return listed[0].split(" | ") if listed else []
 
-def settings_of(command: str, config: DictConfig, chosen: Mapping[str, str]) -> list[Setting]:
-    """Every setting of a command's composed config; `chosen` names the choice of each group."""
-    own = comments(f"{command}.yaml")
+
+def settings_of(command: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> list[Setting]:
+    """Every setting of a command's nested config; `chosen` names the choice of each group."""
     return [
-        Setting(key, _yaml(value), own.get(key) or _of_group(key, chosen))
-        for key, value in leaves(config)
+        Setting(key, _yaml(value), said_of(command, key, chosen))
+        for key, value in leaves_of(config)
         if key.split(".")[0] != "run" and not key.endswith(("_target_", "_partial_")) and not joins(value, config)
     ]
 
 
-def needed(command: str, key: str, config: DictConfig, chosen: Mapping[str, str]) -> UserError:
+def said_of(command: str, key: str, chosen: Mapping[str, str]) -> str:
+    """The line that `conf/` says of a setting, or of a group of them; empty if it says none."""
+    return comments(f"{command}.yaml").get(key) or _of_group(key, chosen)
+
+
+def needed(command: str, key: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> UserError:
     """The error for a setting without a value, with what it is; `chosen` names the choice of each group."""
     what = next((setting.what for setting in settings_of(command, config, chosen) if setting.key == key), "")
     return UserError(f"neuroshard {command} needs {key}=...{': ' if what else ''}{what}")
 
 
-def joins(value: Any, config: DictConfig) -> bool:
+def joins(value: Any, config: Mapping[str, Any]) -> bool:
     """Whether it hands a group of settings on to another object: nothing to be set."""
     name = str(value)[2:-1] if str(value).startswith("${") else ""
-    return isinstance(OmegaConf.to_container(config, resolve=False).get(name), dict)  # type: ignore[union-attr]
+    return isinstance(config.get(name), dict)
 
 
 def _of_group(key: str, chosen: Mapping[str, str]) -> str:
@@ -69,32 +78,6 @@ def _of_group(key: str, chosen: Mapping[str, str]) -> str:
             if said := comments(f"{part}/{other}.yaml").get(inner.split(f"{part}.", 1)[-1], ""):
                 return said
     return ""
-
-
-def headline(file: str) -> str:
-    """The first line of a config's opening comment."""
-    lines = [line.lstrip("# ").strip() for line in _text(file).splitlines() if line.startswith("# ")]
-    return next((line for line in lines if not line.startswith("@package")), "")
-
-
-@cache
-def comments(file: str) -> Mapping[str, str]:
-    """What a file in `conf/` says behind its settings, by key with dots."""
-    found: dict[str, str] = {}
-    path: list[tuple[int, str]] = []
-    for line in _text(file).splitlines():
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        indent = len(match["indent"])
-        path = [(at, key) for at, key in path if at < indent] + [(indent, match["key"])]
-        if said := _COMMENT.search(match["rest"]):
-            found[".".join(key for _, key in path)] = said["text"].strip()
-    return found
-
-
-def _text(file: str) -> str:
-    return files("neuroshard.conf").joinpath(*file.split("/")).read_text(encoding="utf-8")
 
 
 def _yaml(value: Any) -> str:

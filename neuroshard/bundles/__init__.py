@@ -1,1 +1,23 @@
-"""Pre-trained cost models, a directory each."""
+"""Pre-trained cost models that come with the package, a directory each."""
+
+from pathlib import Path
+
+from neuroshard.configs import choices
+
+ROOFLINE = "roofline:"  # before the name of a datasheet
+_BUNDLES = Path(__file__).resolve().parent
+
+
+def known_names() -> list[str]:
+    """Every name that `CostModels.load` takes: shipped bundles and datasheets."""
+    return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
+
+
+def shipped_names() -> list[str]:
+    """Names of the bundles."""
+    return sorted(entry.parent.name for entry in _BUNDLES.glob("*/bundle.json"))
+
+
+def shipped_path(name: str) -> Path | None:
+    """Where the bundle of that name stands; None if there is none."""
+    return _BUNDLES / name if name in shipped_names() else None

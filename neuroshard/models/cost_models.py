@@ -4,14 +4,12 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models.bundle import load_with_digest
 from neuroshard.models.model_set import ModelSet
-from neuroshard.models.shipped import shipped_names, shipped_path
-from neuroshard.registry import build, choices
-
-ROOFLINE = "roofline:"
+from neuroshard.registry import build
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,3 @@ class CostModels(ModelSet):
         name = str(path) if shipped is not None else str(Path(path).absolute())
         loaded, card, digest = load_with_digest(shipped or Path(path))
         return cls(**vars(loaded), name=name, hardware=card.hardware, digest=digest)
-
-
-def known_names() -> list[str]:
-    """Every name that `CostModels.load` takes: shipped bundles and datasheets."""
-    return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]

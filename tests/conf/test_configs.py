@@ -1,15 +1,20 @@
 """Every config composes and builds what it says."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
-from neuroshard.app.cli import COMMANDS
+from neuroshard.app.commands import COMMANDS
 from neuroshard.app.settings import settings_of
+from neuroshard.configs import choices, chosen_in, settings_in
+from neuroshard.errors import UserError
 from neuroshard.models import CostModels
-from neuroshard.registry import choices, chosen_of, compose_config, instantiate_config
+from neuroshard.registry import chosen_of, compose_config, instantiate_config, plain
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import Greedy
 
@@ -34,6 +39,7 @@ MANDATORY = {
     "export": ["plan=plan.json", "to=sok", "out=tables.py"],
     "report": ["runs=runs"],
 }
+GROUP_NAMES = {group for groups in GROUPS.values() for group in groups}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 
@@ -78,10 +84,61 @@ def test_every_choice_of_every_command_builds(command, group, name, files):
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
 def test_every_setting_is_said_in_a_line(command, group, name):
     overrides = [f"{group}={name}"]
-    config, chosen = compose_config(command, overrides), chosen_of(command, overrides)
+    config, chosen = plain(compose_config(command, overrides)), chosen_of(command, overrides)
     found = settings_of(command, config, chosen)
     assert found
     assert [setting.key for setting in found if not setting.what] == []
+    assert set(settings_of(command, settings_in(command, {group: name}), chosen)) == set(found)  # read without Hydra
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [(command, {}) for command in COMMANDS]
+    + [(name.split("_")[0], {"experiment": name}) for name in choices("experiment")],
+)
+def test_settings_of_commands_and_experiments_are_read_without_hydra(command, given):
+    overrides = [f"{group}={name}" for group, name in given.items()]
+    config, chosen = plain(compose_config(command, overrides)), chosen_of(command, overrides)
+    assert chosen_in(command, given) == {group: name for group, name in chosen.items() if group != "experiment"}
+    found = settings_of(command, settings_in(command, given), chosen)
+    assert set(found) == set(settings_of(command, config, chosen))
+
+
+def _closed():
+    """(command, choice that has it, key, values) of every setting that `conf/` lists the values of, once."""
+    seen = set()
+    for command, group, name in [*((command, "", "") for command in COMMANDS), *CASES]:
+        given = {group: name} if group else {}
+        for setting in settings_of(command, settings_in(command, given), chosen_in(command, given)):
+            its_own = setting.key.startswith(f"{group}.") if group else setting.key.split(".")[0] not in GROUP_NAMES
+            if its_own and setting.values and setting.value not in ("true", "false"):
+                place = (group if group else command, name, setting.key)
+                if place not in seen:
+                    seen.add(place)
+                    yield command, given, setting.key, setting.values
+
+
+def _with(config, key, value):
+    own = deepcopy(config)  # building resolves what it reads
+    OmegaConf.update(own, key, value)
+    return instantiate_config(own.run)
+
+
+@pytest.mark.parametrize(("command", "given", "key", "values"), _closed())
+def test_listed_values_are_those_that_are_taken(command, given, key, values, files, monkeypatch):
+    needed = [text for group, name in given.items() for text in NEEDED.get(group, {}).get(name, [])]
+    needed = [text.replace(name, str(path)) for text in needed for name, path in files.items() if name in text]
+    choice = [f"{group}={name}" for group, name in given.items()]
+    config = _compose(command, [*choice, *needed, *MANDATORY.get(command, [])])
+    for value in values:
+        assert hasattr(_with(config, key, yaml.safe_load(value)), "run")
+    with pytest.raises(UserError) as refused:
+        built = _with(config, key, "zzz")
+        monkeypatch.setattr("neuroshard.targets.export.Plan", None)
+        assert command == "export"
+        built.run()  # where it first looks its target up
+    _, listed, valid = str(refused.value).rpartition("valid: ")
+    assert not listed or set(valid.split(", ")) == {*values} - {"null"}
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])

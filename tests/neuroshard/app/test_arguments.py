@@ -56,6 +56,7 @@ def test_paths_need_no_key(tmp_path, monkeypatch):
     pairs = _pairs("explain", "a=b.json", "p,q.json", "out=x.html", "${oc.env:HOME}")
     assert pairs == [("out", "x.html"), ("plans", ["a=b.json", "p,q.json", "\\${oc.env:HOME}"])]
     assert _pairs("evaluate", "runs/a") == [("plans", ["runs/a"])]
+    assert _pairs("export", "to=sok", "a=b.json") == [("to", "sok"), ("plan", "a=b.json")]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,22 @@ def test_paths_need_no_key(tmp_path, monkeypatch):
 def test_what_a_command_line_may_not_do(text, message):
     with pytest.raises(UserError, match=message):
         as_overrides("search", [text])
+
+
+@pytest.mark.parametrize(
+    ("command", "texts", "message"),
+    [
+        ("export", ["a.json", "sok"], r"takes one plan, not 2 \(a.json, sok\); the rest is key=value"),
+        ("export", ["a.json", "plan=b.json"], "'a.json' is taken for plan=..., which is given too"),
+        ("explain", ["a.json", "plans=b.json"], "'a.json' is taken for plans=..., which is given too"),
+        ("search", ["topology.memory_bytes=80", "GB"], "without a blank: topology.memory_bytes=80GB"),
+        ("search", ["out=my", "runs"], "a value with a blank needs quotes: 'out=my runs'"),
+        ("search", ["tables.csv"], "did you mean tables=tables.csv"),
+    ],
+)
+def test_what_was_meant_is_said(command, texts, message):
+    with pytest.raises(UserError, match=message):
+        as_overrides(command, texts)
 
 
 def test_interpolations_of_settings_and_of_hydra_are_kept():

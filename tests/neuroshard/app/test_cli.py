@@ -239,6 +239,15 @@ def test_completion_in_a_shell(tmp_path):
             [],
             ["tables=criteo", "tables=dlrm", "tables=dlrm_like", "tables=dlrm_like_60", "tables=user_file"],
         ),
+        ("to=", "export", ["plan.json"], ["to=sok", "to=hugectr", "to=torchrec", "to=json"]),
+        ("target=s", "search", [], ["target=sok"]),
+        ("verify=", "search", [], ["verify=hardware", "verify=none"]),
+        ("count_input=", "search", [], ["count_input=true", "count_input=false"]),
+        ("memory.optimizer=a", "search", ["memory=training"], ["memory.optimizer=adam"]),
+        ("experiment=", "evaluate", [], ["experiment=evaluate_demo", "experiment=evaluate_main"]),
+        ("samples", "search", ["experiment=search_samples"], ["samples="]),
+        ("searcher.start", "search", ["searcher=replan"], ["searcher.start="]),
+        ("t", "nothing", [], []),
         ("model=r", "search", [], ["model=roofline:a100", "model=roofline:h100", "model=roofline:h200"]),
         ("c", "models", [], ["cpu"]),
         (
@@ -258,6 +267,45 @@ def test_completion_in_a_shell(tmp_path):
 def test_completions_are_what_the_command_takes(word, command, before, expected):
     found = completions(word, command, before)
     assert [name for name in found if not name.startswith("hardware.")] == expected
+
+
+def test_completion_imports_nothing_slow():
+    slow = ("hydra", "omegaconf", "numpy", "torch", "pandas", "rich", "msgspec")
+    asked = [("model=", "search"), ("topology.", "search", "tables=a.csv"), ("to=", "export"), ("c", "models")]
+    asking = "".join(f"main({['complete', *words]!r})\n" for words in asked)
+    code = f"import sys\nfrom neuroshard.app.cli import main\n{asking}print([m for m in {slow} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "model=cpu" in shown
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_listings_say_what_they_are(here, capsys):
+    for name, takes in (("models", "models [NAME]"), ("completion", "completion")):
+        for flag in ("--help", "-h"):
+            code, out, err = run_command(capsys, name, flag)
+            assert (code, err) == (0, "")
+            assert out.startswith(f"neuroshard {name}: ")
+            assert out.endswith(f"usage: neuroshard {takes}\n")
+
+
+def test_a_group_of_settings_takes_no_value(here, capsys):
+    _refused(capsys, "write topology.num_devices=..., topology.memory_bytes=..., ", *_search(here, "topology=8"))
+    _refused(capsys, "; a datasheet is model=roofline:h100", *_search(here, "topology=h100"))
+    _refused(capsys, "topology=null is no setting but a group", *_search(here, "topology=null"))
+    _refused(capsys, "write searcher.grid.points=..., searcher.grid.max_factor=...", *_search(here, "searcher.grid=2"))
+    code, _, err = run_command(capsys, *_search(here, "searcher.choice=null", "searcher.grid={points: 1}", "out=a"))
+    assert code == 0, err
+
+
+def test_a_plan_is_exported_by_its_path(here, capsys):
+    run_command(capsys, *_search(here, "searcher=random", "out=found"))
+    plan = "found/plans/task-0000.json"
+    code, _, err = run_command(capsys, "export", plan)
+    assert code == 2
+    assert "neuroshard export needs to=...: sok | hugectr | torchrec | json" in err
+    code, _, err = run_command(capsys, "export", plan, "to=json", "out=plain.json")
+    assert code == 0, err
+    assert Path("plain.json").exists()
 
 
 def test_constraints_and_memory_on_the_command_line(here, capsys):
@@ -480,7 +528,7 @@ def test_wrong_values_are_refused_before_anything_is_read(here, capsys, command)
         ("batch_size=-1", "batch_size=-1"),
         ("topology.num_devices=10000000", "at most 4096"),
         ("topology.memory_bytes=99999999999999999999", "a size up to 2^60 bytes"),
-        ("topology.memory_bytes=lots", "a size up to 2^60 bytes"),
+        ("topology.memory_bytes=lots", "a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB"),
         ("method=", "of a length of at least 1"),
     ],
 )

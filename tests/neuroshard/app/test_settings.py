@@ -1,8 +1,11 @@
 """Settings for people, read from conf/."""
 
+import pytest
+
 from neuroshard.app.help import command_help
-from neuroshard.app.settings import comments, headline, settings_of
-from neuroshard.registry import chosen_of, compose_config, missing
+from neuroshard.app.settings import Setting, settings_of
+from neuroshard.configs import comments, headline
+from neuroshard.registry import chosen_of, compose_config, missing, plain
 
 
 def test_comments_are_found_by_key():
@@ -19,7 +22,7 @@ def test_headlines_skip_what_is_hydras():
 
 def test_settings_of_what_is_built_on_others_are_said_too():
     overrides = ["searcher=without_grid"]
-    found = settings_of("search", compose_config("search", overrides), chosen_of("search", overrides))
+    found = settings_of("search", plain(compose_config("search", overrides)), chosen_of("search", overrides))
     said = {setting.key: setting.what for setting in found}
     assert said["searcher.beam_width"] == comments("searcher/neuroshard_published.yaml")["beam_width"]
     assert not any(key.startswith("run.") or "_target_" in key for key in said)
@@ -38,3 +41,18 @@ def test_help_fits_its_width_and_names_everything():
     for part in ("topology.memory_bytes=8GiB", "searcher=neuroshard", "or autoshard", "search_main", "batch_size=4096"):
         assert part in text
     assert "pretrain_adapt" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "what", "values"),
+    [
+        ("sgd", "sgd | adam: what keeps state", ["sgd", "adam"]),
+        ("???", "sok | json", ["sok", "json"]),
+        ("4", "4 | 2: fp32 or fp16", ["4", "2"]),
+        ("true", "whether tables are pooled", ["true", "false"]),
+        ("null", "anything, or null", []),
+        ("8GiB", "of each device; or a list, one for each", []),
+    ],
+)
+def test_what_a_setting_may_be_is_read_from_its_line(value, what, values):
+    assert Setting("key", value, what).values == values

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuroshard.configs import choices
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import Card, CostModels, save_bundle
@@ -18,7 +19,6 @@ from neuroshard.models.roofline import RooflineCompute
 from neuroshard.models.side_by_side import columns_model
 from neuroshard.plans.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from neuroshard.plans.shard import ON_DEVICE, Home, Tier
-from neuroshard.registry import choices
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import (

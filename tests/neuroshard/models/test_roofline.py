@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
+from neuroshard.configs import choices
 from neuroshard.errors import UserError
 from neuroshard.loads import Loads, LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.plans.shard import Placement, Shard
-from neuroshard.registry import choices
 from neuroshard.tables import Table
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
 from neuroshard.traffic import Collective, Traffic

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from neuroshard.bundles import shipped_names, shipped_path
 from neuroshard.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
-from neuroshard.models.shipped import shipped_names, shipped_path
 from neuroshard.plans.form import Form
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard.configs import choices
 from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CostModels
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.registry import build, choices
+from neuroshard.registry import build
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
