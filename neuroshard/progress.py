@@ -1,8 +1,10 @@
-"""Progress bars: one look for every stage."""
+"""Progress: bars on a terminal, a plain line now and then in a file; one look for every stage."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event, Thread
 
 from rich.console import Console
 from rich.progress import (
@@ -18,6 +20,9 @@ from rich.progress import (
 from rich.text import Text
 
 _PLAIN_WIDTH = 120  # of tables in a file or a pipe
+_EVERY_S = 30.0  # between the lines in a file or a pipe
+
+Wait = Callable[[Event], bool]
 
 
 class _Rate(ProgressColumn):
@@ -28,9 +33,19 @@ class _Rate(ProgressColumn):
         return Text("" if speed is None else f"{speed:.2g}/s")
 
 
+def _half_a_minute(ended: Event) -> bool:
+    """Wait for the next line's time; True if the work has ended before."""
+    return ended.wait(_EVERY_S)
+
+
 @contextmanager
-def progress_bar(console: Console | None = None) -> Iterator[Progress]:
-    """A bar with description, count, rate, time spent and time left, on standard error."""
+def progress_bar(console: Console | None = None, wait: Wait = _half_a_minute) -> Iterator[Progress]:
+    """Show description, count, rate, time spent and time left on standard error.
+
+    On a terminal that is a bar for each task. Elsewhere it is a line for each task that is under way, every half minute,
+    and one at the end; `wait` is the clock that says when: it waits until the next line is due, or the work has ended.
+    """
+    shown_on = console or plain_console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -39,8 +54,51 @@ def progress_bar(console: Console | None = None) -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console or plain_console(stderr=True), speed_estimate_period=120) as progress:
-        yield progress
+    live = shown_on.is_terminal or shown_on.is_jupyter
+    with Progress(*columns, console=shown_on, speed_estimate_period=120, disable=not live) as progress:
+        if live:
+            yield progress
+        else:
+            with _told(progress, wait):
+                yield progress
+
+
+@contextmanager
+def _told(progress: Progress, wait: Wait) -> Iterator[None]:
+    """With lines printed while the work goes on, and for what has become of it unless it fails."""
+    ended = Event()
+    teller = Thread(target=_tell, args=(progress, ended, wait), daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+    _print(progress, progress.tasks)
+
+
+def _tell(progress: Progress, ended: Event, wait: Wait) -> None:
+    while not wait(ended):
+        _print(progress, [task for task in progress.tasks if not task.finished])
+
+
+def _print(progress: Progress, tasks: list[Task]) -> None:
+    for task in tasks:
+        printer(progress)(_line(task))
+
+
+def _line(task: Task) -> str:
+    """How far a task is: count, time spent, rate and time left."""
+    done = f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"
+    said = [f"{task.description}: {done}", f"{_clock(task.elapsed or 0.0)} so far"]
+    speed = task.finished_speed or task.speed
+    said += [] if speed is None else [f"{speed:.2g}/s"]
+    said += [] if task.finished or task.time_remaining is None else [f"about {_clock(task.time_remaining)} left"]
+    return ", ".join(said)
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def plain_console(*, stderr: bool = False) -> Console:
@@ -51,4 +109,4 @@ def plain_console(*, stderr: bool = False) -> Console:
 
 def printer(progress: Progress) -> Callable[[str], None]:
     """Prints lines above the bar, as they are: names may hold what rich takes for markup."""
-    return lambda text: progress.console.print(text, markup=False, highlight=False)
+    return lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -93,20 +93,25 @@ class Search:
             return self._searched(simulator, verifier)
 
     def _searched(self, simulator: Simulator, verifier: Verifier | None) -> "SearchResult":
-        first = self._search_one(self.tasks[0], simulator) if len(self.tasks) == 1 else None
-        depends = self._depends(simulator)
-        directory = RunDirectory.at(self.out, "search", self.method)
-        with directory.held():
-            if _found_nothing(directory):
-                Unfinished(directory.path).forget(self.tasks)
-            directory.begin(depends, self.tasks)
-            records = tuple(self._search(Unfinished(directory.path), simulator, first, verifier))
-            if verifier is not None:
-                save_finalists(directory.path, self.tasks, records)
-            run = SearchRun(directory.path, self.method, records, self.model, depends["settings"])
-            run.save(depends | {"versions": versions()})
-        if first is not None and first.error is not None:
-            raise first.error  # written down before: reports count it
+        with progress_bar() as progress:
+            bar = progress.add_task(self.method, total=len(self.tasks))
+            first = self._search_one(self.tasks[0], simulator) if len(self.tasks) == 1 else None
+            depends = self._depends(simulator)
+            directory = RunDirectory.at(self.out, "search", self.method)
+            with directory.held():
+                if _found_nothing(directory):
+                    Unfinished(directory.path).forget(self.tasks)
+                directory.begin(depends, self.tasks)
+                records = []
+                for record in self._search(Unfinished(directory.path), simulator, first, verifier, progress):
+                    records.append(record)
+                    progress.advance(bar)
+                if verifier is not None:
+                    save_finalists(directory.path, self.tasks, records)
+                run = SearchRun(directory.path, self.method, tuple(records), self.model, depends["settings"])
+                run.save(depends | {"versions": versions()})
+            if first is not None and first.error is not None:
+                raise first.error  # written down before: reports count it
         return SearchResult(run, self.tasks)
 
     def _verifier(self) -> AbstractContextManager[Verifier | None]:
@@ -127,19 +132,21 @@ class Search:
         }
 
     def _search(
-        self, under_way: Unfinished, simulator: Simulator, first: Searched | None, verifier: Verifier | None
+        self,
+        under_way: Unfinished,
+        simulator: Simulator,
+        first: Searched | None,
+        verifier: Verifier | None,
+        progress: Progress,
     ) -> Iterator[SearchRecord]:
         """A record for every task, one by one; `first` is what is known of the first task."""
-        with progress_bar() as progress:
-            bar = progress.add_task(self.method, total=len(self.tasks))
-            for number in range(len(self.tasks)):
-                record = under_way.record(number)
-                if record is None:
-                    answer = self._answer(under_way.path, number, simulator, first, verifier, progress)
-                    record = self._record(under_way.path, number, answer, simulator)
-                    under_way.keep(record)
-                progress.advance(bar)
-                yield record
+        for number in range(len(self.tasks)):
+            record = under_way.record(number)
+            if record is None:
+                answer = self._answer(under_way.path, number, simulator, first, verifier, progress)
+                record = self._record(under_way.path, number, answer, simulator)
+                under_way.keep(record)
+            yield record
 
     def _search_one(self, task: Task, simulator: Simulator) -> Searched:
         return Searched.of(self.searcher, task, simulator, 1 if self.verify is None else self.verify.finalists)
