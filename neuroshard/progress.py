@@ -42,7 +42,7 @@ def _half_a_minute(ended: Event) -> bool:
 def progress_bar(console: Console | None = None, wait: Wait = _half_a_minute) -> Iterator[Progress]:
     """Show description, count, rate, time spent and time left on standard error.
 
-    On a terminal that is a bar for each task. Elsewhere it is a line for each task that is under way, every half minute,
+    On a terminal that is a bar for each task. Elsewhere it is a line for each task under way, every half minute,
     and one at the end; `wait` is the clock that says when: it waits until the next line is due, or the work has ended.
     """
     shown_on = console or plain_console(stderr=True)
@@ -90,7 +90,8 @@ def _print(progress: Progress, tasks: list[Task]) -> None:
 def _line(task: Task) -> str:
     """How far a task is: count, time spent, rate and time left."""
     done = f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"
-    said = [f"{task.description}: {done}", f"{_clock(task.elapsed or 0.0)} so far"]
+    spent = _clock(task.elapsed or 0.0)
+    said = [f"{task.description}: {done}", f"in {spent}" if task.finished else f"{spent} so far"]
     speed = task.finished_speed or task.speed
     said += [] if speed is None else [f"{speed:.2g}/s"]
     said += [] if task.finished or task.time_remaining is None else [f"about {_clock(task.time_remaining)} left"]

@@ -3,9 +3,8 @@
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from neuroshard import __version__
@@ -17,9 +16,10 @@ from neuroshard.errors import UserError, unknown_name
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from neuroshard.app.sweep import Job
+
 _HELP_FLAGS = ("-h", "--help")
 _INTERRUPTED = 130
-_FAILED = "NEUROSHARD_FAILED_JOBS"
 
 
 class Result(Protocol):
@@ -91,15 +91,18 @@ def _run_command(command: str, arguments: list[str]) -> None:
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     import hydra
 
+    from neuroshard.app.sweep import compared, jobs_in, sweep_folder
+    from neuroshard.progress import plain_console
+
     sys.argv = ["neuroshard", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
-    with tempfile.TemporaryDirectory(prefix="neuroshard-") as folder:
-        failed = Path(folder) / "failed"
-        os.environ[_FAILED] = str(failed)  # which the processes of a parallel launcher see too
+    with sweep_folder(arguments) as folder:
         hydra.main(version_base="1.3", config_path="pkg://neuroshard.conf", config_name=command)(_run)()
-        if failed.exists():
-            count = len(failed.read_text(encoding="utf-8").splitlines())
-            raise UserError(f"the sweep is through; {count} of its jobs failed, each with a line of its own")
+        jobs = jobs_in(folder)
+    if table := compared(jobs):
+        plain_console().print(table)
+    if failed := [job for job in jobs if job.failure is not None]:
+        raise UserError(f"the sweep is through; {len(failed)} of its jobs failed, each with a line of its own")
 
 
 def _run(config: Any) -> None:
@@ -117,17 +120,36 @@ def _run(config: Any) -> None:
         raise
     except Exception as error:
         _fail(error)
+    else:
+        _keep(result)
+
+
+def _keep(result: Result | None) -> None:
+    """Leave a sweep's job for the table at the end."""
+    from neuroshard.app.sweep import Compared
+
+    if (job := _job_of_sweep()) is not None:
+        replace(job, outcome=result.outcome if isinstance(result, Compared) else None).keep()
 
 
 def _fail(error: Exception) -> None:
     """End the program with one line; a sweep goes on with its other jobs. (Hydra would print what is raised here.)"""
+    from neuroshard.app.sweep import failure_of
+
+    job = _job_of_sweep()
+    if job is None:
+        complain(one_line(error))
+        sys.exit(exit_code(error))
+    complain(f"job {job.number} ({','.join(job.settings)}): {one_line(error)}")
+    replace(job, failure=failure_of(error)).keep()
+
+
+def _job_of_sweep() -> "Job | None":
+    """The job of a sweep that this is; None where it is a run of its own."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode != RunMode.MULTIRUN:
-        complain(one_line(error))
-        sys.exit(exit_code(error))
-    complain(f"job {hydra_config.job.num} ({hydra_config.job.override_dirname}): {one_line(error)}")
-    with Path(os.environ[_FAILED]).open("a", encoding="utf-8") as file:
-        file.write(f"{hydra_config.job.num}\n")
+    from neuroshard.app.sweep import Job
+
+    here = HydraConfig.get()
+    return Job(here.job.num, tuple(here.overrides.task)) if here.mode == RunMode.MULTIRUN else None

@@ -14,10 +14,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.checked import checked
-from neuroshard.files import check_directory
+from neuroshard.files import check_directory, digest_of
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
+from neuroshard.outcome import Outcome
 from neuroshard.progress import plain_console, progress_bar
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import FileName, PathName
@@ -201,6 +202,13 @@ class SearchResult:
 
     saved: SearchRun
     tasks: tuple[Task, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """What a sweep compares it by."""
+        costs = tuple(None if record.error is not None else record.predicted_ms for record in self.saved.records)
+        seconds = float(np.mean([record.seconds for record in self.saved.records]))
+        return Outcome(digest_of(self.saved.path / "tasks.json"), costs, seconds)
 
     def show(self, console: Console) -> None:
         """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""

@@ -90,4 +90,4 @@ def test_a_terminal_has_a_bar():
     with progress_bar(Console(file=shown, force_terminal=True, width=100), lambda ended: True) as progress:
         progress.advance(progress.add_task("work", total=2))
     assert "work" in shown.getvalue()
-    assert "so far" not in shown.getvalue()
+    assert "1 of 2" not in shown.getvalue()

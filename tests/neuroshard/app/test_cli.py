@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -463,6 +464,28 @@ def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
     assert "solved 1 of 1 tasks" in out
     assert "error: job 0 (" in err
     assert "1 of its jobs failed" in err.splitlines()[-1]
+    table = out[out.index("The sweep") :]
+    assert re.search(r"topology.memory_bytes\W+solved\W+predicted ms\W+search s", table)  # not searcher: it is the same
+    assert re.search(r"1KiB\W+no plan", table)
+    assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_nothing_is_written_but_to_out(here, capsys, launcher):
+    sweep = ("-m", "searcher=random,dim_greedy", f"hydra/launcher={launcher}", f"out='{here}/swept/${{method}}'")
+    code, out, err = run_command(capsys, *_search(here, *sweep))
+    assert code == 0, err
+    assert re.search(r"searcher\W+solved.*random\W+1/1.*dim_greedy\W+1/1", out, re.DOTALL)
+    plan = f"{here}/swept/random/plans/task-0000.json"
+    for command in (
+        ("export", plan, "to=json", f"out={here}/plain.json"),
+        ("explain", plan, f"model={here}/models", f"out={here}/page.html"),
+        ("report", f"{here}/swept", f"out={here}/report"),
+    ):
+        code, _, err = run_command(capsys, *command)
+        assert code == 0, err
+    assert list(Path().iterdir()) == []
+    assert {path.name for path in (here / "swept").iterdir()} == {"random", "dim_greedy"}
 
 
 def test_a_sweep_to_one_place_is_refused(here, capsys):

@@ -1,0 +1,106 @@
+"""A sweep's jobs: what each leaves behind in a folder of the sweep, and the table of them all at the end.
+
+Jobs may run in other processes, on other machines too, so that each writes a file.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from rich.table import Table as Grid
+from rich.text import Text
+
+from neuroshard.errors import InfeasibleError
+from neuroshard.files import read_json, write_json
+from neuroshard.outcome import Outcome
+from neuroshard.schema import parse
+
+_FOLDER = "NEUROSHARD_SWEEP"  # where conf/quiet.yaml has Hydra write its own files too
+_SHARED = Path("runs") / "sweeps"
+_ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
+_PLACE = "out"  # which differs without making a difference
+_CAPTION = "predicted ms: means over the tasks that every row with the same tasks solved"
+
+
+@runtime_checkable
+class Compared(Protocol):
+    """A result that jobs of a sweep are compared by."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Its figures."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job: its settings as `key=value`, and its figures if it has any, or in a word why it failed."""
+
+    number: int
+    settings: tuple[str, ...]
+    outcome: Outcome | None = None
+    failure: str | None = None
+
+    def keep(self) -> None:
+        """Write it into the sweep's folder."""
+        write_json(Path(os.environ[_FOLDER]) / f"job-{self.number:05d}.json", asdict(self))
+
+    def setting(self, key: str) -> str:
+        """The value of a setting; empty if the job has none."""
+        return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
+
+
+def failure_of(error: Exception) -> str:
+    """In a word why a job failed."""
+    return "no plan" if isinstance(error, InfeasibleError) else "failed"
+
+
+@contextmanager
+def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
+    """A folder for what jobs of a sweep leave, and for Hydra's own files.
+
+    It is a temporary one, unless jobs run on machines that don't see that.
+    """
+    with tempfile.TemporaryDirectory(prefix="neuroshard-") as temporary:
+        elsewhere = any(text.startswith(_ELSEWHERE) for text in arguments)
+        folder = _SHARED.absolute() / time.strftime("%Y-%m-%d_%H-%M-%S") if elsewhere else Path(temporary)
+        os.environ[_FOLDER] = str(folder)
+        yield folder
+
+
+def jobs_in(folder: Path) -> list[Job]:
+    """Every job that ended, in order of their numbers."""
+    return [parse(read_json(path, "job"), Job, f"job {path}") for path in sorted(folder.glob("job-*.json"))]
+
+
+def compared(jobs: Sequence[Job]) -> Grid | None:
+    """A row for each job with the settings that differ; None where no two jobs can be compared."""
+    if len(jobs) < 2 or all(job.outcome is None for job in jobs):
+        return None
+    keys = list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job.settings))
+    differ = [key for key in keys if key != _PLACE and len({job.setting(key) for job in jobs}) > 1]
+    grid = Grid(title="The sweep", caption=_CAPTION)
+    for key in differ:
+        grid.add_column(Text(key))
+    for column in ("solved", "predicted ms", "search s"):
+        grid.add_column(column, justify="right")
+    for job in jobs:
+        grid.add_row(*(Text(job.setting(key)) for key in differ), *_figures(job, jobs))
+    return grid
+
+
+def _figures(job: Job, jobs: Sequence[Job]) -> tuple[str, str, str]:
+    """Tasks solved, mean predicted cost and mean seconds of a job beside the others."""
+    its = job.outcome
+    if its is None:
+        return (job.failure or "done"), "-", "-"
+    alike = [other.outcome.solved for other in jobs if other.outcome is not None and other.outcome.tasks == its.tasks]
+    common = frozenset.intersection(*(solved for solved in alike if solved)) if its.solved else its.solved
+    costs = [cost for number, cost in enumerate(its.costs_ms) if cost is not None and number in common]
+    mean = f"{sum(costs) / len(costs):.2f}" if costs else "-"
+    return f"{len(its.solved)}/{len(its.costs_ms)}", mean, f"{its.seconds:.3f}"

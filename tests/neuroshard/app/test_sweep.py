@@ -1,0 +1,65 @@
+"""The table that a sweep ends with."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from neuroshard.app.sweep import Job, compared, failure_of, jobs_in, sweep_folder
+from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.outcome import Outcome
+
+
+def _shown(*jobs):
+    console = Console(file=StringIO(), width=200)
+    console.print(compared(jobs))
+    lines = console.file.getvalue().splitlines()
+    return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]] for line in lines if line[0] in "│┃"]
+
+
+def _job(number, *settings, costs=None, tasks="same", failure=None):
+    return Job(number, settings, None if costs is None else Outcome(tasks, tuple(costs), 0.5), failure)
+
+
+def test_costs_are_means_over_the_tasks_that_all_solved():
+    first = _job(0, "searcher=a", "seed=1", costs=[1.0, 2.0, 90.0])
+    second = _job(1, "searcher=b", "seed=1", costs=[3.0, 5.0, None])
+    none = _job(2, "searcher=c", "seed=1", costs=[None, None, None])
+    failed = _job(3, "searcher=[d]", "seed=1", failure="failed")
+    assert _shown(first, second, none, failed) == [
+        ["searcher", "solved", "predicted ms", "search s"],
+        ["a", "3/3", "1.50", "0.500"],
+        ["b", "2/3", "4.00", "0.500"],
+        ["c", "0/3", "-", "0.500"],
+        ["[d]", "failed", "-", "-"],
+    ]
+
+
+def test_jobs_of_other_tasks_do_not_decide_which_tasks_count():
+    few = _job(0, "devices=2", costs=[8.0, None], tasks="on 2")
+    many = _job(1, "devices=4", costs=[1.0, 3.0], tasks="on 4")
+    assert [row[1:3] for row in _shown(few, many)[1:]] == [["1/2", "8.00"], ["2/2", "2.00"]]
+
+
+def test_jobs_without_figures_have_no_table():
+    assert compared([_job(0, "seed=1"), _job(1, "seed=2")]) is None
+    assert compared([_job(0, "seed=1", costs=[1.0])]) is None
+
+
+def test_jobs_are_kept_in_the_sweeps_folder_in_order():
+    jobs = [_job(10, "a=x=y", costs=[1.5, None]), _job(2, failure=failure_of(InfeasibleError("full")))]
+    with sweep_folder(["searcher=a,b"]) as folder:
+        for job in jobs:
+            job.keep()
+        assert jobs_in(folder) == jobs[::-1]
+    assert jobs[0].setting("a") == "x=y"
+    assert jobs[1].failure == "no plan"
+    assert failure_of(UserError("wrong")) == "failed"
+    assert not folder.exists()
+
+
+def test_jobs_on_other_machines_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with sweep_folder(["hydra/launcher=submitit_slurm"]) as folder:
+        _job(0).keep()
+    assert folder.parent == tmp_path / "runs" / "sweeps"
+    assert len(jobs_in(folder)) == 1
