@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from neuroshard.bundles import shipped_names, shipped_path
 from neuroshard.configs import choices
 from neuroshard.errors import UserError
-from neuroshard.models.bundle import load_bundle
+from neuroshard.models.bundle import bundle_at, load_bundle
 from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.cost_models import ROOFLINE, CostModels
 from neuroshard.plans.form import CALLS
@@ -33,7 +33,7 @@ def show_models(arguments: list[str], console: Console) -> None:
         return
     if arguments:
         CostModels.load(arguments[0])  # which says what is wrong with the name
-        card = load_bundle(shipped_path(arguments[0]) or Path(arguments[0]))[1]
+        card = load_bundle(shipped_path(arguments[0]) or bundle_at(Path(arguments[0])))[1]
         console.print_json(json.dumps(asdict(card)))
         return
     console.print(_shipped_bundles())

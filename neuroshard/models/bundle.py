@@ -29,6 +29,7 @@ from neuroshard.schema import BatchSize, decode, parse
 _FAMILY = "neuroshard-bundle-"
 _FORMAT = f"{_FAMILY}3"
 _NAME = "bundle.json"
+_OF_A_RUN, _BEGUN = "models", "settings.json"  # of a run that fits models
 _LEFT_BEHIND = re.compile(
     r"weights-[0-9a-f]{64}\.safetensors|\.(weights-[0-9a-f]{64}\.safetensors|bundle\.json)\.\d+\.tmp"
 )
@@ -61,6 +62,21 @@ class _Content:
     batch_size: BatchSize | None
     ranges: Ranges | None
     margins: Margins | None
+
+
+def bundle_at(path: Path) -> Path:
+    """The bundle's directory: `path`, or `models` in it where a run left its bundle, as `neuroshard refine` does.
+
+    Raises:
+        UserError: a run was begun there that has left none.
+    """
+    found = next((place for place in (path, path / _OF_A_RUN) if (place / _NAME).exists()), None)
+    if found is None and (path / _BEGUN).exists():
+        raise UserError(
+            f"no model bundle in {path}: the run there has left none; if it is one of neuroshard refine, start it again "
+            "with the same settings, and it goes on to its end"
+        )
+    return found or path
 
 
 def check_place(path: Path) -> None:

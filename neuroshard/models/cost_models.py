@@ -7,7 +7,7 @@ from pathlib import Path
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.models.bundle import load_with_digest
+from neuroshard.models.bundle import bundle_at, load_with_digest
 from neuroshard.models.model_set import ModelSet
 from neuroshard.registry import build
 
@@ -34,7 +34,7 @@ class CostModels(ModelSet):
         """Models by name or place.
 
         "roofline:NAME" is arithmetic on a datasheet's bandwidths; the name of a shipped bundle, such as "cpu", is that;
-        anything else is a bundle's directory.
+        anything else is a bundle's directory, or that of a run of `neuroshard refine`.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
@@ -47,6 +47,7 @@ class CostModels(ModelSet):
             if f"{ROOFLINE}{path}" in known_names():
                 raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
             raise unknown_name("model (and no directory is called so)", str(path), known_names())
-        name = str(path) if shipped is not None else str(Path(path).absolute())
-        loaded, card, digest = load_with_digest(shipped or Path(path))
+        bundle = shipped or bundle_at(Path(path))
+        name = str(path) if shipped is not None else str(bundle.absolute())
+        loaded, card, digest = load_with_digest(bundle)
         return cls(**vars(loaded), name=name, hardware=card.hardware, digest=digest)

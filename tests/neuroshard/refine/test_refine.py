@@ -135,6 +135,7 @@ def test_what_a_run_leaves(home, tmp_path):
     result = _run(home, tmp_path / "out", enough=0.0).run()
     models, card = load_bundle(tmp_path / "out" / "models")
     assert models.margins is not None
+    assert CostModels.load(tmp_path / "out").name == str(tmp_path / "out" / "models")
     assert card.training["refined_from"] == str(home)
     assert card.hardware.device == "made up"
     calls = DataDirectory(tmp_path / "out" / "measured").compute().read()
