@@ -38,6 +38,15 @@ def experiments_of(command: str) -> list[str]:
     return [name for name in choices(_EXPERIMENT) if name.split("_")[0] == command]
 
 
+def sweep_of(experiment: str) -> Mapping[str, str]:
+    """The settings that an experiment sweeps, with their values, separated by commas; none if it is no sweep."""
+    if experiment not in choices(_EXPERIMENT):
+        return {}
+    hydra = content_of(f"{_EXPERIMENT}/{experiment}.yaml").get("hydra", {})
+    params: Mapping[str, str] = hydra.get("sweeper", {}).get("params", {})
+    return params
+
+
 @cache
 def text_of(file: str) -> str:
     """The text of a file in `conf/`, such as "search.yaml"."""

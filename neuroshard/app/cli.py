@@ -73,6 +73,7 @@ def _dispatch(given: list[str]) -> None:
 
 def _run_command(command: str, arguments: list[str]) -> None:
     from neuroshard.app.arguments import as_overrides, split_flags  # which need Hydra: not for --help
+    from neuroshard.app.makers import check_made
     from neuroshard.app.overrides import check_choices, check_overrides
 
     helping = [text for text in arguments if text in _HELP_FLAGS]
@@ -85,6 +86,7 @@ def _run_command(command: str, arguments: list[str]) -> None:
         print(command_help(command, COMMANDS[command], overrides), end="")
         return
     check_overrides(command, overrides, sweeping=bool(flags))
+    check_made(command, overrides, sweeping=bool(flags))
     _hand_to_hydra(command, [*flags[:1], *(str(override.input_line) for override in overrides)])
 
 

@@ -1,18 +1,27 @@
-"""Which command makes what an experiment or a setting needs: read from where commands and experiments say they write."""
+"""Which command makes what a setting or an experiment needs: read from where commands say they write."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Override
+from omegaconf import ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from neuroshard.app.commands import COMMANDS
-from neuroshard.configs import content_of, experiments_of, leaves_of, settings_in
+from neuroshard.configs import choices, content_of, experiments_of, is_group, leaves_of, settings_in, sweep_of
 from neuroshard.errors import UserError
+from neuroshard.registry import leaves
 
 _REFERENCE = re.compile(r"\$\{([^{}]+)\}")
 _CHOICE = "hydra:runtime.choices."
+_NO_INPUTS = ("out", "path", "_target_")  # what is written, people's own files, classes
+_MOST_VALUES = 1000  # of a sweep that are looked at
 
 
 @dataclass(frozen=True)
@@ -31,17 +40,44 @@ class _Maker:
         return " ".join([self.command, *(f"{group}={found[group]}" for group in self.chosen)])
 
 
-def check_made(settings: Mapping[str, Any]) -> None:
-    """Raise UserError, with the command that makes it, if a setting names what a command writes and hasn't written yet.
+def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
+    """Raise UserError if a setting names what a command writes and hasn't written yet; the line says which command.
 
-    `settings` are nested and resolved.
+    Every value of a sweep is looked at, so that no job fails after hours for what was missing from the start.
     """
-    for key, value in leaves_of(settings):
-        if key == "out" or key.startswith("run."):
+    given = {o.key_or_group: _values(o) for o in overrides if not o.key_or_group.startswith("hydra")}
+    if sweeping:
+        swept = sweep_of(str(given.get("experiment", [""])[0]))
+        given = {key: str(values).split(",") for key, values in swept.items()} | given
+    first = {key: values[0] for key, values in given.items()}
+    for job in [first, *(first | {key: value} for key, values in given.items() for value in values[1:])]:
+        for key, one in _named(command, job):
+            if (maker := _lacking(one)) is not None:
+                raise UserError(f"{key}={one} is not there yet; it is made by: {maker}")
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_sweep_override():
+        return list(islice(override.sweep_string_iterator(), _MOST_VALUES))
+    return [override.value()]
+
+
+def _named(command: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, text) of every setting with text, and of every text in a list, where it may be the path of an input."""
+    config = OmegaConf.create(settings_in(command, {key: str(given[key]) for key in given if is_group(key)}))
+    for key, value in given.items():
+        if not is_group(key):
+            OmegaConf.update(config, key, value, force_add=True)
+    for key, _ in leaves(config):
+        if key.split(".")[0] == "run" or key.split(".")[-1] in _NO_INPUTS:
             continue
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str) and (command := _lacking(one)) is not None:
-                raise UserError(f"{key}: there is no {one} yet; it is made by: {command}")
+        with suppress(OmegaConfBaseException, ValueError):  # what only Hydra knows
+            value = OmegaConf.select(config, key)
+            yield from ((key, one) for one in (value if isinstance(value, ListConfig) else [value]) if _is_path(one))
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and "/" in value
 
 
 def _lacking(text: str) -> str | None:
@@ -63,29 +99,27 @@ def _all_makers() -> Iterator[_Maker]:
     """Experiments first: what they write is theirs alone."""
     for command in COMMANDS:
         for name in experiments_of(command):
-            given = {"experiment": name}
             if "out" in content_of(f"experiment/{name}.yaml"):
-                sweep = content_of(f"experiment/{name}.yaml").get("hydra", {}).get("sweeper", {}).get("params", {})
-                line = f"neuroshard {command}{' -m' if sweep else ''} experiment={name}"
-                yield _maker(line, settings_in(command, given), swept=sweep)
+                swept = sweep_of(name)
+                line = f"neuroshard {command}{' -m' if swept else ''} experiment={name}"
+                yield _maker(line, settings_in(command, {"experiment": name}), swept)
     for command in COMMANDS:
         settings = settings_in(command, {})
         if "/" in str(settings.get("out")):
-            yield _maker(f"neuroshard {command}", settings, swept={})
+            yield _maker(f"neuroshard {command}", settings, {})
 
 
 def _maker(command: str, settings: Mapping[str, Any], swept: Mapping[str, str]) -> _Maker:
-    plain, chosen, pattern = dict(leaves_of(settings)), [], ""
-    text = str(plain["out"])
+    named = {f"${{{key}}}": str(value) for key, value in leaves_of(settings) if "${" in str(value)}
+    text = _REFERENCE.sub(lambda found: named.get(found[0], found[0]), str(settings["out"]))  # such as ${method}
+    pattern, chosen = "", []
     for number, part in enumerate(_REFERENCE.split(text)):
+        group = part.removeprefix(_CHOICE)
         if number % 2 == 0:
             pattern += re.escape(part)
-            continue
-        origin = str(plain.get(part, f"${{{part}}}"))[2:-1]  # ${method} is ${hydra:runtime.choices.searcher}
-        group = origin.removeprefix(_CHOICE)
-        if origin.startswith(_CHOICE) and group not in (*swept, *chosen):
-            chosen.append(group)
-            pattern += f"(?P<{group}>[^/]+)"
-        else:
+        elif group == part or group in (*swept, *chosen):
             pattern += "[^/]+"
+        else:
+            chosen.append(group)
+            pattern += f"(?P<{group}>{'|'.join(choices(group))})"
     return _Maker(command, re.compile(pattern), tuple(chosen))

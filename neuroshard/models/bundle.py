@@ -73,7 +73,7 @@ def bundle_at(path: Path) -> Path:
     found = next((place for place in (path, path / _OF_A_RUN) if (place / _NAME).exists()), None)
     if found is None and (path / _BEGUN).exists():
         raise UserError(
-            f"no model bundle in {path}: the run there has left none; if it is one of neuroshard refine, start it again "
+            f"no model bundle in {path}: the run there has left none; if neuroshard refine began it, start that again "
             "with the same settings, and it goes on to its end"
         )
     return found or path

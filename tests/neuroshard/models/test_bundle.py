@@ -129,7 +129,7 @@ def test_a_runs_directory_stands_for_the_bundle_that_it_left(tmp_path):
     with pytest.raises(UserError, match="no model bundle at"):
         CostModels.load(run)
     (run / "settings.json").write_text("{}")
-    with pytest.raises(UserError, match="the run there has left none; .* start it again"):
+    with pytest.raises(UserError, match="the run there has left none"):
         CostModels.load(run)
     save_bundle(run / "models", random_models(), CARD)
     assert CostModels.load(run).name == str(run / "models")

@@ -1,0 +1,75 @@
+"""What isn't there yet is said with the command that makes it, before any work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from neuroshard.app.arguments import as_overrides
+from neuroshard.app.makers import check_made
+from neuroshard.configs import choices
+from neuroshard.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _check(command, *texts, sweeping=False):
+    check_made(command, as_overrides(command, texts), sweeping)
+
+
+@pytest.mark.parametrize(
+    ("command", "texts", "missing", "maker"),
+    [
+        ("pretrain", [], "data=data/cpu", "neuroshard collect hardware=cpu"),
+        ("pretrain", ["data=data/cuda"], "data=data/cuda", "neuroshard collect hardware=cuda"),
+        ("pretrain", ["experiment=pretrain_adapt"], "data=data/adapt", "neuroshard collect experiment=collect_adapt"),
+        ("pretrain", ["init=models/shared", "data=x"], "init=models/shared", "pretrain experiment=pretrain_across"),
+        ("search", ["model=refined/cpu"], "model=refined/cpu", "neuroshard refine hardware=cpu"),
+        ("search", ["model=refined/cpu/models"], "model=refined/cpu/models", "neuroshard refine hardware=cpu"),
+        ("search", ["searcher=dreamshard", "searcher.policy=policies/dreamshard"], "policy=policies/dreamshard",
+         "neuroshard train-policy searcher=dreamshard"),
+        ("search", ["experiment=search_demo"], "model=demo/models", "neuroshard pretrain experiment=pretrain_demo"),
+        ("evaluate", ["experiment=evaluate_demo"], "plans=demo/search/random",
+         "neuroshard search experiment=search_demo searcher=random"),
+        ("evaluate", ["runs/main/4x128/random/plans/task-0000.json"], "plans=runs/main/4x128/random/plans/",
+         "neuroshard search -m experiment=search_main"),
+        ("report", ["runs=runs/sensitivity/beam_width=1"], "runs=runs/sensitivity/beam_width=1",
+         "neuroshard search -m experiment=search_beam"),
+        ("report", ["runs=runs/sensitivity/max_splits=1"], "runs=runs/sensitivity/max_splits=1",
+         "neuroshard search -m experiment=search_splits"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_with_its_maker(command, texts, missing, maker):
+    with pytest.raises(UserError, match=f"{re.escape(missing)}.* is not there yet; it is made by: .*{maker}$"):
+        _check(command, *texts)
+
+
+def test_every_job_of_a_sweep_is_looked_at_before_the_first():
+    made = "neuroshard pretrain experiment=pretrain_single_tables"
+    with pytest.raises(UserError, match=f"models/single_tables is not there yet; it is made by: {made}"):
+        _check("search", "experiment=search_ablation", sweeping=True)
+    _check("search", "experiment=search_ablation", "searcher=random,without_grid", sweeping=True)
+    with pytest.raises(UserError, match=r"models/samples-400 is not there yet; .* -m experiment=pretrain_samples"):
+        _check("search", "experiment=search_samples", "samples=400", sweeping=True)
+    with pytest.raises(UserError, match="model=models/adapted is not there"):
+        _check("search", "model=cpu,models/adapted", sweeping=True)
+
+
+def test_what_is_there_and_what_no_command_makes_is_left_to_the_command():
+    Path("data/cpu").mkdir(parents=True)
+    Path("models/single_tables").mkdir(parents=True)
+    _check("pretrain")
+    _check("search", "experiment=search_ablation", sweeping=True)
+    _check("search", "model=models/mine", "tables=data/cuda/tables.csv", "out=models/shared")
+    _check("pretrain", "data=data/mine")
+
+
+@pytest.mark.parametrize("name", [name for name in choices("experiment") if name.startswith(("pretrain", "evaluate"))])
+def test_experiments_that_need_earlier_runs_name_them(name):
+    if "benchmarks/data" in Path(__file__).parents[3].joinpath(f"conf/experiment/{name}.yaml").read_text():
+        return  # measurements that come with the checkout
+    with pytest.raises(UserError, match="is not there yet; it is made by: neuroshard "):
+        _check(name.split("_")[0], f"experiment={name}")
