@@ -22,7 +22,7 @@ _POSITIONAL = {
 }  # what paths without a key are
 _SINGLE = ("plan",)  # that take one path, not a list
 _KEY = re.compile(r"([\w./@-]+)=(.*)", re.DOTALL)
-_SWEEPERS = ("hydra.launcher.", "hydra.sweep.", "hydra.sweeper.")
+_SWEEPERS = ("hydra.launcher.", "hydra.sweeper.")
 _SWEPT = "hydra.sweeper.params"  # overrides that nobody would look at
 
 # A file's suffix says which choice of a group reads it, and how the setting with its path is called.
@@ -118,7 +118,7 @@ def _parsed(text: str) -> "Override":
     if override.is_add() or override.is_force_add() or override.is_delete():
         raise UserError(f"{text!r} adds or deletes a setting; write key=value")
     if key.startswith("hydra") and key not in ("hydra/launcher", "hydra/sweeper") and not key.startswith(_SWEEPERS):
-        raise UserError(f"{key} can't be set; of Hydra's own settings, launcher, sweep and sweeper can")
+        raise UserError(f"{key} can't be set; of Hydra's own settings, launcher and sweeper can")
     if key == "run" or key.startswith("run."):
         raise UserError(f"{key} can't be set; it joins the settings that can")
     if key == _SWEPT or key.startswith(f"{_SWEPT}."):

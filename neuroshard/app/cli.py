@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from neuroshard import __version__
@@ -93,12 +94,13 @@ def _run_command(command: str, arguments: list[str]) -> None:
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     import hydra
 
+    from neuroshard.app.arguments import quoted
     from neuroshard.app.sweep import compared, jobs_in, sweep_folder
     from neuroshard.progress import plain_console
 
-    sys.argv = ["neuroshard", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
     with sweep_folder(arguments) as folder:
+        sys.argv = ["neuroshard", *arguments, f"hydra.sweep.dir={quoted(str(folder))}"]
         hydra.main(version_base="1.3", config_path="pkg://neuroshard.conf", config_name=command)(_run)()
         jobs = jobs_in(folder)
     if table := compared(jobs):
@@ -130,28 +132,32 @@ def _keep(result: Result | None) -> None:
     """Leave a sweep's job for the table at the end."""
     from neuroshard.app.sweep import Compared
 
-    if (job := _job_of_sweep()) is not None:
-        replace(job, outcome=result.outcome if isinstance(result, Compared) else None).keep()
+    if (here := _job_of_sweep()) is not None:
+        job, folder = here
+        replace(job, outcome=result.outcome if isinstance(result, Compared) else None).keep(folder)
 
 
 def _fail(error: Exception) -> None:
     """End the program with one line; a sweep goes on with its other jobs. (Hydra would print what is raised here.)"""
     from neuroshard.app.sweep import failure_of
 
-    job = _job_of_sweep()
-    if job is None:
+    here = _job_of_sweep()
+    if here is None:
         complain(one_line(error))
         sys.exit(exit_code(error))
+    job, folder = here
     complain(f"job {job.number} ({','.join(job.settings)}): {one_line(error)}")
-    replace(job, failure=failure_of(error)).keep()
+    replace(job, failure=failure_of(error)).keep(folder)
 
 
-def _job_of_sweep() -> "Job | None":
-    """The job of a sweep that this is; None where it is a run of its own."""
+def _job_of_sweep() -> "tuple[Job, Path] | None":
+    """The job of a sweep that this is, and the sweep's folder; None where it is a run of its own."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     from neuroshard.app.sweep import Job
 
     here = HydraConfig.get()
-    return Job(here.job.num, tuple(here.overrides.task)) if here.mode == RunMode.MULTIRUN else None
+    if here.mode != RunMode.MULTIRUN:
+        return None
+    return Job(here.job.num, tuple(here.overrides.task)), Path(here.sweep.dir)

@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.bundles import shipped_names, shipped_path
+from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.configs import choices
 from neuroshard.errors import UserError
 from neuroshard.models.bundle import bundle_at, load_bundle
 from neuroshard.models.card import MODEL_NAMES
-from neuroshard.models.cost_models import ROOFLINE, CostModels
+from neuroshard.models.cost_models import CostModels
 from neuroshard.plans.form import CALLS
 from neuroshard.registry import described
 

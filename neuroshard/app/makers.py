@@ -112,7 +112,7 @@ def _all_makers() -> Iterator[_Maker]:
 def _maker(command: str, settings: Mapping[str, Any], swept: Mapping[str, str]) -> _Maker:
     named = {f"${{{key}}}": str(value) for key, value in leaves_of(settings) if "${" in str(value)}
     text = _REFERENCE.sub(lambda found: named.get(found[0], found[0]), str(settings["out"]))  # such as ${method}
-    pattern, chosen = "", []
+    pattern, chosen = "", list[str]()
     for number, part in enumerate(_REFERENCE.split(text)):
         group = part.removeprefix(_CHOICE)
         if number % 2 == 0:

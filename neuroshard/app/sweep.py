@@ -3,7 +3,6 @@
 Jobs may run in other processes, on other machines too, so that each writes a file.
 """
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from neuroshard.files import read_json, write_json
 from neuroshard.outcome import Outcome
 from neuroshard.schema import parse
 
-_FOLDER = "NEUROSHARD_SWEEP"  # where conf/quiet.yaml has Hydra write its own files too
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
 _PLACE = "out"  # which differs without making a difference
@@ -46,9 +44,9 @@ class Job:
     outcome: Outcome | None = None
     failure: str | None = None
 
-    def keep(self) -> None:
+    def keep(self, folder: Path) -> None:
         """Write it into the sweep's folder."""
-        write_json(Path(os.environ[_FOLDER]) / f"job-{self.number:05d}.json", asdict(self))
+        write_json(folder / f"job-{self.number:05d}.json", asdict(self))
 
     def setting(self, key: str) -> str:
         """The value of a setting; empty if the job has none."""
@@ -68,9 +66,7 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="neuroshard-") as temporary:
         elsewhere = any(text.startswith(_ELSEWHERE) for text in arguments)
-        folder = _SHARED.absolute() / time.strftime("%Y-%m-%d_%H-%M-%S") if elsewhere else Path(temporary)
-        os.environ[_FOLDER] = str(folder)
-        yield folder
+        yield _SHARED.absolute() / time.strftime("%Y-%m-%d_%H-%M-%S") if elsewhere else Path(temporary)
 
 
 def jobs_in(folder: Path) -> list[Job]:

@@ -49,7 +49,7 @@ def test_jobs_are_kept_in_the_sweeps_folder_in_order():
     jobs = [_job(10, "a=x=y", costs=[1.5, None]), _job(2, failure=failure_of(InfeasibleError("full")))]
     with sweep_folder(["searcher=a,b"]) as folder:
         for job in jobs:
-            job.keep()
+            job.keep(folder)
         assert jobs_in(folder) == jobs[::-1]
     assert jobs[0].setting("a") == "x=y"
     assert jobs[1].failure == "no plan"
@@ -60,6 +60,6 @@ def test_jobs_are_kept_in_the_sweeps_folder_in_order():
 def test_jobs_on_other_machines_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with sweep_folder(["hydra/launcher=submitit_slurm"]) as folder:
-        _job(0).keep()
+        _job(0).keep(folder)
     assert folder.parent == tmp_path / "runs" / "sweeps"
     assert len(jobs_in(folder)) == 1
