@@ -32,7 +32,7 @@ from neuroshard.testing.exhaustive import TinyTask, tiny_task
 from neuroshard.threads import blas_threads
 
 SEARCHERS: tuple[tuple[str, Searcher], ...] = (
-    ("size_greedy", Greedy("size")),
+    ("size_greedy", Greedy("size", max_halvings=0)),
     ("published search", BeamSearch()),
     ("neuroshard", NeuroShard()),
 )

@@ -1,24 +1,28 @@
-"""The usual heuristics: whole tables, one pass, no cost model."""
+"""The usual heuristics: whole tables, one pass, no cost model; what no device has room for is halved."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import log10
+from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.checked import checked
 from neuroshard.errors import unknown_name
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import Seed
+from neuroshard.schema import Count, Seed
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.space.feasibility import check_total, check_whole, device_memory, no_room
+from neuroshard.stages.search.space.feasibility import check_total, device_memory, no_room
 from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.layout import fewest_shards
 from neuroshard.stages.search.space.limits import open_devices
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
+
+MAX_HALVINGS = 14  # leave 4 columns of the widest table there may be
 
 
 def _lookup(table: Table) -> float:
@@ -38,11 +42,15 @@ SCORES: dict[str, Callable[[Table], float]] = {
 class Greedy(Searcher):
     """Tables in descending order of a score, each to the device with the least score among those with room.
 
-    `score` is one of NeuroShard's baselines (section 4): size (bytes), dim (for each feature), lookup (dim x
-    pooling factor), size_lookup (lookup x log10 rows).
+    Attributes:
+        score: one of NeuroShard's baselines (section 4): size (bytes), dim (for each feature), lookup (dim x pooling
+            factor), size_lookup (lookup x log10 rows).
+        max_halvings: times that the columns of a table are halved, at most, where no device has room for it; 0 leaves
+            every table whole that may be, as in the papers.
     """
 
     score: str
+    max_halvings: Count = MAX_HALVINGS
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
@@ -50,66 +58,106 @@ class Greedy(Searcher):
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The greedy plan; the simulator isn't asked."""
-        room = _Room(task, f"{self.score} greedy")
-        scores = np.array([self._score(room.items, index) for index in range(len(room.items))])
+        room = _Room(task, f"{self.score} greedy", self.max_halvings)
+        scores = np.array([self._score(room.items, shard) for shard in room.shards])
+        confined = room.items.confined[[shard.item for shard in room.shards]]
         load = np.zeros(task.topology.num_devices)
-        for index in np.lexsort((-scores, ~room.items.confined)).tolist():
-            device = min(room.devices_for(index), key=lambda d: load[d])
-            load[device] += scores[index]
-            room.take(index, device)
+        for index in np.lexsort((-scores, ~confined)).tolist():
+            for part, devices in room.places(room.shards[index]):
+                device = min(devices, key=lambda d: load[d])
+                load[device] += self._score(room.items, part)
+                room.take(part, device)
         return room.plan()
 
-    def _score(self, items: Items, index: int) -> float:
-        return sum(SCORES[self.score](table) for table in items.tables(index, items.items[index].width))
+    def _score(self, items: Items, shard: "_Shard") -> float:
+        return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))
 
 
 @dataclass(frozen=True)
 @checked
 class Random(Searcher):
-    """Tables in random order, each to a random device among those with room; drawn by `seed`, anew for every call."""
+    """Tables in random order, each to a random device among those with room; drawn by `seed`, anew for every call.
+
+    Attributes:
+        seed: fixes the choices.
+        max_halvings: as of `Greedy`.
+    """
 
     seed: Seed = 0
+    max_halvings: Count = MAX_HALVINGS
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The random plan; the simulator isn't asked."""
         rng = np.random.default_rng(self.seed)
-        room = _Room(task, "random")
-        order = rng.permutation(len(room.items))
-        for index in order[np.argsort(~room.items.confined[order], kind="stable")].tolist():
-            room.take(index, int(rng.choice(room.devices_for(index))))
+        room = _Room(task, "random", self.max_halvings)
+        confined = room.items.confined[[shard.item for shard in room.shards]]
+        order = rng.permutation(len(room.shards))
+        for index in order[np.argsort(~confined[order], kind="stable")].tolist():
+            for part, devices in room.places(room.shards[index]):
+                room.take(part, int(rng.choice(devices)))
         return room.plan()
 
 
-class _Room:
-    """What is left of each device while whole items are placed, by bytes and by the items' limits."""
+class _Shard(NamedTuple):
+    """So many units of 4 columns of an item, after so many halvings."""
 
-    def __init__(self, task: Task, method: str) -> None:
+    item: int
+    width: int
+    halvings: int = 0
+
+
+class _Room:
+    """What is left of each device while shards are placed, by bytes and by the items' limits.
+
+    Attributes:
+        shards: what is to be placed: every item in as few shards as its limits allow, which is whole as a rule.
+    """
+
+    def __init__(self, task: Task, method: str, max_halvings: int) -> None:
         self.items = Items.of(task)
         self._method = method
+        self._max_halvings = max_halvings
         sizes = Sizes.of(self.items)
         check_total(sizes)
-        check_whole(self.items, method)
         self._sizes = sizes
         self._room = Room.empty(sizes, device_memory(task))
+        layout = fewest_shards(sizes)
+        item = sizes.item[layout]
+        self.shards = [_Shard(*pair) for pair in zip(item.tolist(), (layout - sizes.first[item]).tolist(), strict=True)]
+        self._count = np.bincount(item, minlength=len(self.items))
 
-    def devices_for(self, index: int) -> list[int]:
-        """Devices that may hold item `index` and have room for it, at least one.
+    def places(self, shard: _Shard) -> Iterator[tuple[_Shard, list[int]]]:
+        """The shard with the devices that have room for it; where none has, its halves one after the other, and so on.
+
+        Each has to be taken before the next one is asked for.
 
         Raises:
-            InfeasibleError: there is none.
+            InfeasibleError: no device has room for a shard that may not be halved.
         """
-        devices = np.flatnonzero(devices_with_room(self._room, index, self._sizes.full_width[index]))
-        if not devices.size:
-            open_to = open_devices(self._room.limits, self._room.held, index)
-            most_free = int(self._room.free_bytes[open_to].max(initial=0))
-            size_bytes = int(self._sizes.size_bytes[self._sizes.whole[index]])
-            raise no_room(self.items, index, size_bytes, most_free, self._method)
-        return devices.tolist()
+        waiting = [shard]
+        while waiting:
+            shard = waiting.pop()
+            devices = np.flatnonzero(devices_with_room(self._room, shard.item, shard.width)).tolist()
+            if devices:
+                yield shard, devices
+            else:
+                waiting += self._halves(shard)
 
-    def take(self, index: int, device: int) -> None:
-        """Put all of item `index` on `device`, which has less room from then on."""
-        put(self._room, index, self._sizes.full_width[index], device)
+    def _halves(self, shard: _Shard) -> tuple[_Shard, _Shard]:
+        limits, (item, width, halvings) = self.items.limits, shard
+        too_often = halvings >= self._max_halvings or self._count[item] >= limits.max_shards[item]
+        if too_often or width < 2 * limits.min_width[item]:
+            open_to = open_devices(self._room.limits, self._room.held, item)
+            most_free = int(self._room.free_bytes[open_to].max(initial=0))
+            size_bytes = int(self._sizes.size_bytes[self._sizes.first[item] + width])
+            raise no_room(self.items, item, width, size_bytes, most_free, self._method)
+        self._count[item] += 1
+        return _Shard(item, width // 2, halvings + 1), _Shard(item, width - width // 2, halvings + 1)
+
+    def take(self, shard: _Shard, device: int) -> None:
+        """Put a shard on `device`, which has less room from then on."""
+        put(self._room, shard.item, shard.width, device)
 
     def plan(self) -> Plan:
-        """The plan of all items that were put somewhere."""
+        """The plan of all shards that were put somewhere."""
         return self.items.plan(self._room.held)

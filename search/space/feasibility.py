@@ -76,11 +76,14 @@ def check_whole(items: Items, method: str) -> None:
         )
 
 
-def no_room(items: Items, index: int, size_bytes: int, most_free: int, method: str) -> InfeasibleError:
-    """The error of a method that places whole items and finds no device with room for one that may hold it."""
+def no_room(items: Items, index: int, width: int, size_bytes: int, most_free: int, method: str) -> InfeasibleError:
+    """The error of a method that finds no device with room for a shard of an item, `width` units wide."""
+    full = items.items[index].width
+    what = "" if width == full else f"a shard of {width * DIM_MULTIPLE} of {full * DIM_MULTIPLE} columns of "
     return InfeasibleError(
-        f"{method}: table {items.name(index)} needs {readable_bytes(size_bytes)}, the emptiest device that may hold it "
-        f"has {readable_bytes(most_free)} left; give the devices more memory, or split columns: searcher=neuroshard"
+        f"{method}: {what}table {items.name(index)} needs {readable_bytes(size_bytes)}, the emptiest device that may "
+        f"hold it has {readable_bytes(most_free)} left; give the devices more memory, or search with "
+        "searcher=neuroshard"
     )
 
 

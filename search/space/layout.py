@@ -7,13 +7,14 @@ import numpy as np
 
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.sizes import Sizes
 
 _LEAST_MS = 1e-9  # of a device's share: models may say that nothing costs anything
 
 
-def fewest_shards(catalog: Catalog) -> IntArray:
+def fewest_shards(sizes: Sizes) -> IntArray:
     """(S,) every item in as few shards as its limits allow, as even as it goes."""
-    return _evenly_cut(catalog, catalog.items.limits.min_shards)
+    return _evenly_cut(sizes, sizes.items.limits.min_shards)
 
 
 def even_layout(catalog: Catalog, most: float) -> IntArray:
@@ -35,13 +36,13 @@ def even_layout(catalog: Catalog, most: float) -> IntArray:
     return _evenly_cut(catalog, counts)
 
 
-def _evenly_cut(catalog: Catalog, counts: IntArray) -> IntArray:
+def _evenly_cut(sizes: Sizes, counts: IntArray) -> IntArray:
     """(S,) every item in `counts` (I,) shards whose widths differ by 1 at most."""
-    item = np.repeat(np.arange(catalog.num_items), counts)
+    item = np.repeat(np.arange(sizes.num_items), counts)
     number = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)  # of the shard, in its item
-    narrow, wider = np.divmod(catalog.full_width, counts)
+    narrow, wider = np.divmod(sizes.full_width, counts)
     widths = narrow[item] + (number >= (counts - wider)[item])
-    entries: IntArray = catalog.first[item] + widths
+    entries: IntArray = sizes.first[item] + widths
     return entries
 
 

@@ -167,7 +167,7 @@ def test_a_tight_packing_is_found():
     total = sum(dims) * 1000 * 4
     task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
     with pytest.raises(InfeasibleError, match="the emptiest device that may hold it has"):
-        Greedy("size").search(task, Simulator(linear_models(3)))
+        Greedy("size", max_halvings=0).search(task, Simulator(linear_models(3)))
     assert BeamSearch(max_splits=1).search(task, Simulator(linear_models(3))).fits
 
 
@@ -187,7 +187,7 @@ def test_neuroshard_splits_what_fits_no_device():
     with pytest.raises(
         InfeasibleError, match=r"table 't2' needs 250 KiB, the emptiest device that may hold it has 141 KiB"
     ):
-        Greedy("size").search(task, Simulator(linear_models(2)))
+        Greedy("size", max_halvings=0).search(task, Simulator(linear_models(2)))
     plan = BeamSearch().search(task, Simulator(linear_models(2)))
     assert plan.fits
     assert len(plan.placements) == 4
