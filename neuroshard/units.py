@@ -1,6 +1,7 @@
 """Sizes as people write and read them."""
 
 import re
+from math import ceil, floor, log10
 from typing import Annotated
 
 from msgspec import Meta
@@ -61,8 +62,21 @@ def readable_number(value: float) -> str:
 
 def readable_bytes(size_bytes: float) -> str:
     """The size for people, in the largest unit of which there is one at least."""
+    unit, name = _unit_of(size_bytes)
+    amount = size_bytes / unit
+    return f"{amount:.3g} {name}" if amount < _FOUR_DIGITS and unit > 1 else f"{amount:.0f} {name}"
+
+
+def readable_bytes_up(size_bytes: float) -> str:
+    """As `readable_bytes`, but never less: who takes it at its word has enough."""
+    unit, name = _unit_of(size_bytes)
+    amount = size_bytes / unit
+    digit = 10.0 ** max(floor(log10(max(amount, 1))) - 2, -2) if unit > 1 and amount < _FOUR_DIGITS else 1.0
+    return f"{round(ceil(amount / digit - 1e-9) * digit, 2):.10g} {name}"
+
+
+def _unit_of(size_bytes: float) -> tuple[int, str]:
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if size_bytes >= unit:
-            amount = size_bytes / unit
-            return f"{amount:.3g} {name}" if amount < _FOUR_DIGITS else f"{amount:.0f} {name}"
-    return f"{size_bytes:.0f} bytes"
+            return unit, name
+    return 1, "bytes"

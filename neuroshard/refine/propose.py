@@ -51,7 +51,7 @@ def _plans(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: Simu
     for task in tasks:
         for searcher in searchers:
             try:
-                yield searcher.search(task, simulator)
+                yield searcher.find(task, simulator).plan
             except InfeasibleError as error:
                 failed.append(error)
     if len(failed) == len(tasks) * len(searchers):

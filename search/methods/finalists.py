@@ -21,7 +21,8 @@ from neuroshard.stages.search.space.forms import FormedTask, Spread, allowed_for
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:
     """`plan`, then the first of each group, then the second ones, and so on: `count` at most, no two of them alike.
 
-    Those that are predicted to cost more than `plan` by more than both margins together are left out.
+    Those that break their task's limits, or are predicted to cost more than `plan` by more than both margins together,
+    are left out.
     """
     found = {layout_key(plan): plan}
     every = (one for turn in zip_longest(*groups) for one in turn if one is not None)
@@ -34,6 +35,8 @@ def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator,
 
 
 def _in_question(plan: Plan, other: Plan, simulator: Simulator) -> bool:
+    if other.violations:
+        return False
     ours, its = simulator.costs(plan.task, [plan, other])
     known = not np.isnan(its.margin_ms)
     return not known or its.total_ms - ours.total_ms <= ours.margin_ms + its.margin_ms

@@ -8,7 +8,7 @@ from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import NonNegative
-from neuroshard.searcher import Found, Searcher
+from neuroshard.searcher import Found, Searcher, within_hosts
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.search import CostedPlan
@@ -54,6 +54,9 @@ class ImprovedSearch(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """With a warning if a time limit cut the local search short, and the cheaper plan that isn't believed."""
+        return within_hosts(task, lambda given: self._found(given, simulator))
+
+    def _found(self, task: Task, simulator: Simulator) -> Found:
         catalog = Catalog.checked(task, simulator)
         rank = self._rank(catalog, simulator)
         first = first_plans(self.starts, catalog, simulator)

@@ -9,6 +9,7 @@ from neuroshard.errors import UserError
 from neuroshard.files import digest_of
 from neuroshard.plans.carry_over import Carried, carried_over
 from neuroshard.plans.form import FORMS, Form
+from neuroshard.plans.hosts import kept_on_hosts
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import NonNegative, shown
@@ -121,13 +122,13 @@ class Replan(Searcher):
         refused: UserError | None = None
         for share in _HELD:
             try:
-                found = self.rest.search(carried.fitting.largest(share).pinned, simulator)
+                found = self.rest.find(carried.fitting.largest(share).pinned, simulator).plan
             except UserError as error:  # what is held leaves the rest no room, or breaks a limit
                 refused = refused or error
             else:
                 plan = Plan(carried.task, found.placements)
                 return Found(plan, remark=_forced(before, plan, simulator))
-        plan = self.rest.search(carried.task, simulator)
+        plan = self.rest.find(carried.task, simulator).plan
         return Found(plan, f"re-planning: the previous plan can't stay ({refused}); planning from nothing")
 
     def _left(self, needed: int) -> int | None:
@@ -168,9 +169,11 @@ class Replan(Searcher):
             return Found(first)
         columns = formed.columns_plan(first)
         left = None if most is None else most - int(moved_between(start, first).sum())
-        steps = ImprovedSearch((ExistingPlan(columns),), self.improvement, max_moved_bytes=left)
-        found = steps.find(columns.task, beside(simulator, formed))
-        return replace(found, plan=_cheaper(first, formed.whole_plan(found.plan), simulator))
+        kept = kept_on_hosts(columns)
+        steps = ImprovedSearch((ExistingPlan(kept),), self.improvement, max_moved_bytes=left)
+        found = steps.find(kept.task, beside(simulator, formed))
+        better = formed.whole_plan(replace(found.plan, task=columns.task))
+        return replace(found, plan=_cheaper(first, better, simulator))
 
     def reads(self) -> tuple[str, ...]:
         """The digest of the starting plan's file, if it is one."""

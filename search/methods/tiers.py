@@ -79,12 +79,9 @@ class TierSearch(Searcher):
         """What is found with tables in such memories (T,), as a plan of the task; or why nothing is."""
         try:
             found = self.placing.find(homed(task, homes), simulator)
+            return found.changed(lambda plan: rehomed(plan, task, homes)), None
         except InfeasibleError as error:
             return None, error
-        whole = found.changed(lambda plan: rehomed(plan, task, homes))
-        if max(whole.plan.host_bytes) > task.topology.host_bytes:
-            return None, InfeasibleError(whole.plan.violations[0])
-        return whole, None
 
     def _improved(self, choices: "HomeChoices", found: Found) -> Found:
         """With memories chosen anew on every device, and searched again, as long as that helps."""

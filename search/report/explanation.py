@@ -189,7 +189,7 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
 
 def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
     try:
-        return simulator.cost(plan.task, Greedy(score).search(plan.task, simulator)).total_ms
+        return simulator.cost(plan.task, Greedy(score).find(plan.task, simulator).plan).total_ms
     except UserError as error:
         return str(error)
 

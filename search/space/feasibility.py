@@ -4,11 +4,12 @@ import numpy as np
 
 from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError
+from neuroshard.plans.hosts import least_host_bytes
 from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.units import readable_bytes, readable_bytes_up
 
 _NAMED_ITEMS = 3
 
@@ -22,11 +23,11 @@ def check_hosts(task: Task) -> None:
     """Raise InfeasibleError if tables in host memory take more of it than there is."""
     used, topology = int(task.memory.host_bytes(task.loads).sum()), task.topology
     if used > topology.all_host_bytes:
-        hosts = len(topology.hosts)
+        hosts, least = len(topology.hosts), least_host_bytes(task)
         raise InfeasibleError(
             f"the tables in host memory take {readable_bytes(used)}, {hosts} host(s) of "
-            f"{readable_bytes(topology.host_bytes)} hold {readable_bytes(topology.all_host_bytes)}; give each at least "
-            f"{readable_bytes(used / hosts)}: topology.host_memory_bytes"
+            f"{readable_bytes(topology.host_bytes)} hold {readable_bytes(topology.all_host_bytes)}; "
+            f"{readable_bytes_up(least)} on each would do: topology.host_memory_bytes"
         )
 
 

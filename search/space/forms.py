@@ -148,7 +148,8 @@ class FormedTask:
         if self.whole:
             return self.task
         free = np.maximum(self._free_bytes(), 1)  # into a byte nothing goes, and no device has less
-        return part_of(self._with_apart(), self.in_columns.tolist(), free)
+        part = part_of(self._with_apart(), self.in_columns.tolist(), free)
+        return replace(part, topology=replace(part.topology, host_memory_bytes=self._free_host_bytes()))
 
     def columns_plan(self, plan: Plan) -> Plan:
         """What a plan of the whole task has in columns, as a plan of `columns_task`.
@@ -191,6 +192,25 @@ class FormedTask:
                 f"{int(free.argmin())} has; give each device more memory"
             )
         return free
+
+    def _free_host_bytes(self) -> int:
+        """Bytes of each host's memory that rows leave.
+
+        Raises:
+            InfeasibleError: they need more than there is.
+        """
+        topology = self.task.topology
+        loads = Loads.placed(self.task.tables, self.others, self.task.batch_size, topology.num_devices)
+        used = np.zeros(len(topology.hosts), dtype=np.int64)
+        devices = np.array([placed.device for placed in self.others], dtype=np.int64)
+        np.add.at(used, devices // topology.host_size, self.task.memory.host_bytes(loads))
+        most = int(used.max())
+        if most > topology.host_bytes:
+            raise InfeasibleError(
+                f"tables in rows take {readable_bytes(most)} of a host's memory, which has "
+                f"{readable_bytes(topology.host_bytes)}; raise topology.host_memory_bytes"
+            )
+        return max(topology.host_bytes - most, min(topology.host_bytes, 1))
 
     def _with_apart(self) -> Task:
         """The task, with rules that keep tables in columns off the devices of others that they are kept apart from."""

@@ -1,0 +1,227 @@
+"""Tables in host memory given to hosts so that none is overfilled: as rules and pinned shards, which searches keep.
+
+Searches know how much memory each device has, and of hosts only what all of them have together. So where the tables in
+host memory are more than one host holds, a search may be asked again with every such table on one host, or its columns
+divided between several.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from glob import escape
+
+import numpy as np
+
+from neuroshard.arrays import IntArray
+from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Tier
+from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.tasks.constraints import PinnedShard, TableRule
+from neuroshard.tasks.task import Task
+
+_PRECISION = 1.002  # of the least host memory that is named
+
+
+def may_overfill(task: Task) -> bool:
+    """Whether some plan of the task could put more into a host's memory than there is: several hosts, and too small."""
+    topology = task.topology
+    used = sum(task.memory.host_bytes(task.loads).tolist())
+    return len(topology.hosts) > 1 and used > topology.host_bytes
+
+
+def given_to_hosts(task: Task) -> Task | None:
+    """The task with its tables in host memory given to hosts, within their memory; None if no way is found.
+
+    A table lies on one host where one has room for it, else its columns are divided between as few as will do. None
+    also where no plan could overfill a host.
+    """
+    return _given(task, task.topology.host_bytes) if may_overfill(task) else None
+
+
+def least_host_bytes(task: Task) -> int:
+    """How much memory lets tables be given to hosts, of each, within 0.2%; what all tables take, if no less does."""
+    total = sum(task.memory.host_bytes(task.loads).tolist())
+    low, high = total // len(task.topology.hosts), total
+    while high > max(low, 1) * _PRECISION:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _given(task, middle) is not None else (middle, high)
+    return high
+
+
+def kept_on_hosts(plan: Plan) -> Plan:
+    """The plan, in columns, as one of a task whose tables in host memory stay on their hosts, where these may overfill.
+
+    Shards of a table that lies on several hosts keep their widths. What the constraints pin is left to them.
+    """
+    task = plan.task
+    if not may_overfill(task):
+        return plan
+    held: dict[int, list[tuple[int, int]]] = {}
+    for placed in plan.placements:
+        if placed.home.tier is not Tier.DEVICE:
+            shard = placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE
+            held.setdefault(placed.shard.table, []).append(shard)
+    constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
+    pinned = {shard.table for shard in constraints.pinned}
+    for table, parts in held.items():
+        piece = _Piece.of_table(task, table)
+        if piece.names[0] in pinned:
+            continue
+        if len({host for host, _ in parts}) > 1:
+            pins += piece.pins(parts)
+        else:
+            rules += piece.rules(parts[0][0])
+    kept = replace(constraints, rules=(*constraints.rules, *rules), pinned=(*constraints.pinned, *pins))
+    return replace(plan, task=replace(task, constraints=kept))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Columns in host memory that may be given to one host, or to several where they may be cut.
+
+    Attributes:
+        names: of its tables; several are kept together.
+        units: of 4 columns.
+        unit_bytes: of each in host memory.
+        devices: (H,) those of each host that may hold it.
+        most_parts: it may be cut into.
+        least_units: of a part.
+        equal: whether parts are two halves.
+        pinned: whether it is a pinned shard, or the rest of a table that has some.
+    """
+
+    names: tuple[str, ...]
+    units: int
+    unit_bytes: int
+    devices: tuple[tuple[int, ...], ...]
+    most_parts: int
+    least_units: int
+    equal: bool
+    pinned: bool
+
+    @classmethod
+    def of_table(cls, task: Task, table: int) -> "_Piece":
+        """A whole table, without what is kept together with it."""
+        its, limits = task.tables[table], task.constraints.limits(task.tables[table], task.topology.num_devices)
+        units = its.dim // DIM_MULTIPLE
+        size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
+        equal = limits.equal_widths or not its.pooled
+        whole = limits.min_shards > 1 and equal  # as many parts as it must have, all on one host
+        return cls(
+            (its.name,),
+            units,
+            size_bytes // units,
+            tuple(tuple(sorted(set(host).intersection(limits.devices))) for host in task.topology.hosts),
+            1 if whole else limits.max_shards,
+            limits.min_dim // DIM_MULTIPLE,
+            equal,
+            pinned=False,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of host memory of all of it."""
+        return self.units * self.unit_bytes
+
+    def parts(self, free: IntArray) -> list[tuple[int, int]] | None:
+        """(host, units) of each part, on hosts that have so much memory left, (H,) bytes; None where it has no room."""
+        hosts = [int(h) for h in np.argsort(-free, kind="stable") if self.devices[h]]
+        if hosts and self.size_bytes <= free[hosts[0]]:
+            return [(hosts[0], self.units)]
+        if self.equal:
+            return self._halves(free, hosts[:2])
+        parts, left = list[tuple[int, int]](), self.units
+        for host in hosts[: self.most_parts]:
+            width = min(left, int(free[host]) // self.unit_bytes)
+            if 0 < left - width < self.least_units:
+                width = left - self.least_units
+            if width < self.least_units:
+                return None
+            parts.append((host, width))
+            left -= width
+            if not left:
+                return parts
+        return None
+
+    def _halves(self, free: IntArray, hosts: list[int]) -> list[tuple[int, int]] | None:
+        fits = all(self.size_bytes // 2 <= free[host] for host in hosts)
+        may = len(hosts) == 2 <= self.most_parts and self.units % 2 == 0
+        return [(host, self.units // 2) for host in hosts] if fits and may else None
+
+    def rules(self, host: int) -> Iterator[TableRule]:
+        """That keep all of it on a host."""
+        return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
+
+    def pins(self, parts: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
+        """That keep (host, units) of it where they are; of a single table."""
+        return (PinnedShard(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in parts)
+
+
+def _given(task: Task, host_bytes: int) -> Task | None:
+    """The task with tables in host memory given to hosts with so much memory each; None if no way is found."""
+    constraints, hosts = task.constraints, task.topology.hosts
+    pieces, spread_bytes = _pieces(task)
+    free = np.full(len(hosts), host_bytes - -(-spread_bytes // len(hosts)), dtype=np.int64)
+    rules, pins = list[TableRule](), list[PinnedShard]()
+    for piece in sorted(
+        pieces, key=lambda piece: (sum(map(bool, piece.devices)), piece.most_parts > 1, -piece.size_bytes)
+    ):
+        parts = piece.parts(free)
+        if parts is None:
+            return None
+        for host, units in parts:
+            free[host] -= units * piece.unit_bytes
+        if len(parts) == 1 and not piece.pinned:
+            rules += piece.rules(parts[0][0])
+        else:
+            pins += piece.pins(parts)
+    changed = {name for piece in pieces if piece.pinned for name in piece.names}
+    kept = tuple(pin for pin in constraints.pinned if pin.table not in changed)
+    try:
+        return replace(
+            task, constraints=replace(constraints, rules=(*constraints.rules, *rules), pinned=(*kept, *pins))
+        )
+    except UserError:  # rules that contradict others: there may be another way
+        return None
+
+
+def _pieces(task: Task) -> tuple[list[_Piece], int]:
+    """What is given to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
+    group_of = {name: group for group in task.constraints.together for name in group}
+    grouped: dict[tuple[str, ...], list[_Piece]] = {}
+    pieces, spread_bytes = list[_Piece](), 0
+    for index, (table, home) in enumerate(zip(task.tables, task.homes, strict=True)):
+        if home.tier is Tier.DEVICE:
+            continue
+        limits, piece = task.constraints.limits(table, task.topology.num_devices), _Piece.of_table(task, index)
+        pins = [pin for pin in task.constraints.pinned if pin.table == table.name]
+        if Form.COLUMNS not in limits.forms:
+            spread_bytes += piece.size_bytes
+        elif table.name in group_of:
+            grouped.setdefault(group_of[table.name], []).append(piece)
+        elif pins:
+            pieces += _around_pins(piece, pins)
+        else:
+            pieces.append(piece)
+    return [*pieces, *map(_together, grouped.values())], spread_bytes
+
+
+def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
+    """A table's pinned shards, and what is left of it."""
+    for pin in pins:
+        devices = tuple(tuple(sorted(set(its).intersection(pin.devices))) for its in piece.devices)
+        yield replace(piece, units=pin.dim // DIM_MULTIPLE, devices=devices, most_parts=1, equal=False, pinned=True)
+    if left := piece.units - sum(pin.dim for pin in pins) // DIM_MULTIPLE:
+        yield replace(piece, units=left, most_parts=piece.most_parts - len(pins), pinned=True)
+
+
+def _together(pieces: list[_Piece]) -> _Piece:
+    """Tables that lie on one device, unsplit."""
+    devices = tuple(
+        tuple(sorted(set.intersection(*map(set, its))))
+        for its in zip(*(piece.devices for piece in pieces), strict=True)
+    )
+    names = tuple(name for piece in pieces for name in piece.names)
+    size_bytes = sum(piece.size_bytes for piece in pieces)
+    return _Piece(names, 1, size_bytes, devices, 1, 1, equal=False, pinned=False)
