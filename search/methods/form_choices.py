@@ -1,26 +1,39 @@
 """A task's choices of a form for each table: which ones look cheap, and what comes of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.errors import InfeasibleError
+from neuroshard.loads import Loads
 from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Placement
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.contents import DeviceLoads
+from neuroshard.stages.search.space.exact import Elsewhere, ways_that_fit
 from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
 from neuroshard.stages.search.space.form_catalog import part_of_catalog
 from neuroshard.stages.search.space.form_descent import Costs, changed, descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, leaders, part_of
+from neuroshard.stages.search.space.forms import (
+    COLUMNS,
+    COPIES,
+    ROWS,
+    FormedTask,
+    Spread,
+    has_other_forms,
+    has_other_homes,
+    leaders,
+    part_of,
+)
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import pack
+from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, pack, shortage
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 from neuroshard.traffic import Traffic
@@ -187,6 +200,51 @@ class FormChoices:
             forms = self.first
             forms[largest[: 1 << power]] = ROWS
             yield forms
+
+    def fitting(self) -> tuple[IntArray | None, bool]:
+        """(T,) a choice that should fit in memory, by integer programming; or whether it is proven that none does.
+
+        Neither, where the task is large, or some table may not lie in columns.
+        """
+        if len(self.may) < len(self.task.tables) or self.catalog is None:
+            return None, False
+        item_of = {item.parts[0][0]: number for number, item in enumerate(self.catalog.items.items)}
+        ways = [(t, form) for t, form in np.argwhere(self.allowed).tolist() if form != COLUMNS]
+        if not ways:
+            return None, False
+        size = np.array([_shard_bytes(self.task, self.spread.placements(*way)) for way in ways])
+        elsewhere = Elsewhere(np.array([item_of[table] for table, _ in ways]), size)
+        chosen, proven = ways_that_fit(self.catalog, device_memory(self.task), elsewhere)
+        if chosen is None:
+            return None, proven
+        forms = np.full(len(self.task.tables), COLUMNS)
+        for way in chosen.tolist():
+            forms[ways[way][0]] = ways[way][1]
+        return forms, False
+
+    def shortage(self, error: InfeasibleError, proven: bool) -> InfeasibleError:
+        """The error of having no plan, which is `proven` of all allowed forms or not; `error` is of the first choice.
+
+        Of all tables together, wherever all may lie in columns.
+        """
+        if len(self.may) < len(self.task.tables):
+            return error
+        sizes = Sizes.of(Items.of(self.task))
+        try:
+            check_total(sizes)
+        except InfeasibleError as short:
+            return short
+        if proven and not has_other_forms(self.task, self.allowed) and not has_other_homes(self.task):
+            return shortage(sizes, NO_PLAN)
+        return error if (self.first == COLUMNS).all() else shortage(sizes, NONE_FOUND)
+
+
+def _shard_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
+    """(D,) bytes of device memory that placements take."""
+    loads = Loads.placed(task.tables, placements, task.batch_size, task.topology.num_devices)
+    total = np.zeros(task.topology.num_devices, dtype=np.int64)
+    np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))
+    return total
 
 
 def _too_large(sizes: Sizes) -> list[int]:

@@ -89,7 +89,7 @@ class FormSearch(Searcher):
         try:
             columns = choices.searched(choices.first, self.columns)
         except InfeasibleError as error:
-            return other or self._in_rows(choices, error)
+            return other or self._in_any_forms(choices, error)
         return columns if other is None else self._believed(columns, other, simulator)
 
     def _tried(self, choices: FormChoices, forms: IntArray) -> Found | None:
@@ -99,12 +99,19 @@ class FormSearch(Searcher):
         except InfeasibleError:
             return None
 
-    def _in_rows(self, choices: FormChoices, error: InfeasibleError) -> Found:
-        """With as few of the largest tables in rows as let the others fit in columns; else the error of having none."""
+    def _in_any_forms(self, choices: FormChoices, error: InfeasibleError) -> Found:
+        """With as few of the largest tables in rows as let the others fit in columns; else in any forms that fit.
+
+        Raises:
+            InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
+        """
         for forms in choices.more_in_rows():
             if (found := self._tried(choices, forms)) is not None:
                 return found
-        raise error
+        fitting, proven = choices.fitting()
+        if fitting is not None and (found := self._tried(choices, fitting)) is not None:
+            return found
+        raise choices.shortage(error, proven) from None
 
     def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
         """`other`, of the same task, where its gain over columns alone is believed."""

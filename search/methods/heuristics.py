@@ -13,10 +13,11 @@ from neuroshard.plans.plan import Plan
 from neuroshard.schema import Count, Seed
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.space.feasibility import check_total, device_memory, no_room
+from neuroshard.stages.search.space.feasibility import device_memory, no_room
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.layout import fewest_shards
 from neuroshard.stages.search.space.limits import open_devices
+from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table

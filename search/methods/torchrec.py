@@ -14,9 +14,9 @@ from neuroshard.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.forms import searched_forms
-from neuroshard.stages.search.space.feasibility import check_total
 from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls
 from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints

@@ -13,9 +13,10 @@ from neuroshard.errors import UserError
 from neuroshard.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.plans.shard import Tier
-from neuroshard.stages.search.space.feasibility import check_total, check_whole, device_memory
+from neuroshard.stages.search.space.feasibility import check_whole, device_memory
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.limits import Limits
+from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
 

@@ -9,8 +9,8 @@ from neuroshard.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.side_by_side import columns_model
 from neuroshard.simulator import Simulator
-from neuroshard.stages.search.space.feasibility import check_total
 from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes, entry_loads
 from neuroshard.tasks.task import Task
 

@@ -1,4 +1,4 @@
-"""Whether anything fits at all, by integer programming: the one place that may say "impossible".
+"""Whether anything fits at all, by integer programming: the one place that may say "impossible", in which forms.
 
 Bytes of a shard are a fixed part (buffers, rowwise state) and a part for every unit of 4 columns, so a plan is a
 whole number of units of each item on each device, and a 0 or 1 that says whether there are any.
@@ -6,7 +6,7 @@ whole number of units of each item on each device, and a 0 or 1 that says whethe
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -35,28 +35,60 @@ class Answer:
 _UNKNOWN = Answer(None, False)
 
 
+class Elsewhere(NamedTuple):
+    """K ways in which items may lie otherwise than in columns, in rows or copies: all of the item.
+
+    Attributes:
+        item: (K,) which item.
+        size_bytes: (K, D) of each device's memory that it takes.
+    """
+
+    item: IntArray
+    size_bytes: IntArray
+
+
+def ways_that_fit(sizes: Sizes, memory_bytes: IntArray, elsewhere: Elsewhere) -> tuple[IntArray | None, bool]:
+    """(n,) ways to leave columns so that the rest should fit in memory_bytes (D,); or whether it is proven that none do.
+
+    Neither, where the task is large or the solver's budget runs out before it knows. Rounding may make it too hopeful.
+    """
+    program = _Program(sizes, memory_bytes, _ROUNDING, elsewhere)
+    if program.num_unknowns > _MOST_UNKNOWNS:
+        return None, False
+    values, proven = program.solve()
+    return (None, proven) if values is None else (program.ways(values), False)
+
+
 def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Answer:
     """A packing that keeps within memory_bytes (D,) and the items' limits, a proof that there is none, or neither.
 
     Neither, where the task is large or the solver's budget runs out before it knows.
     """
     for sign in (1, -1):
-        program = _Program(sizes, memory_bytes, sign * _ROUNDING)
+        program = _Program(sizes, memory_bytes, sign * _ROUNDING, _nowhere(len(memory_bytes)))
         if program.num_unknowns > _MOST_UNKNOWNS:
             return _UNKNOWN
-        held, proven = program.solve()
-        if held is None:
+        values, proven = program.solve()
+        if values is None:
             return Answer(None, proven and sign > 0)
+        held = program.held(values)
         if keeps(sizes, held, memory_bytes):
             return Answer(held, False)
         # Too large, within the room that rounding was given: with as much less room it isn't.
     return _UNKNOWN
 
 
-class _Program:
-    """Unknowns: (I, D) units, where an item may be cut, and (I, D) presence, where that matters; others stay 0."""
+def _nowhere(num_devices: int) -> Elsewhere:
+    return Elsewhere(np.zeros(0, dtype=np.int64), np.zeros((0, num_devices), dtype=np.int64))
 
-    def __init__(self, sizes: Sizes, memory_bytes: IntArray, margin: int) -> None:
+
+class _Program:
+    """Unknowns: (I, D) units, where an item may be cut, and (I, D) presence, where that matters; others stay 0.
+
+    And (K,) whether an item lies elsewhere, in each of some ways.
+    """
+
+    def __init__(self, sizes: Sizes, memory_bytes: IntArray, margin: int, elsewhere: Elsewhere) -> None:
         """`margin`: how much more than memory_bytes (D,) there is, where bytes have to be rounded; in units of that."""
         self._sizes, self._memory, self._margin = sizes, memory_bytes, margin
         limits, width = sizes.items.limits, sizes.full_width
@@ -76,10 +108,12 @@ class _Program:
         )
         cut, told = limits.allowed & ~self._whole[:, None], limits.allowed & ~free[:, None]
         self._units, count = _numbered(cut, 0)
-        self._presence, self.num_unknowns = _numbered(told, count)
+        self._presence, count = _numbered(told, count)
+        self._elsewhere, self._ways = elsewhere, count + np.arange(len(elsewhere.item))
+        self.num_unknowns = count + len(elsewhere.item)
 
     def solve(self) -> tuple[IntArray | None, bool]:
-        """(I, D) units, up to the solver's rounding, or None; and whether it proves that there are none."""
+        """(n,) a solution, up to the solver's rounding, or None; and whether it proves that there is none."""
         upper = np.ones(self.num_unknowns)
         item, device = np.nonzero(self._units >= 0)
         upper[self._units[item, device]] = self._sizes.full_width[item]
@@ -96,9 +130,13 @@ class _Program:
         )
         if answer.x is None:
             return None, answer.status == _INFEASIBLE
-        return self._held(np.round(answer.x).astype(np.int64)), False
+        return np.round(answer.x).astype(np.int64), False
 
-    def _held(self, values: IntArray) -> IntArray:
+    def ways(self, values: IntArray) -> IntArray:
+        """Which items lie elsewhere, and how, in a solution (n,)."""
+        return np.flatnonzero(values[self._ways])
+
+    def held(self, values: IntArray) -> IntArray:
         """(I, D) units of a solution (n,)."""
         units = np.where(self._units >= 0, values[self._units], 0)
         there = np.where(self._presence >= 0, values[self._presence], 0) * self._sizes.full_width[:, None]
@@ -110,14 +148,15 @@ class _Program:
         limits, width = self._sizes.items.limits, self._sizes.full_width
         for item in range(self._sizes.num_items):
             units, presence = (one[item][one[item] >= 0] for one in (self._units, self._presence))
+            ways = self._ways[self._elsewhere.item == item]
             if self._whole[item]:
-                rows.add(presence, 1, 1, 1)
+                rows.add(np.concatenate([presence, ways]), 1, 1, 1)
                 continue
-            rows.add(units, 1, width[item], width[item])
+            rows.add(*_joined(units, ways, width[item]), width[item], width[item])
             if not len(presence):
                 continue
             least, most, narrowest = limits.min_shards[item], limits.max_shards[item], limits.min_width[item]
-            rows.add(presence, 1, least, most)
+            rows.add(*_joined(presence, ways, least), least, most)
             widest = width[item] - narrowest * (max(least, 1) - 1)
             for unit, there in zip(units, presence, strict=True):
                 rows.add(np.array([unit, there]), np.array([1, -widest]), -np.inf, 0)
@@ -129,14 +168,20 @@ class _Program:
                 rows.add(there[there >= 0], 1, 0, 1)
 
     def _bytes_fit(self, rows: "_Rows") -> None:
-        common = gcd(*self._unit_bytes.tolist(), *self._fixed_bytes.tolist()) or 1
+        elsewhere = self._elsewhere.size_bytes
+        common = gcd(*self._unit_bytes.tolist(), *self._fixed_bytes.tolist(), *elsewhere.ravel().tolist()) or 1
         for device, memory in enumerate((self._memory // common).tolist()):  # less than a common part is of no use
             cut, told = self._units[:, device] >= 0, self._presence[:, device] >= 0
-            unknowns = np.concatenate([self._units[cut, device], self._presence[told, device]])
-            size = np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told]]) // common
+            unknowns = np.concatenate([self._units[cut, device], self._presence[told, device], self._ways])
+            size = np.concatenate([self._unit_bytes[cut], self._fixed_bytes[told], elsewhere[:, device]]) // common
             scale = max(1.0, memory / _SCALE)
             room = memory / scale + (self._margin if scale > 1 else 0)
             rows.add(unknowns, np.minimum(size / scale, 2 * _SCALE), -np.inf, room)  # beyond that nothing fits anyway
+
+
+def _joined(unknowns: IntArray, ways: IntArray, weight: int) -> tuple[IntArray, IntArray]:
+    """Unknowns that count once, and ways that each count for so many of them, with their weights."""
+    return np.concatenate([unknowns, ways]), np.repeat([1, weight], [len(unknowns), len(ways)])
 
 
 def keeps(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> bool:

@@ -1,5 +1,7 @@
 """Errors for tasks that don't fit, with the numbers a user needs."""
 
+from math import ceil
+
 import numpy as np
 
 from neuroshard.arrays import IntArray
@@ -12,6 +14,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes, readable_bytes_up
 
 _NAMED_ITEMS = 3
+_PARTS = 1000  # of how many times the memory would do
 
 
 def device_memory(task: Task) -> IntArray:
@@ -28,32 +31,6 @@ def check_hosts(task: Task) -> None:
             f"the tables in host memory take {readable_bytes(used)}, {hosts} host(s) of "
             f"{readable_bytes(topology.host_bytes)} hold {readable_bytes(topology.all_host_bytes)}; "
             f"{readable_bytes_up(least)} on each would do: topology.host_memory_bytes"
-        )
-
-
-def check_total(sizes: Sizes) -> None:
-    """Raise InfeasibleError if no plan at all can fit: one item at its narrowest, or the total, is too much."""
-    items, memory = sizes.items, device_memory(sizes.items.task)
-    check_hosts(items.task)
-    if memory.min() < 0:
-        raise InfeasibleError(
-            f"the buffers of every device's own samples leave {readable_bytes(-int(memory.min()))} too little memory; "
-            "give each device more, or count fewer batches in flight"
-        )
-    narrowest, least, room = narrowest_shards(sizes)
-    if (tight := np.flatnonzero(least > room)).size:
-        item = int(tight[np.argmax(least[tight])])
-        whole = narrowest[item] == sizes.full_width[item] > 1
-        how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
-        raise InfeasibleError(
-            f"table {items.name(item)} takes {readable_bytes(least[item])} {how}, "
-            f"a device that may hold it has {readable_bytes(room[item])}; give each device more memory"
-        )
-    total, devices = sum(sizes.size_bytes[sizes.whole].tolist()), len(memory)
-    if total > memory.sum():
-        raise InfeasibleError(
-            f"the tables take {readable_bytes(total)}, {_described(memory)} hold {readable_bytes(memory.sum())}; "
-            f"give each at least {readable_bytes(total / devices)}, or use more devices"
         )
 
 
@@ -88,21 +65,30 @@ def no_room(items: Items, index: int, width: int, size_bytes: int, most_free: in
     )
 
 
-def nothing_fits(sizes: Sizes, factor: float, proven: bool) -> InfeasibleError:
-    """The error of a search that splits columns and has no plan, because there is none if that is `proven`.
+def nothing_fits(sizes: Sizes, factor: float, outcome: str) -> InfeasibleError:
+    """The error of a search that has no plan, with what is known of that: `outcome`.
 
-    `factor` is how many times the memory would do.
+    `factor` is how many times the memory for shards would do, in columns.
     """
     items, memory = sizes.items, device_memory(sizes.items.task)
     size = sizes.size_bytes[sizes.whole]
-    enough = f"{readable_bytes(memory[0] * factor)}" if len(set(memory)) == 1 else f"{factor:.3g} times as much"
     largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
     named = ", ".join(f"{items.name(index)} {readable_bytes(size[index])}" for index in largest)
-    outcome = "no plan exists" if proven else "none found within the search's budget, though there may be a plan,"
     return InfeasibleError(
-        f"{outcome} for {readable_bytes(size.sum())} of tables on {_described(memory)}; "
-        f"{enough} on each would do; the largest tables: {named}"
+        f"{outcome} for {readable_bytes(size.sum())} of tables on {described(memory)}; "
+        f"{enough(items.task, factor)} on each would do; the largest tables: {named}"
     )
+
+
+def enough(task: Task, factor: float) -> str:
+    """The `topology.memory_bytes` that leave shards so many times the memory they have: never less, as text."""
+    given = task.topology.memory_bytes
+    each = np.array(given if isinstance(given, tuple) else [given] * task.topology.num_devices, dtype=np.float64)
+    shards = device_memory(task)
+    needed = each - shards + np.ceil(shards * factor)
+    if len(set(each)) == 1:
+        return readable_bytes_up(float(needed.max()))
+    return f"{ceil(float((needed / each).max()) * _PARTS) / _PARTS:.10g} times as much"
 
 
 def keeps_nothing(proven: bool) -> InfeasibleError:
@@ -115,6 +101,7 @@ def keeps_nothing(proven: bool) -> InfeasibleError:
     )
 
 
-def _described(memory: IntArray) -> str:
+def described(memory: IntArray) -> str:
+    """Devices with (D,) bytes for shards, for people."""
     smallest, largest = readable_bytes(memory.min()), readable_bytes(memory.max())
     return f"{len(memory)} devices of " + (smallest if smallest == largest else f"{smallest} to {largest}")

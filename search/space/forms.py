@@ -11,7 +11,7 @@ from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.loads import Loads
 from neuroshard.models.model_set import ModelSet
-from neuroshard.plans.form import FORMS, Call, Form
+from neuroshard.plans.form import CALLS, FORMS, Call, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import has_row_blocks
@@ -65,6 +65,23 @@ def leaders(task: Task) -> IntArray:
         its = [number[name] for name in group]
         first[its] = min(its)
     return first
+
+
+def has_other_forms(task: Task, tried: BoolArray) -> bool:
+    """Whether the task lets some table lie otherwise than in columns and as was `tried` (T, F), models aside."""
+    if np.delete(allowed_forms(task, CALLS) & ~tried, COLUMNS, axis=1).any():
+        return True
+    host, devices = task.topology.host_size, task.topology.num_devices
+    limits = (task.constraints.limits(table, devices) for table in task.tables)
+    return 1 < host < devices and any(Form.ROWS in its.forms for its in limits)  # on one host's devices
+
+
+def has_other_homes(task: Task) -> bool:
+    """Whether the task lets some table lie in another memory, or with another cache, than where it lies as it is."""
+    if not task.topology.host_bytes:
+        return False
+    limits = (task.constraints.limits(table, task.topology.num_devices) for table in task.tables)
+    return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in limits)
 
 
 def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:

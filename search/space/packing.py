@@ -8,22 +8,74 @@ than one slice is free everywhere does a packing fail, so without constraints it
 import numpy as np
 
 from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.errors import InfeasibleError
+from neuroshard.plans.form import FORMS
+from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.exact import pack_exactly
-from neuroshard.stages.search.space.feasibility import device_memory, keeps_nothing, nothing_fits
+from neuroshard.stages.search.space.feasibility import (
+    check_hosts,
+    described,
+    device_memory,
+    enough,
+    keeps_nothing,
+    narrowest_shards,
+    nothing_fits,
+)
+from neuroshard.stages.search.space.forms import has_other_forms, has_other_homes
 from neuroshard.stages.search.space.limits import open_devices
 from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tasks.task import Task
+from neuroshard.units import readable_bytes
 
+NO_PLAN = "no plan exists"  # in any form that the task allows
+NO_COLUMNS = "no plan with all tables in columns exists"
+NONE_FOUND = "none found within the search's budget, though there may be a plan,"
 _PRECISION = 1.002  # of the smallest factor that is reported
 _TRIES = 16  # other orders, when the usual one fails and the task is too large to be sure
 _MOST_CELLS = 1 << 22  # items x devices of all tries together
 _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits end
 
 
+def check_total(sizes: Sizes) -> None:
+    """Raise InfeasibleError if nothing in columns can fit: the total is too much, or one item at its narrowest.
+
+    The memory that it names does, wherever any amount does.
+    """
+    items, memory = sizes.items, device_memory(sizes.items.task)
+    check_hosts(items.task)
+    if memory.min() < 0:
+        raise InfeasibleError(
+            f"the buffers of every device's own samples leave {readable_bytes(-int(memory.min()))} too little memory; "
+            "give each device more, or count fewer batches in flight"
+        )
+    total = sum(sizes.size_bytes[sizes.whole].tolist())
+    narrowest, least, room = narrowest_shards(sizes)
+    if total > memory.sum():
+        raise InfeasibleError(
+            f"the tables take {readable_bytes(total)}, {described(memory)} hold {readable_bytes(memory.sum())}; "
+            f"{_advice(sizes, memory)}, or use more devices"
+        )
+    if (tight := np.flatnonzero(least > room)).size:
+        item = int(tight[np.argmax(least[tight])])
+        whole = narrowest[item] == sizes.full_width[item] > 1
+        how = "unsplit" if whole else f"even at {narrowest[item] * DIM_MULTIPLE} columns"
+        raise InfeasibleError(
+            f"table {items.name(item)} takes {readable_bytes(least[item])} {how}, "
+            f"a device that may hold it has {readable_bytes(room[item])}; {_advice(sizes, memory)}"
+        )
+
+
+def _advice(sizes: Sizes, memory: IntArray) -> str:
+    factor = smallest_factor(sizes, np.maximum(memory, 1))
+    return "give each device more" if factor is None else f"give each at least {enough(sizes.items.task, factor)}"
+
+
 def packed(sizes: Sizes) -> IntArray:
-    """`held` (I, D) of some plan of the task: quickly where that works, else exactly.
+    """`held` (I, D) of some plan of the task in columns: quickly where that works, else exactly.
 
     Raises:
-        InfeasibleError: there is none, which is said only with a proof, or none was found.
+        InfeasibleError: there is none, which is said only with a proof, or none was found. That there is no plan in
+            any form is said only where the task allows no other.
     """
     memory = device_memory(sizes.items.task)
     held = pack(sizes, memory)
@@ -33,12 +85,25 @@ def packed(sizes: Sizes) -> IntArray:
     held = answer.held if answer.held is not None or answer.proven else _pack_in_other_orders(sizes, memory)
     if held is not None:
         return held
+    raise shortage(sizes, _outcome(sizes.items.task) if answer.proven else NONE_FOUND)
+
+
+def _outcome(task: Task) -> str:
+    """What a proof that columns don't fit says of a task."""
+    if has_other_homes(task):
+        return NONE_FOUND
+    return NO_COLUMNS if has_other_forms(task, np.zeros((len(task.tables), len(FORMS)), dtype=np.bool_)) else NO_PLAN
+
+
+def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
+    """The error of having no plan, with the memory that would do in columns, and what is known: `outcome`."""
+    memory = device_memory(sizes.items.task)
     if (factor := smallest_factor(sizes, memory)) is not None:
-        raise nothing_fits(sizes, factor, answer.proven)
+        return nothing_fits(sizes, factor, outcome)
     anywhere = pack_exactly(sizes, np.full_like(memory, _AMPLE))
     if anywhere.held is None:
-        raise keeps_nothing(anywhere.proven)
-    raise nothing_fits(sizes, _factor_for(sizes, anywhere.held, memory), answer.proven)
+        return keeps_nothing(anywhere.proven and outcome == NO_PLAN)
+    return nothing_fits(sizes, _factor_for(sizes, anywhere.held, memory), outcome)
 
 
 def pack(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
@@ -94,10 +159,16 @@ def _pack_item(sizes: Sizes, item: int, free: IntArray, open_to: BoolArray, held
 
 def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
     """How many times memory_bytes (D,) are enough for `pack`, within 0.2%; None if no amount is."""
-    total = int(sizes.size_bytes[sizes.whole].sum()) + int(sizes.size_bytes[sizes.first + 1].sum())
-    low, high = 0.0, max(2.0 * total / max(int(memory_bytes.min()), 1), 1.0) * 2
-    if pack(sizes, _scaled(memory_bytes, high)) is None:
-        return None
+    _, least, _ = narrowest_shards(sizes)
+    room = np.where(sizes.items.limits.allowed, memory_bytes, 0).max(axis=1)
+    total = int(sizes.size_bytes[sizes.whole].sum())
+    low = max(total / max(sum(memory_bytes.tolist()), 1), float((least / np.maximum(room, 1)).max()))  # no less does
+    high, most = low, 4 * (low + 1) * len(memory_bytes) * max(1.0, memory_bytes.max() / max(memory_bytes.min(), 1))
+    step = _PRECISION - 1
+    while pack(sizes, _scaled(memory_bytes, high)) is None:
+        if high > most:
+            return None
+        low, high, step = high, high * (1 + step), 2 * step
     while high > max(low, 1e-9) * _PRECISION:
         middle = (low + high) / 2
         if pack(sizes, _scaled(memory_bytes, middle)) is None:
