@@ -48,7 +48,7 @@ class Elsewhere(NamedTuple):
 
 
 def ways_that_fit(sizes: Sizes, memory_bytes: IntArray, elsewhere: Elsewhere) -> tuple[IntArray | None, bool]:
-    """(n,) ways to leave columns so that the rest should fit in memory_bytes (D,); or whether it is proven that none do.
+    """(n,) ways to leave columns so that the rest should fit in memory_bytes (D,); or whether none is proven to be.
 
     Neither, where the task is large or the solver's budget runs out before it knows. Rounding may make it too hopeful.
     """
