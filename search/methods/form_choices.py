@@ -1,15 +1,13 @@
 """A task's choices of a form for each table: which ones look cheap, and what comes of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.errors import InfeasibleError
-from neuroshard.loads import Loads
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.starts import Start
@@ -31,6 +29,7 @@ from neuroshard.stages.search.space.forms import (
     has_other_homes,
     leaders,
     part_of,
+    placed_bytes,
 )
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, pack, shortage
@@ -212,7 +211,7 @@ class FormChoices:
         ways = [(t, form) for t, form in np.argwhere(self.allowed).tolist() if form != COLUMNS]
         if not ways:
             return None, False
-        size = np.array([_shard_bytes(self.task, self.spread.placements(*way)) for way in ways])
+        size = np.array([placed_bytes(self.task, self.spread.placements(*way)) for way in ways])
         elsewhere = Elsewhere(np.array([item_of[table] for table, _ in ways]), size)
         chosen, proven = ways_that_fit(self.catalog, device_memory(self.task), elsewhere)
         if chosen is None:
@@ -237,14 +236,6 @@ class FormChoices:
         if proven and not has_other_forms(self.task, self.allowed) and not has_other_homes(self.task):
             return shortage(sizes, NO_PLAN)
         return error if (self.first == COLUMNS).all() else shortage(sizes, NONE_FOUND)
-
-
-def _shard_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
-    """(D,) bytes of device memory that placements take."""
-    loads = Loads.placed(task.tables, placements, task.batch_size, task.topology.num_devices)
-    total = np.zeros(task.topology.num_devices, dtype=np.int64)
-    np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))
-    return total
 
 
 def _too_large(sizes: Sizes) -> list[int]:

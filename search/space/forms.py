@@ -199,14 +199,14 @@ class FormedTask:
         Raises:
             InfeasibleError: they need more than there is.
         """
-        devices, task = np.array([placed.device for placed in self.others], dtype=np.int64), self.task
-        loads = Loads.placed(task.tables, self.others, task.batch_size, task.topology.num_devices)
-        free = device_memory(task)
-        np.subtract.at(free, devices, task.memory.device_bytes(loads))
+        memory, used = device_memory(self.task), placed_bytes(self.task, self.others)
+        free: IntArray = memory - used
         if free.min() < 0:
+            device = int(free.argmin())
             raise InfeasibleError(
-                f"tables in rows and copies need {readable_bytes(-int(free.min()))} more than device "
-                f"{int(free.argmin())} has; give each device more memory"
+                f"the tables in rows and copies take {readable_bytes(used.sum())}, of that "
+                f"{readable_bytes(used[device])} on device {device}, which has {readable_bytes(memory[device])}; give "
+                "each device more memory, or let them lie in columns"
             )
         return free
 
@@ -242,6 +242,14 @@ class FormedTask:
         if not rules:
             return self.task
         return replace(self.task, constraints=replace(constraints, rules=(*constraints.rules, *rules)))
+
+
+def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
+    """(D,) bytes of device memory that placements of some of the task's tables take."""
+    loads = Loads.placed(task.tables, placements, task.batch_size, task.topology.num_devices)
+    total = np.zeros(task.topology.num_devices, dtype=np.int64)
+    np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))
+    return total
 
 
 def _renumbered(placed: Placement, table: int) -> Placement:

@@ -12,6 +12,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.units import readable_bytes_up, to_bytes
@@ -63,3 +64,11 @@ def test_unequal_devices_need_so_many_times_as_much():
 def test_sizes_are_rounded_up(size):
     text = readable_bytes_up(size)
     assert size <= to_bytes(text.replace(" bytes", ""), "size") <= size * 1.011 + 1
+
+
+def test_tables_that_may_lie_in_rows_only_say_what_they_take():
+    rules = Constraints((TableRule("*", forms=("rows",)),))
+    task = replace(_task([1000, 600], 160 * KIB, MemoryUse()), constraints=rules)
+    said = r"the tables in rows and copies take 1.56 MiB, of that 4\d\d KiB on device 0, which has 160 KiB; give each"
+    with pytest.raises(InfeasibleError, match=said):
+        QUICKLY.find(task, SIMULATOR)
