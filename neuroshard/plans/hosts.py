@@ -41,7 +41,7 @@ def given_to_hosts(task: Task) -> Task | None:
 
 def least_host_bytes(task: Task) -> int:
     """How much memory lets tables be given to hosts, of each, within 0.2%; what all tables take, if no less does."""
-    total = sum(task.memory.host_bytes(task.loads).tolist())
+    total: int = sum(task.memory.host_bytes(task.loads).tolist())
     low, high = total // len(task.topology.hosts), total
     while high > max(low, 1) * _PRECISION:
         middle = (low + high) // 2

@@ -162,7 +162,9 @@ def smallest_factor(sizes: Sizes, memory_bytes: IntArray) -> float | None:
     _, least, _ = narrowest_shards(sizes)
     room = np.where(sizes.items.limits.allowed, memory_bytes, 0).max(axis=1)
     total = int(sizes.size_bytes[sizes.whole].sum())
-    low = max(total / max(sum(memory_bytes.tolist()), 1), float((least / np.maximum(room, 1)).max()))  # no less does
+    low: float = max(
+        total / max(sum(memory_bytes.tolist()), 1), float((least / np.maximum(room, 1)).max())
+    )  # no less does
     high, most = low, 4 * (low + 1) * len(memory_bytes) * max(1.0, memory_bytes.max() / max(memory_bytes.min(), 1))
     step = _PRECISION - 1
     while pack(sizes, _scaled(memory_bytes, high)) is None:
