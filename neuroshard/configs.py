@@ -86,10 +86,12 @@ def content_of(file: str) -> Mapping[str, Any]:
 
 def chosen_in(command: str, given: Mapping[str, str]) -> dict[str, str]:
     """The choice of each group of a command, where `given` names some of them, or an experiment that does."""
-    chosen = _groups(command)
+    chosen, named = _groups(command), dict[str, str]()
     for name in _experiments(given):
-        chosen |= {group.removeprefix(_OVERRIDE): choice for group, choice in _pairs(_EXPERIMENT, name)}
-    chosen |= {group: choice for group, choice in given.items() if group in chosen}
+        named |= dict(_overrides(_EXPERIMENT, name))
+    named |= {group: choice for group, choice in given.items() if group in chosen}
+    others = (pair for group, choice in (chosen | named).items() for pair in _overrides(group, choice))
+    chosen |= {group: choice for group, choice in others if group in chosen} | named
     return {group: chosen.get(choice[2:-1], choice) for group, choice in chosen.items()}  # one may be another's
 
 
@@ -126,9 +128,14 @@ def _experiments(given: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _pairs(group: str, name: str) -> Iterator[tuple[str, str]]:
-    entries = (entry for entry in _defaults(f"{group}/{name}.yaml") if isinstance(entry, dict))
-    return ((key, choice) for entry in entries for key, choice in entry.items())
+def _overrides(group: str, name: str) -> Iterator[tuple[str, str]]:
+    """The choices of other groups that a choice makes."""
+    if name not in choices(group):
+        return
+    for entry in _defaults(f"{group}/{name}.yaml"):
+        for key, choice in entry.items() if isinstance(entry, dict) else ():
+            if key.startswith(_OVERRIDE):
+                yield key.removeprefix(_OVERRIDE).partition("@")[0], choice
 
 
 def _built(group: str, name: str) -> dict[str, Any]:
@@ -137,7 +144,7 @@ def _built(group: str, name: str) -> dict[str, Any]:
     parts = [_own(content_of(file))]
     for entry in _defaults(file):
         ((where, other),) = entry.items() if isinstance(entry, dict) else [(group, entry)]
-        if other == "_self_":
+        if other == "_self_" or where.startswith(_OVERRIDE):
             continue
         (where, _, package), (other, _, inner) = where.lstrip("/").partition("@"), other.partition("@")
         path = (package or inner).split(".") if package or inner else []

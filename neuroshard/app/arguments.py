@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuroshard.errors import UserError
-from neuroshard.schema import shown
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -140,6 +139,8 @@ def _given(override: "Override") -> object:
 def _parse(text: str) -> "Override":
     from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import: not for completion
     from hydra.errors import OverrideParseException
+
+    from neuroshard.schema import shown
 
     parser = OverridesParser.create()
     try:

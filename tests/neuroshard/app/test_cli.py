@@ -122,8 +122,12 @@ def test_empty_task(here, capsys):
     _refused(capsys, "no table", *_search(here))
 
 
-def test_memory_cap_below_the_smallest_shard(here, capsys):
-    _refused(capsys, "even at 4 columns", *_search(here, "topology.memory_bytes=1500"))
+def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
+    code, _, err = run_command(capsys, *_search(here, "topology.memory_bytes=1500", "out=short"))
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if "error: " in line]
+    assert "the tables take 16.6 KiB, 4 devices of 1.46 KiB hold 5.86 KiB; give each at least 4.23 KiB" in line
+    assert run_command(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))[0] == 0
 
 
 def test_unknown_searcher(here, capsys):
