@@ -5,7 +5,6 @@ import pytest
 import neuroshard as ns
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.form import Form
-from neuroshard.registry import compose_config
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.tables import Table
@@ -84,10 +83,3 @@ def test_sequence_tables_have_two_equal_halves_at_most():
     assert len(_widths(halved, 0)) == 2
     with pytest.raises(InfeasibleError):
         Greedy("size").search(Task(loose.tables, Topology(4, int(size * 0.3)), loose.batch_size), simulator)
-
-
-def test_experiments_that_reproduce_papers_leave_tables_whole():
-    for name in NAMES:
-        config = compose_config("search", ["experiment=search_main", f"searcher={name}"])
-        assert config.searcher.max_halvings == 0
-        assert compose_config("search", [f"searcher={name}"]).searcher.max_halvings > 0
