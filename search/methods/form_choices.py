@@ -8,6 +8,7 @@ import numpy as np
 from neuroshard.arrays import BoolArray, IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
+from neuroshard.plans.shard import Placement
 from neuroshard.searcher import Found, Searcher
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.starts import Start
@@ -207,19 +208,24 @@ class FormChoices:
         """
         if len(self.may) < len(self.task.tables) or self.catalog is None:
             return None, False
-        item_of = {item.parts[0][0]: number for number, item in enumerate(self.catalog.items.items)}
-        ways = [(t, form) for t, form in np.argwhere(self.allowed).tolist() if form != COLUMNS]
+        item_of = {table: i for i, item in enumerate(self.catalog.items.items) for table, _ in item.parts}
+        ways = [(t, form) for t, form in np.argwhere(self._leading(self.allowed)).tolist() if form != COLUMNS]
         if not ways:
             return None, False
-        size = np.array([placed_bytes(self.task, self.spread.placements(*way)) for way in ways])
+        size = np.array([placed_bytes(self.task, self._placed(*way)) for way in ways])
         elsewhere = Elsewhere(np.array([item_of[table] for table, _ in ways]), size)
         chosen, proven = ways_that_fit(self.catalog, device_memory(self.task), elsewhere)
         if chosen is None:
             return None, proven
         forms = np.full(len(self.task.tables), COLUMNS)
-        for way in chosen.tolist():
-            forms[ways[way][0]] = ways[way][1]
+        for leader, form in (ways[way] for way in chosen.tolist()):
+            forms[self.leaders == leader] = form
         return forms, False
+
+    def _placed(self, leader: int, form: int) -> list[Placement]:
+        """A table and those that are kept together with it, in rows or copies."""
+        its = np.flatnonzero(self.leaders == leader).tolist()
+        return [placed for table in its for placed in self.spread.placements(table, form)]
 
     def shortage(self, error: InfeasibleError, proven: bool) -> InfeasibleError:
         """The error of having no plan, which is `proven` of all allowed forms or not; `error` is of the first choice.

@@ -74,15 +74,16 @@ def test_what_is_called_impossible_is_so_in_every_form():
     assert proven > 0
 
 
-def test_copies_that_fit_where_columns_do_not_are_found():
-    """A copy takes no output buffers of the global batch."""
+@pytest.mark.parametrize("together", [(), (("t0", "t1"),)])
+def test_copies_that_fit_where_columns_do_not_are_found(together):
+    """A copy takes no output buffers of the global batch; tables kept together are copied together."""
     tables = tuple(Table(f"t{i}", 40, 32, 1.0, ONCE) for i in range(2))
     loose = Task(tables, Topology(2, 1 << 30), 256, MemoryUse("sgd", 1))
     copied = NeuroShard(improvement=Improvement(shakes=0)).search(
         Task(tables, loose.topology, 256, loose.memory, Constraints((TableRule("*", forms=("copies",)),))), SIMULATOR
     )
     memory = max(copied.device_bytes) + (1 << 30) - loose.shard_memory[0]
-    task = Task(tables, Topology(2, memory), 256, MemoryUse("sgd", 1))
+    task = Task(tables, Topology(2, memory), 256, MemoryUse("sgd", 1), Constraints(together=together))
     assert QUICKLY.search(task, SIMULATOR).violations == ()
     with pytest.raises(InfeasibleError) as caught:
         BeamSearch().search(task, Simulator(linear_models(2)))

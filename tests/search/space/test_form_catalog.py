@@ -9,7 +9,7 @@ import neuroshard as ns
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.form_catalog import part_of_catalog
-from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, known_calls, part_of
+from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, known_calls, leaders, part_of
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.testing import OpaqueCompute, constrained_task
@@ -23,7 +23,8 @@ def test_a_part_is_as_if_made_anew(model):
     for seed in range(10):
         task = constrained_task(seed)
         bound = ~np.delete(allowed_forms(task, known_calls(ns.CostModels.load("roofline:h100"))), COLUMNS, 1)
-        tables = np.flatnonzero(bound.all(axis=1) | (rng.uniform(size=len(task.tables)) < 0.5))
+        stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change form together
+        tables = np.flatnonzero(bound.all(axis=1) | stay)
         free = device_memory(task) - rng.integers(0, 100, size=task.topology.num_devices)
         part = part_of_catalog(Catalog.costed(Sizes.of(Items.of(task)), model), tables, free)
         anew = Catalog.costed(Sizes.of(Items.of(part_of(task, tables.tolist(), free))), model)
