@@ -45,8 +45,9 @@ def to_sharding_plan(
 
     Args:
         plan: table-wise where a table is whole, column-wise where it is cut in columns (shards of unequal width stay
-            as they are), data-parallel where it is copied. Blocks of rows are row-wise on all devices, table-row-wise
-            on those of one host, and a grid where column ranges of them lie on several hosts.
+            as they are) or is a pooled one beside such, data-parallel where it is copied. Blocks of rows are row-wise
+            on all devices, table-row-wise on those of one host, and a grid where column ranges of them lie on several
+            hosts.
         modules: path of the collection inside the model, such as "sparse_arch.ebc"; or the path for each table's name,
             where there are several.
         compute_device: "cuda" or "cpu".
@@ -65,13 +66,15 @@ def to_sharding_plan(
     placements: dict[int, list[Placement]] = {}
     for placed in sorted(plan.placements):
         placements.setdefault(placed.shard.table, []).append(placed)
+    kinds = [_sharding_type(placements[index], plan.forms[index], topology) for index in range(len(plan.task.tables))]
+    paths = [_module_of(table, modules) for table in plan.task.tables]
+    cut = {path for path, kind in zip(paths, kinds, strict=True) if kind is ShardingType.COLUMN_WISE}
     found: dict[str, EmbeddingModuleShardingPlan] = {}
     shardings: list[tuple[str, Table, ParameterSharding]] = []
-    for index, table in enumerate(plan.task.tables):
-        path = _module_of(table, modules)
+    for index, (table, path) in enumerate(zip(plan.task.tables, paths, strict=True)):
         module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
         places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
-        kind = _sharding_type(placements[index], plan.forms[index], topology)
+        kind = _as_one_group(kinds[index], table, path in cut)
         if kind in _BY_HOST and local != topology.host_size:
             raise UserError(
                 f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
@@ -105,6 +108,17 @@ def _sharding_type(placements: Sequence[Placement], form: Form, topology: Topolo
     if len({placed.shard.column for placed in placements}) > 1:
         return ShardingType.GRID_SHARD
     return ShardingType.ROW_WISE if len(placements) == topology.num_devices else ShardingType.TABLE_ROW_WISE
+
+
+def _as_one_group(kind: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
+    """Column-wise for a whole pooled table beside tables that are cut.
+
+    TorchRec exchanges, looks up and permutes for every sharding type of a collection by itself; in one shard the words
+    mean the same. (Of sequence tables it reads all column-wise shards as equally wide.)
+    """
+    if kind is ShardingType.TABLE_WISE and table.pooled and beside_cut:
+        return ShardingType.COLUMN_WISE
+    return kind
 
 
 def _parameter(

@@ -15,7 +15,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.bags import BagTable, bags_of, named
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.export import from_sharding_plan, parameter_name, to_sharding_plan
-from neuroshard.torchrec.modules import Division, Parameter, divide
+from neuroshard.torchrec.modules import SPLIT, WHOLE, Division, Parameter, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
 
 _log = logging.getLogger(__name__)
@@ -147,3 +147,5 @@ def _pass_on(constraints: ParameterConstraints | None, sharding: Any) -> None:
     if constraints is not None:
         for field in PASSED_ON:
             setattr(sharding, field, getattr(constraints, field))
+        if sharding.sharding_type == SPLIT and SPLIT not in (constraints.sharding_types or (SPLIT,)):
+            sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for

@@ -32,9 +32,17 @@ def _same(one, other):
     return {m: dict(p) for m, p in one.plan.items()} == {m: dict(p) for m, p in other.plan.items()}
 
 
-def test_whole_tables_are_table_wise_and_the_rest_column_wise():
+def test_whole_tables_are_table_wise_but_beside_cut_ones():
+    """TorchRec exchanges and looks up for every sharding type by itself: one word for all columns of a collection."""
     exported = to_sharding_plan(PLAN, "ebc", local_world_size=2).plan["ebc"]
-    assert (exported["a"].sharding_type, exported["a"].ranks) == ("table_wise", [3])
+    assert (exported["a"].sharding_type, exported["a"].ranks) == ("column_wise", [3])
+    alone = to_sharding_plan(PLAN, {"a": "x", "b.c": "y"}, local_world_size=2).plan
+    assert [alone["x"]["a"].sharding_type, alone["y"]["b.c"].sharding_type] == ["table_wise", "column_wise"]
+    sequence = replace(TASK, tables=(replace(TASK.tables[0], pooled=False), TASK.tables[1]))
+    beside = to_sharding_plan(Plan(sequence, PLAN.placements), {"a": "x", "b.c": "x"}, local_world_size=2).plan["x"]
+    assert (
+        beside["a"].sharding_type == "table_wise"
+    )  # of sequence tables it reads all column-wise shards as equally wide
     assert (exported["b.c"].sharding_type, exported["b.c"].ranks) == ("column_wise", [0, 2])
     assert {parameter.compute_kernel for parameter in exported.values()} == {"fused"}
     shards = exported["b.c"].sharding_spec.shards
