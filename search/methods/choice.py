@@ -1,6 +1,7 @@
-"""Which of two plans is believed to be the cheaper one."""
+"""Which of several plans is believed to be the cheapest one."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from neuroshard.checked import checked
 from neuroshard.cost import Cost
@@ -16,33 +17,48 @@ _WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
 @dataclass(frozen=True)
 @checked
 class Choice:
-    """Keeps a plan unless another one's predicted gain is large beside what the predictions may be off by.
+    """Takes the plan with the least expected cost; of models that don't know how far they are off, with caution.
 
-    A search for lower predictions finds better plans, and errors of the models as well: gains that are small beside
-    the margins don't come true. Gains are of expected costs (`Cost.expected_ms`), which count little of what is gained
-    by balancing devices more finely than they are known. Models that know no margins are believed as they are.
+    A search for lower predictions finds better plans, and errors of the models as well. Expected costs
+    (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known; what is
+    left of a gain comes true in half and more (docs/results.md), so it is taken. Models that know no margins are
+    believed as they are.
 
     Attributes:
-        doubt: share of both plans' margins that a gain must exceed, where the models' members disagree: margins then
-            tell tables that the models know from others.
+        doubt: share of both plans' margins that a gain must exceed besides, where the models' members disagree: margins
+            then tell tables that the models know from others.
         blind_doubt: the same for models without members, whose margins don't grow away from what they were fitted to;
             at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't one of all devices
             together: the same tables rarely cost less in all, and that is where such models are led astray most.
+        form_doubt: `doubt` where tables are laid out in other forms than columns: in training steps using a form at all
+            takes something that models don't know (docs/steps.md).
     """
 
-    doubt: NonNegative = 0.25
+    doubt: NonNegative = 0.0
     blind_doubt: NonNegative = 1.0
+    form_doubt: NonNegative = 0.25
+
+    @property
+    def of_forms(self) -> "Choice":
+        """Between plans in columns alone and plans in other forms."""
+        return replace(self, doubt=max(self.doubt, self.form_doubt))
 
     def choose(self, first: Plan, other: Plan, simulator: Simulator) -> Plan:
         """`other`, plan of the same task, if its gain is believed; else `first`."""
-        return self.decide(first, other, simulator)[0]
+        return self.among([first, other], simulator)[0]
 
-    def decide(self, first: Plan, other: Plan, simulator: Simulator) -> tuple[Plan, Plan | None]:
-        """`choose`, with `other` where `first` is kept although `other` is predicted to be cheaper."""
-        before, after = simulator.costs(first.task, [first, other])
-        if self._believes(before, after, other, simulator):
-            return other, None
-        return first, other if after.total_ms < before.total_ms else None
+    def among(self, plans: Sequence[Plan], simulator: Simulator) -> tuple[Plan, Plan | None]:
+        """The first of some plans of a task, or one whose gain over it is believed: the one with the most to gain.
+
+        With it the one that is predicted to cost least, where that is another one.
+        """
+        costs = simulator.costs(plans[0].task, plans)
+        chosen = 0
+        for index in range(1, len(plans)):
+            if self._believes(costs[chosen], costs[index], plans[index], simulator):
+                chosen = index
+        cheapest = min(range(len(plans)), key=lambda index: costs[index].total_ms)
+        return plans[chosen], plans[cheapest] if costs[cheapest].total_ms < costs[chosen].total_ms else None
 
     def _believes(self, before: Cost, after: Cost, other: Plan, simulator: Simulator) -> bool:
         if simulator.models.margins is None:

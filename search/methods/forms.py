@@ -120,7 +120,7 @@ class FormSearch(Searcher):
         if choice is None:
             before, after = simulator.costs(task, [columns.plan, other.plan])
             return other if after.total_ms < before.total_ms else columns
-        chosen, declined = choice.decide(columns.plan, other.plan, simulator)
+        chosen, declined = choice.of_forms.among([columns.plan, other.plan], simulator)
         if chosen is other.plan:
             return other
         return Found(columns.plan, columns.warning, columns.declined or declined)

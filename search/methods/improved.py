@@ -33,8 +33,8 @@ class ImprovedSearch(Searcher):
             whose prediction is less certain have to promise more. Needs models that know their margins.
         max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
             text such as "20GB"; None sets no limit.
-        choice: whether the plan found is believed to be cheaper than the first start's, which is kept where it isn't;
-            None believes every prediction.
+        choice: which of the first plans and the one found is believed to be the cheapest, the first start's unless
+            another one is; None takes the one that is predicted to be.
     """
 
     starts: tuple[Start, ...]
@@ -63,10 +63,10 @@ class ImprovedSearch(Searcher):
         held = cheapest(first, catalog, simulator)
         local = local_steps(catalog, simulator, held, self.max_moved_bytes)
         improved = self.improvement.improve(local, local.costed(held), rank)
-        before, found = catalog.items.plan(first[0]), catalog.items.plan(improved.best.held)
+        found = catalog.items.plan(improved.best.held)
         if self.choice is None:
             return Found(found, improved.remark)
-        chosen, declined = self.choice.decide(before, found, simulator)
+        chosen, declined = self.choice.among([*map(catalog.items.plan, first), found], simulator)
         return Found(chosen, improved.remark, declined)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:

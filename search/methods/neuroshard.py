@@ -14,11 +14,12 @@ from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.forms import FormSearch, searched_forms
+from neuroshard.stages.search.methods.heuristics import SCORES
 from neuroshard.stages.search.methods.host_rows import RowsOver
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.simpler import simpler
-from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.methods.starts import EvenLayouts, Heuristic, Start
 from neuroshard.stages.search.methods.tiers import TierSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.forms import known_calls
@@ -74,7 +75,7 @@ class NeuroShard(Searcher):
     def parts(self) -> ImprovedSearch:
         """The starts and the local search that it is composed of, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
-        starts = (published, EvenLayouts(self.grid))
+        starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Heuristic, SCORES))
         return ImprovedSearch(starts, self.improvement, self.caution, choice=self.choice)
 
     def search(self, task: Task, simulator: Simulator) -> Plan:

@@ -8,6 +8,7 @@ from neuroshard.arrays import IntArray
 from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
 from neuroshard.simulator import Simulator
+from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import even_layout
@@ -51,6 +52,26 @@ class EvenLayouts:
             if best.cost_ms < float("inf"):
                 return grid.held(best)
         return None
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """The plan of one of the usual heuristics: what a search should never be dearer than.
+
+    They have no caps on columns, which hinder the published search where one table is hot and devices are few.
+
+    Attributes:
+        score: what it balances.
+    """
+
+    score: str
+
+    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+        """None if it finds no plan."""
+        try:
+            return catalog.items.held(Greedy(self.score).search(catalog.items.task, simulator))
+        except InfeasibleError:
+            return None
 
 
 @dataclass(frozen=True)

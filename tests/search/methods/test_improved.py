@@ -12,12 +12,12 @@ from neuroshard.registry import build, described
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.methods.heuristics import SCORES, Random
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan
+from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan, Heuristic
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.moved import moved_between
@@ -94,14 +94,16 @@ def test_a_limit_on_moved_bytes_counts_from_the_start():
     assert Replan(start, limit, FEW).search(task, simulator) == limited
 
 
-def test_neuroshard_is_the_published_search_and_even_layouts_improved():
+def test_neuroshard_is_the_published_search_even_layouts_and_heuristics_improved():
     """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
     grid, improvement = GridSettings(points=3), Improvement(shakes=7)
     choice = Choice(doubt=0.3)
     ours = NeuroShard(4, 2, 5, grid, improvement, 0.5, choice)
     assert not isinstance(ours, BeamSearch)
-    assert ours.parts == ImprovedSearch((BeamSearch(4, 2, 5, grid), EvenLayouts(grid)), improvement, 0.5, None, choice)
-    assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts()), choice=Choice())
+    heuristics = tuple(map(Heuristic, SCORES))
+    starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), *heuristics)
+    assert ours.parts == ImprovedSearch(starts, improvement, 0.5, None, choice)
+    assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts(), *heuristics), choice=Choice())
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
 
@@ -110,10 +112,8 @@ def test_every_setting_is_known_by_one_name():
     assert {key for key in published if key != "_target_"} < set(ours)
     given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
     built = build("searcher", "neuroshard", caution=0.5, **given)
-    expected = ImprovedSearch(
-        (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2))), Improvement(shakes=1), 0.5, None, Choice()
-    )
-    assert built.parts == expected
+    starts = (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2)), *map(Heuristic, SCORES))
+    assert built.parts == ImprovedSearch(starts, Improvement(shakes=1), 0.5, None, Choice())
 
 
 def test_caution_is_refused_before_any_work():
