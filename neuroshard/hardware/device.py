@@ -5,6 +5,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -32,8 +33,25 @@ class Device(ABC):
         """Return when all work given to the device is done."""
 
     @abstractmethod
+    def moment(self) -> Any:
+        """A mark in the device's work: what was given to it before has ended there, what comes after hasn't begun."""
+
+    @abstractmethod
+    def ms_between(self, first: Any, second: Any) -> float:
+        """Milliseconds from one moment to another, once the device is synchronized."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Overwrite what the device's cache holds."""
+
     def time_ms(self, run: Callable[[], object]) -> float:
         """Milliseconds of one `run`, starting from a flushed cache."""
+        self.flush()
+        start = self.moment()
+        run()
+        end = self.moment()
+        self.synchronize()
+        return self.ms_between(start, end)
 
 
 class CpuDevice(Device):
@@ -63,12 +81,17 @@ class CpuDevice(Device):
     def synchronize(self) -> None:
         """Return at once: CPU kernels have ended when their call returns."""
 
-    def time_ms(self, run: Callable[[], object]) -> float:
-        """Milliseconds that `run` takes, by the wall clock."""
+    def moment(self) -> float:
+        """Now, by the wall clock, in s."""
+        return time.perf_counter()
+
+    def ms_between(self, first: float, second: float) -> float:
+        """By the wall clock."""
+        return (second - first) * 1e3
+
+    def flush(self) -> None:
+        """Write to as many bytes as `prepare` was told."""
         self._flush.add_(1)
-        start = time.perf_counter()
-        run()
-        return (time.perf_counter() - start) * 1e3
 
 
 class CudaDevice(Device):
@@ -103,15 +126,19 @@ class CudaDevice(Device):
         """Wait until the GPU has done everything it was given."""
         torch.cuda.synchronize(self._index)
 
-    def time_ms(self, run: Callable[[], object]) -> float:
-        """Milliseconds that `run` takes on the GPU, between two CUDA events."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    def moment(self) -> torch.cuda.Event:
+        """A CUDA event, recorded now."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def ms_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+        """By the GPU's clock."""
+        return float(first.elapsed_time(second))
+
+    def flush(self) -> None:
+        """Write to at least twice the L2 cache."""
         self._flush.add_(1)
-        start.record()
-        run()
-        end.record()
-        self.synchronize()
-        return float(start.elapsed_time(end))
 
 
 def make_device(spec: DeviceSpec) -> Device:
@@ -121,8 +148,9 @@ def make_device(spec: DeviceSpec) -> Device:
 
 def _keep_freed_memory() -> None:
     """Ask glibc to reuse freed memory: outputs of every run would otherwise be mapped and faulted in anew."""
-    mmap_threshold, trim_threshold = -3, -1
+    mmap_threshold, trim_threshold, top_pad = -3, -1, -2
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not every libc has it
     if mallopt is not None:
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
+        mallopt(top_pad, 256 << 20)

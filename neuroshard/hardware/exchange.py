@@ -3,21 +3,17 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
-from neuroshard.arrays import FloatArray
 from neuroshard.hardware.collectives import Circles, Exchange, make_exchange
-from neuroshard.hardware.device import Device, make_device
+from neuroshard.hardware.device import Device
+from neuroshard.hardware.group import Group
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
-from neuroshard.hardware.settings import DeviceSpec
-from neuroshard.records.samples import CommSample, Repeats
+from neuroshard.records.samples import CommSample
 from neuroshard.timing import TimingProtocol
 
 _SETTLE_S = 0.002  # from agreeing on a start until it, so that nobody is late
@@ -43,19 +39,15 @@ class ExchangeBench:
         self._device = device
         self._protocol = protocol
         self._clock = clock or Clock()
-        # Agreeing on starts must not use the network path that is being measured.
-        self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._group = Group(timeout_s)
+        self._control, self._rank, self._size = self._group.control, self._group.rank, self._group.size
         self._clock_ahead_s = self._find_clock_offset()
         self._circles: dict[int, Circles] = {}  # by devices of a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """An outcome for each sample; its repeats are (R, 2, D) ms: forward, backward; every device."""
         builds = [partial(self._build, sample) for sample in samples]
-        local = run_batch(builds, self._protocol, np.random.default_rng(seeds), report)
-        gathered: list[list[Outcome] | None] = [None] * self._size
-        dist.all_gather_object(gathered, local, group=self._control)
-        return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
+        return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
 
     def _build(self, sample: CommSample) -> Run:
         host_size = sample.host_size
@@ -81,7 +73,7 @@ class ExchangeBench:
 
     def _agree_on_start(self) -> float:
         """A moment shortly ahead, on this process's clock, the same for all."""
-        dist.barrier(group=self._control)
+        self._group.barrier()
         moment = torch.tensor([self._clock.now() + _SETTLE_S], dtype=torch.float64)
         dist.broadcast(moment, 0, group=self._control)
         return float(moment) + self._clock_ahead_s
@@ -108,37 +100,3 @@ class ExchangeBench:
         dist.recv(clock, 0, group=self._control)
         received = self._clock.now()
         return received - sent, (sent + received) / 2 - float(clock)
-
-
-def _combine(outcomes: list[Outcome]) -> Outcome:
-    """One sample's outcome from every device's, (R, 2) each, to (R, 2, D)."""
-    busy_s = max(outcome.busy_s for outcome in outcomes)
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    if errors:
-        return Outcome(None, errors[0], busy_s)
-    repeats = [outcome.repeats for outcome in outcomes if outcome.repeats is not None]
-    times: FloatArray = np.stack([repeat.times_ms for repeat in repeats], axis=-1)
-    return Outcome(Repeats(times, repeats[0].at_s), None, busy_s)
-
-
-def join_group(
-    spec: DeviceSpec,
-    protocol: TimingProtocol,
-    timeout_s: float,
-    rank: int,
-    count: int,
-    meet_at: str,
-    wait: Callable[[Store], object] = lambda _: None,
-) -> ExchangeBench:
-    """Prepare this process's device and join the others at `meet_at`, a torch.distributed init method.
-
-    They have `timeout_s` to come, counted from when `wait` returns, which is given the store that they meet by.
-    """
-    device = make_device(spec)
-    device.prepare(rank, protocol.flush_bytes)
-    store, _, _ = next(rendezvous(meet_at, rank, count))
-    wait(store)
-    dist.init_process_group(
-        device.backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=timeout_s)
-    )
-    return ExchangeBench(device, protocol, timeout_s)

@@ -1,5 +1,6 @@
 """Real hardware, ready to measure samples on."""
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -8,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from warnings import filterwarnings
 
 from neuroshard.checked import checked
@@ -17,6 +18,7 @@ from neuroshard.hardware.fingerprint import Fingerprint, fingerprint, no_device
 from neuroshard.hardware.hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link, check_tiers
+from neuroshard.hardware.training import StepSample
 from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
 from neuroshard.plans.shard import Tier
 from neuroshard.records.samples import CommSample, ComputeSample
@@ -24,7 +26,12 @@ from neuroshard.schema import Seconds
 from neuroshard.tasks.task import Topology
 from neuroshard.timing import TimingProtocol
 
+if TYPE_CHECKING:  # imports torch
+    from neuroshard.hardware.device import Device
+
+_CHATTY = ("torchrec", "torch.fx")  # loggers that warn of every table of every model
 Warn = Callable[[str], None]
+Sample = TypeVar("Sample")
 Sample_contra = TypeVar("Sample_contra", contravariant=True)
 
 
@@ -116,29 +123,62 @@ class Hardware:
         Raises:
             UserError: torchrun started another number of processes, or the link can't be made.
         """
+        return self._group_meter(num_devices, self._exchanges, None, warn)
+
+    def step_meter(
+        self, topology: Topology, timing: TimingProtocol, warn: Warn
+    ) -> AbstractContextManager[Meter[StepSample]]:
+        """Measures training steps of plans for that topology, each device's part in a process of its own; under
+        torchrun, in those that it started.
+
+        Raises:
+            UserError: as `comm_meter`.
+        """
+        return self._group_meter(topology.num_devices, self._steps(timing), topology.host_size, warn)
+
+    def follow(self) -> None:
+        """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures."""
+        self._follow(self._exchanges)
+
+    def follow_steps(self, timing: TimingProtocol) -> None:
+        """The same of training steps."""
+        self._follow(self._steps(timing))
+
+    @property
+    def _exchanges(self) -> "_Benches[CommSample]":
+        return _Benches(_exchange_bench, (self.comm_timing, self.timeout_s), self.comm_timing.flush_bytes)
+
+    def _steps(self, timing: TimingProtocol) -> "_Benches[StepSample]":
+        return _Benches(_step_bench, (self.embedding, timing, self.timeout_s), timing.flush_bytes)
+
+    def _group_meter(
+        self, num_devices: int, benches: "_Benches[Sample]", local_size: int | None, warn: Warn
+    ) -> AbstractContextManager[Meter[Sample]]:
+        """Of `num_devices` processes that measure together, told that a host has `local_size` of them."""
         if not under_torchrun():
-            return self._local_meter(num_devices, warn)
+            return self._local_meter(num_devices, benches, local_size, warn)
         if self.link is not None:
             raise UserError("hardware.link makes two hosts of this one; torchrun has its own: leave one of them out")
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
-        from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
+        from neuroshard.hardware.torchrun import Joining, TorchrunLeader  # imports torch: only where it is used
 
-        return TorchrunLeader(self.device, self.comm_timing, self.timeout_s)
+        return TorchrunLeader(Joining(self.device, benches.flush_bytes, self.timeout_s, benches.make))
 
     @contextmanager
-    def _local_meter(self, num_devices: int, warn: Warn) -> Iterator[Meter[CommSample]]:
+    def _local_meter(
+        self, num_devices: int, benches: "_Benches[Sample]", local_size: int | None, warn: Warn
+    ) -> Iterator[Meter[Sample]]:
         with ExitStack() as open_for:
             hosts = None if self.link is None else open_for.enter_context(two_hosts(self.link))
-            make = partial(_make_exchange_bench, self.device, self.comm_timing, self.timeout_s, hosts)
+            make = partial(_make_joined, self.device, benches, self.timeout_s, hosts, local_size or num_devices)
             yield open_for.enter_context(WorkerGroup(make, num_devices, self.timeout_s, warn, self._context()))
 
-    def follow(self) -> None:
-        """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures."""
-        from neuroshard.hardware.torchrun import follow
+    def _follow(self, benches: "_Benches[Any]") -> None:
+        from neuroshard.hardware.torchrun import Joining, follow
 
-        follow(self.device, self.comm_timing, self.timeout_s)
+        follow(Joining(self.device, benches.flush_bytes, self.timeout_s, benches.make))
 
     def _context(self) -> ForkServerContext | SpawnContext:
         return forked_warm() if self.device.kind == "cpu" else spawned()
@@ -167,16 +207,54 @@ def _make_compute_bench(
     return ComputeBench(device, settings, protocol)
 
 
-def _make_exchange_bench(
-    spec: DeviceSpec, protocol: TimingProtocol, timeout_s: float, hosts: Hosts | None, rank: int, count: int, port: int
-) -> Bench[CommSample]:
-    from neuroshard.hardware.exchange import join_group
+@dataclass(frozen=True)
+class _Benches(Generic[Sample]):
+    """What measures in each process of a group: `function` of the prepared device and of settings."""
+
+    function: Callable[..., Bench[Sample]]
+    settings: tuple[Any, ...]
+    flush_bytes: int
+
+    def make(self, device: "Device") -> Bench[Sample]:
+        return self.function(device, *self.settings)
+
+
+def _exchange_bench(device: "Device", protocol: TimingProtocol, timeout_s: float) -> Bench[CommSample]:
+    from neuroshard.hardware.exchange import ExchangeBench
+
+    return ExchangeBench(device, protocol, timeout_s)
+
+
+def _step_bench(
+    device: "Device", settings: EmbeddingSettings, protocol: TimingProtocol, timeout_s: float
+) -> Bench[StepSample]:
+    filterwarnings("ignore", category=FutureWarning)  # TorchRec's own calls of what torch renames
+    filterwarnings("ignore", category=UserWarning, module="torch")
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    from neuroshard.torchrec.step_bench import StepBench
+
+    return StepBench(device, settings, protocol, timeout_s)
+
+
+def _make_joined(
+    spec: DeviceSpec,
+    benches: _Benches[Sample],
+    timeout_s: float,
+    hosts: Hosts | None,
+    local_size: int,
+    rank: int,
+    count: int,
+    port: int,
+) -> Bench[Sample]:
+    from neuroshard.hardware.group import join
 
     if hosts is None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = hosts.enter(rank, count)
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # what TorchRec takes a host for
     if count > (os.cpu_count() or 1):
         spec = replace(spec, pin=False)  # processes that share cores do better where the kernel moves them
     address = "127.0.0.1" if hosts is None else hosts.address
-    return join_group(spec, protocol, timeout_s, rank, count, f"tcp://{address}:{port}")
+    return benches.make(join(spec, benches.flush_bytes, timeout_s, rank, count, f"tcp://{address}:{port}"))

@@ -57,10 +57,14 @@ def draw_again(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The same of one more batch, in which the same rows of the sample's tables (n,) are popular."""
     pairs = zip(sample.tables, popular, strict=True)
-    return _held(
-        sample,
-        [(rows.draw(generator), _lengths(table, sample.batch_size, rows.lookups, generator)) for table, rows in pairs],
-    )
+    return _held(sample, [popular_lookups(table, sample.batch_size, rows, generator) for table, rows in pairs])
+
+
+def popular_lookups(
+    table: Table, batch_size: int, rows: PopularRows, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices (L,) and lengths (features x batch_size,) of a batch in which these rows are as popular as they are."""
+    return rows.draw(generator), _lengths(table, batch_size, rows.lookups, generator)
 
 
 def _held(

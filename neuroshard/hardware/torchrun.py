@@ -1,23 +1,25 @@
-"""Exchanges between processes that torchrun started, on one host or several: rank 0 leads, the others follow."""
+"""What is measured between processes that torchrun started, on one host or several: rank 0 leads, the others follow."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from neuroshard.hardware.exchange import ExchangeBench, join_group
+from neuroshard.hardware.device import Device
+from neuroshard.hardware.group import join
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.settings import DeviceSpec
-from neuroshard.records.samples import CommSample
-from neuroshard.timing import TimingProtocol
+from neuroshard.hardware.workers import Bench
 
 _IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
 _LEADING = "neuroshard/leading"
-_Batch = tuple[list[CommSample], list[int]]
+Sample = TypeVar("Sample")
+_Batch = tuple[list[Sample], list[int]]
 
 
 def _lead(store: Store) -> None:
@@ -30,32 +32,51 @@ def _wait_for_leader(store: Store) -> None:
     store.wait([_LEADING], _IDLE)
 
 
-class _Member:
+@dataclass(frozen=True)
+class Joining(Generic[Sample]):
+    """How a process joins the others.
+
+    Attributes:
+        device: that it measures on.
+        flush_bytes: the device's own.
+        timeout_s: that the others have to come.
+        make_bench: what measures, on the prepared device.
+    """
+
+    device: DeviceSpec
+    flush_bytes: int
+    timeout_s: float
+    make_bench: Callable[[Device], Bench[Sample]]
+
+
+class _Member(Generic[Sample]):
     """This process's place in the group, and the channel on which rank 0 hands out work."""
 
-    def __init__(self, device: DeviceSpec, timing: TimingProtocol, timeout_s: float) -> None:
+    def __init__(self, how: Joining[Sample]) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         wait = _wait_for_leader if rank else _lead
-        self._bench: ExchangeBench = join_group(device, timing, timeout_s, rank, size, "env://", wait)
+        device = join(how.device, how.flush_bytes, how.timeout_s, rank, size, "env://", wait)
+        self._bench = how.make_bench(device)
         self._orders = dist.new_group(backend="gloo", timeout=_IDLE)
 
-    def pass_on(self, batch: _Batch | None) -> _Batch | None:
+    def pass_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:
         """Rank 0's batch, in every process; None ends the work."""
-        box = [batch]
+        box: list[Any] = [batch]
         dist.broadcast_object_list(box, 0, group=self._orders)
-        return box[0]
+        passed: _Batch[Sample] | None = box[0]
+        return passed
 
-    def measure(self, batch: _Batch) -> list[Outcome]:
+    def measure(self, batch: _Batch[Sample]) -> list[Outcome]:
         """Every process's part of measuring the batch."""
         samples, seeds = batch
         return self._bench.measure(samples, seeds, lambda _: None)
 
 
-class TorchrunLeader:
+class TorchrunLeader(Generic[Sample]):
     """Rank 0: measures batches with all the followers. A follower's death is torchrun's to notice."""
 
-    def __init__(self, device: DeviceSpec, timing: TimingProtocol, timeout_s: float) -> None:
-        self._member = _Member(device, timing, timeout_s)
+    def __init__(self, how: Joining[Sample]) -> None:
+        self._member = _Member(how)
 
     def __enter__(self) -> Self:
         return self
@@ -66,16 +87,16 @@ class TorchrunLeader:
         self._member.pass_on(None)
         dist.destroy_process_group()
 
-    def measure(self, samples: Sequence[CommSample], seeds: Sequence[int]) -> list[Outcome]:
-        """An outcome for each exchange, measured together with all followers; the seeds fix the order of the runs."""
+    def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
+        """An outcome for each sample, measured together with all followers; the seeds fix the order of the runs."""
         batch = (list(samples), list(seeds))
         self._member.pass_on(batch)
         return self._member.measure(batch)
 
 
-def follow(device: DeviceSpec, timing: TimingProtocol, timeout_s: float) -> None:
+def follow(how: Joining[Sample]) -> None:
     """Take part in whatever rank 0 measures until it says that it is done."""
-    member = _Member(device, timing, timeout_s)
+    member = _Member(how)
     while (batch := member.pass_on(None)) is not None:
         member.measure(batch)
     dist.destroy_process_group()

@@ -7,6 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
+from neuroshard.arrays import FloatArray
+from neuroshard.hardware.training import PHASES
 from neuroshard.plans.picture import drawn, label
 
 _BLUE, _GREY = "#4c72b0", "0.6"
@@ -77,3 +79,18 @@ def scatter(measured: pd.DataFrame) -> bytes:
             axes.legend(frameon=False, fontsize=8)
 
     return _on_axes(draw, 4.4)
+
+
+def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
+    """Stacked bars of a training step's phases (K, P), in ms, a bar for each of K plans."""
+
+    def draw(axes: Axes) -> None:
+        place, left = np.arange(len(names))[::-1], np.zeros(len(names))
+        for phase, ms in zip(PHASES, np.nan_to_num(phase_ms).T, strict=True):
+            axes.barh(place, ms, left=left, label=phase)
+            left = left + ms
+        axes.set_yticks(place, [label(name) for name in names], fontsize=8)
+        axes.set(xlabel="ms of a step", title=label(title))
+        axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.45, -0.22))
+
+    return _on_axes(draw, 1.9 + 0.4 * max(len(names), 2))

@@ -57,6 +57,11 @@ class Evaluated:
         return replace(self, error=result) if isinstance(result, str) else replace(self, measured=result)
 
     @property
+    def runnable(self) -> bool:
+        """Whether it is a plan that keeps its task's limits."""
+        return self.plan is not None and self.error is None
+
+    @property
     def measured_ms(self) -> float:
         """The plan's measured cost, NaN without."""
         return float("nan") if self.measured is None else self.measured.total_ms

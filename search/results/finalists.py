@@ -39,13 +39,16 @@ class Found:
 @dataclass(frozen=True)
 @checked
 class MeasuredOnce:
-    """What one plan cost in one pass: (D,) ms of each part, as `Cost` has them; or the error that stopped it."""
+    """What one plan cost in one pass: (D,) ms of each part, as `Cost` has them, or ms of a training step; or the error
+    that stopped it.
+    """
 
     compute: tuple[float, ...] = ()
     forward: tuple[float, ...] = ()
     backward: tuple[float, ...] = ()
     input: tuple[float, ...] | None = None
     error: str | None = None
+    step_ms: NonNegative | None = None
 
     @classmethod
     def of(cls, outcome: Cost | str) -> "MeasuredOnce":
@@ -56,14 +59,16 @@ class MeasuredOnce:
         return cls(compute, forward, backward, None if outcome.input is None else tuple(outcome.input.tolist()))
 
     @property
-    def cost(self) -> Cost | None:
-        """None where it couldn't be measured."""
+    def total_ms(self) -> float:
+        """Not a number where it couldn't be measured."""
         if self.error is not None:
-            return None
+            return float("nan")
+        if self.step_ms is not None:
+            return self.step_ms
         compute, forward, backward = (np.array(ms) for ms in (self.compute, self.forward, self.backward))
         if self.input is None:
-            return Cost(compute, forward, backward)
-        return Cost(compute, forward, backward, input=np.array(self.input), input_share=1.0)
+            return Cost(compute, forward, backward).total_ms
+        return Cost(compute, forward, backward, input=np.array(self.input), input_share=1.0).total_ms
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,7 @@ class Finalists:
     @property
     def costs_ms(self) -> FloatArray:
         """(K, P) of each plan in each pass; not a number where it couldn't be measured."""
-        costs = ([one.cost for one in its] for its in zip(*self.passes, strict=True))
-        return np.array([[np.nan if cost is None else cost.total_ms for cost in its] for its in costs])
+        return np.array([[one.total_ms for one in its] for its in zip(*self.passes, strict=True)])
 
     @property
     def verdict(self) -> Verdict:
@@ -167,7 +171,12 @@ class FinalistFiles:
     def _read_pass(self, path: Path, plans: int, devices: int) -> tuple[MeasuredOnce, ...]:
         fields = of_format(read_json(path, "pass"), _PASS, f"pass {path}")
         its = parse(fields, _Pass, f"pass {path}").plans
-        sizes = {len(ms) for one in its if one.error is None for ms in (one.compute, one.forward, one.backward)}
+        sizes = {
+            len(ms)
+            for one in its
+            if one.error is None and one.step_ms is None
+            for ms in (one.compute, one.forward, one.backward)
+        }
         sizes |= {len(one.input) for one in its if one.input is not None}
         if len(its) != plans or not sizes <= {devices}:
             raise UserError(f"pass {path} is not of {plans} plans for {devices} devices; delete it")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import pandas as pd
 from rich.console import Console
@@ -46,6 +47,7 @@ class Evaluate:
         out: a directory for the results; None takes the next free one under runs/evaluate.
         count_input: whether the exchange of indices and lengths is measured too, and counted, in predictions of plan
             files too where `model` is given. Searched with count_input as well, plans' predictions count it.
+        through: what plans are run in: None takes kernels and exchanges one by one.
     """
 
     plans: PathName | Sequence[PathName]
@@ -55,58 +57,28 @@ class Evaluate:
     seed: Seed
     out: PathName | None
     count_input: bool = False
+    through: "Through | None" = None
 
-    def run(self) -> "EvaluateResult | None":
+    def run(self) -> "Result | None":
         """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures.
 
-        None in processes that only take part in exchanges.
+        None in processes that only take part.
         """
         entries = self._entries()
-        order = sorted(range(len(entries)), key=lambda i: entries[i].task)  # plans of one task are measured together
-        runnable = [i for i in order if entries[i].plan is not None and entries[i].error is None]
-        if not runnable:
+        if not any(entry.runnable for entry in entries):
             why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory{why}")
-        plans = [plan for i in runnable if (plan := entries[i].plan) is not None]
+        through = self.through or Kernels(self.count_input)
         self.hardware.check()
+        through.check(entries, self.hardware)
         if is_follower():
-            self.hardware.follow()
+            through.follow(self.hardware)
             return None
         if self.out is not None:
             check_directory(Path(self.out))
-            RunDirectory(Path(self.out)).check_free()
         directory = RunDirectory.at(self.out, "evaluate", self.hardware.device.kind)
         with directory.held():
-            directory.check_free()  # another run may have ended between the two
-            with progress_bar() as progress:
-                bar = progress.add_task("kernels and exchanges", total=steps(plans, self.count_input))
-                measured = measure_plans(
-                    plans,
-                    self.hardware,
-                    self.seed,
-                    printer(progress),
-                    lambda n: progress.advance(bar, n),
-                    self.count_input,
-                )
-            for i, outcome in zip(runnable, measured, strict=True):
-                entries[i] = entries[i].measured_as(outcome)
-            result = EvaluateResult(directory.path, tuple(entries))
-            result.save(
-                {
-                    "hardware": self.hardware.fingerprint.to_json(),
-                    "seed": self.seed,
-                    "versions": versions(),
-                    **self._counted,
-                }
-            )
-        if all(entry.measured is None for entry in entries):
-            why = next(entry.error for entry in entries if entry.error is not None)
-            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
-        return result
-
-    @property
-    def _counted(self) -> dict[str, bool]:
-        return {"count_input": True} if self.count_input else {}
+            return through.measured(entries, self.hardware, self.seed, directory)
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
@@ -144,6 +116,93 @@ class Evaluate:
             ).checked()
             for record in records
         ]
+
+
+class Result(Protocol):
+    """What was measured."""
+
+    def show(self, console: Console) -> None:
+        """Print it for people."""
+        ...
+
+
+class Through(Protocol):
+    """What plans are run in."""
+
+    def check(self, entries: Sequence[Evaluated], hardware: Hardware) -> None:
+        """Raise UserError unless they can be run so."""
+        ...
+
+    def follow(self, hardware: Hardware) -> None:
+        """Take part, as one of torchrun's processes other than rank 0."""
+        ...
+
+    def measured(self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, directory: RunDirectory) -> Result:
+        """Run what can be run, and write the results into the directory, which is held."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels and exchanges are measured one by one, as cost models predict them.
+
+    Attributes:
+        count_input: whether the exchange of indices and lengths is measured too, and counted.
+    """
+
+    count_input: bool = False
+
+    def check(self, entries: Sequence[Evaluated], hardware: Hardware) -> None:
+        """Nothing is refused before it is measured."""
+
+    def follow(self, hardware: Hardware) -> None:
+        """Take part in the exchanges."""
+        hardware.follow()
+
+    def measured(
+        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, directory: RunDirectory
+    ) -> "EvaluateResult":
+        """Plans of one task are measured together.
+
+        Raises:
+            UserError: nothing could be measured, or the directory holds a run.
+        """
+        directory.check_free()
+        found = list(entries)
+        order = sorted(range(len(found)), key=lambda i: found[i].task)
+        runnable = [i for i in order if found[i].runnable]
+        plans = [plan for i in runnable if (plan := found[i].plan) is not None]
+        with progress_bar() as progress:
+            bar = progress.add_task("kernels and exchanges", total=steps(plans, self.count_input))
+            measured = measure_plans(
+                plans,
+                hardware,
+                seed,
+                printer(progress),
+                lambda n: progress.advance(bar, n),
+                self.count_input,
+            )
+        for i, outcome in zip(runnable, measured, strict=True):
+            found[i] = found[i].measured_as(outcome)
+        result = EvaluateResult(directory.path, tuple(found))
+        result.save(facts_of(hardware, seed) | self._counted)
+        if all(entry.measured is None for entry in found):
+            why = next(entry.error for entry in found if entry.error is not None)
+            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
+        return result
+
+    @property
+    def _counted(self) -> dict[str, object]:
+        return {"count_input": True} if self.count_input else {}
+
+
+def one_by_one() -> None:
+    """What `through=kernels` asks for: kernels and exchanges alone."""
+
+
+def facts_of(hardware: Hardware, seed: int) -> dict[str, object]:
+    """What `run.json` says of every evaluation."""
+    return {"hardware": hardware.fingerprint.to_json(), "seed": seed, "versions": versions()}
 
 
 def _of_file(path: Path, simulator: Simulator | None) -> Evaluated:

@@ -75,7 +75,7 @@ class Search:
         if self.verify is not None:
             self.verify.check(self.tasks)
             if is_follower():
-                self.verify.hardware.follow()
+                self.verify.follow()
                 return None
         with blas_threads(1):
             return self._run()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +14,13 @@ from rich.progress import Progress
 from neuroshard.checked import checked
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.meters import Meters, meters_of
-from neuroshard.hardware.plan_costs import Advance, beyond_memory, measure_with, steps
+from neuroshard.hardware.plan_costs import beyond_memory
 from neuroshard.parquet import write_frame
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import PositiveCount, Seed
 from neuroshard.stages.search.results.finalists import FinalistFiles, Finalists, MeasuredOnce
 from neuroshard.stages.search.results.search_results import SearchRecord
+from neuroshard.stages.search.runs.once import Advance, Means, Once, OneByOne
 from neuroshard.stages.search.runs.searched import Answer
 from neuroshard.tasks.task import Task
 
@@ -30,25 +30,30 @@ _SEED_RANGE = 2**31
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """What `verify=hardware` asks for.
+    """What `verify=hardware` and `verify=torchrec` ask for.
 
     Attributes:
         hardware: what plans run on.
         finalists: plans of a task that are measured, at most.
         passes: over all of them: what they differ by from pass to pass is the error.
         seed: fixes the lookups, others in every pass, and the order of the plans.
+        means: kernels and exchanges one by one, or training steps.
     """
 
     hardware: Hardware
     finalists: PositiveCount = 8
     passes: Annotated[int, Meta(ge=2, le=1000)] = 6
     seed: Seed = 0
+    means: Means = field(default_factory=OneByOne)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UserError unless plans of the tasks can be measured here."""
         self.hardware.check()
-        for task in tasks:
-            self.hardware.check_hosts(task.topology)
+        self.means.check(tasks, self.hardware)
+
+    def follow(self) -> None:
+        """Take part, as one of torchrun's processes other than rank 0."""
+        self.means.follow(self.hardware)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -62,9 +67,8 @@ class Verify:
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
         """
-        with meters_of(self.hardware, warn) as meters:
-            meters.join(task.topology for task in tasks)
-            yield Verifier(self, meters)
+        with self.means.opened(tasks, self.hardware, warn) as once:
+            yield Verifier(self, once)
 
 
 def not_verified() -> None:
@@ -73,15 +77,15 @@ def not_verified() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Verifier:
-    """Verification, while its meters are open."""
+    """Verification, while its processes are there."""
 
     settings: Verify
-    meters: Meters
+    once: Once
 
     def answer(self, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress) -> Answer:
         """The best of the finalists, once all passes are measured; those that are on disk already are not again."""
         left = self.settings.passes - len(finalists.passes)
-        bar = progress.add_task("finalists", total=left * steps(finalists.plans, count_input))
+        bar = progress.add_task("finalists", total=left * self.once.amount(finalists.plans, count_input))
         for number in range(len(finalists.passes), self.settings.passes):
             measured = self._measured(files.task, number, finalists, count_input, lambda n: progress.advance(bar, n))
             files.keep(number, measured)
@@ -100,12 +104,12 @@ class Verifier:
         errors = dict(enumerate(map(self._error, plans, finalists.errors)))
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
-        outcomes = measure_with(self.meters, [plans[i] for i in order], seed, advance, count_input)
-        measured = dict(zip(order, map(MeasuredOnce.of, outcomes), strict=True))
+        outcomes = self.once.measure([plans[i] for i in order], seed, count_input, advance)
+        measured = dict(zip(order, outcomes, strict=True))
         return tuple(measured.get(i) or MeasuredOnce(error=error) for i, error in errors.items())
 
     def _error(self, plan: Plan, before: str | None) -> str | None:
-        return before or beyond_memory(plan, self.meters.hardware)
+        return before or beyond_memory(plan, self.settings.hardware)
 
 
 def save_finalists(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:

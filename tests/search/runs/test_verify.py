@@ -15,6 +15,7 @@ from rich.console import Console
 from neuroshard.app import cli
 from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.hardware.training import StepProtocol
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.plans.alike import layout_key
 from neuroshard.plans.plan import Plan
@@ -25,6 +26,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.results.finalists import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.runs.once import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.dlrm_like import dlrm_like
@@ -350,3 +352,16 @@ def test_searches_and_evaluations_measure_under_torchrun(command, tmp_path):
     measured = _under_torchrun("evaluate", plan, f"out={tmp_path}/measured", *TIMED)
     assert measured.stdout.count("results:") == 1, measured.stderr
     assert pd.read_parquet(tmp_path / "measured" / "results.parquet").measured_ms.notna().all()
+
+
+def test_finalists_are_verified_by_training_steps(bundle, tmp_path):
+    """A pass is a build of all of them, on two real processes."""
+    means = InSteps(StepProtocol(turns=2, steps=2, dense=()))
+    verify = Verify(CPU, finalists=2, passes=2, means=means)
+    task = toy_task(6, num_devices=2)
+    result = _search(bundle, tmp_path / "run", verify, (task,)).run()
+    (finalists,) = [FinalistFiles(tmp_path / "run", 0).read(task)]
+    assert finalists.errors == (None,) * len(finalists.plans)
+    assert (finalists.costs_ms > 0).all()
+    assert finalists.costs_ms.shape == (len(finalists.plans), 2)
+    assert result.saved.records[0].measured_ms == pytest.approx(finalists.verdict.measured_ms[finalists.verdict.taken])

@@ -1,0 +1,141 @@
+"""Training steps of TorchRec on plans of several methods, for models of many kinds: what defaults are decided by.
+
+usage: python benchmarks/training_steps.py OUT [KIND ...]
+
+Two processes; `neuroshard evaluate through=torchrec` with its protocol, beside the plan of TorchRec's own planner as a
+job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from scipy.stats import kendalltau
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner import Topology as TorchRecTopology
+
+import neuroshard as ns
+from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware.training import StepProtocol
+from neuroshard.plans.plan import Plan
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.training_steps import TrainingSteps
+from neuroshard.tables.criteo import criteo
+from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.torchrec import from_sharding_plan
+from neuroshard.torchrec.stand_in import StandIn, renamed
+
+DEVICES, BATCH_SIZE, MEMORY = 2, 2048, "6GiB"
+Tables = tuple[ns.Table, ...]
+
+
+def _table(name: str, rows: int, dim: int, lookups: float, **fields: object) -> ns.Table:
+    return ns.Table(name, rows, dim, lookups, ns.zipf_reuse(rows, round(BATCH_SIZE * lookups)), **fields)
+
+
+def _drawn(seed: int, count: int, rows: tuple[float, float], dims: Sequence[int], lookups: tuple[int, int]) -> Tables:
+    """Tables with rows 10 to such powers, uniformly."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        _table(f"t{i}", int(10 ** rng.uniform(*rows)), int(rng.choice(dims)), float(rng.integers(*lookups)))
+        for i in range(count)
+    )
+
+
+def _several_features() -> Tables:
+    tables = _drawn(7, 20, (2.5, 5.3), (16, 32, 64), (3, 12))
+    return tuple(replace(t, features=1 + i % 3) for i, t in enumerate(tables))
+
+
+def _sequences() -> Tables:
+    return (
+        *_drawn(8, 12, (3, 5.3), (32,), (2, 12)),
+        *(_table(f"s{i}", 30_000 * (i + 1), 32, 10.0, pooled=False) for i in range(4)),
+    )
+
+
+KINDS: dict[str, Callable[[], Tables]] = {
+    "widths": lambda: _drawn(1, 60, (2, 5.5), (16, 32, 64, 128), (1, 12)),
+    "dcn": lambda: tuple(replace(t, rows=min(t.rows, 300_000)) for t in criteo(BATCH_SIZE)),
+    "hot": lambda: (_table("hot", 500_000, 64, 120.0), *_drawn(2, 16, (3, 5.5), (32, 64), (1, 8))),
+    "small": lambda: _drawn(3, 80, (1, 3.7), (16, 32), (1, 6)),
+    "narrow": lambda: _drawn(4, 40, (3, 6), (4, 8, 16), (2, 20)),
+    "wide": lambda: _drawn(5, 8, (4, 5.5), (128, 256), (2, 10)),
+    "few": lambda: (_table("large", 2_000_000, 64, 20.0), _table("mid", 50_000, 64, 6.0), _table("tiny", 200, 64, 2.0)),
+    "papers": lambda: tuple(t for t in dlrm_like(batch_size=BATCH_SIZE, dim=32, seed=3) if t.rows < 1_000_000)[:24],
+    "features": _several_features,
+    "sequences": _sequences,
+}
+SEARCHES: dict[str, dict[str, object]] = {
+    "default": {},
+    "published": {"searcher": "neuroshard_published"},
+    "size_lookup_greedy": {"searcher": "size_lookup_greedy"},
+    "columns": {"forms": ["columns"]},
+    "without_copies": {"forms": ["columns", "rows"]},
+    "every_gain": {"choice": None},
+}
+
+
+def main() -> None:
+    out, kinds = Path(sys.argv[1]), sys.argv[2:] or list(KINDS)
+    console = Console(width=160)
+    frames = []
+    for kind in kinds:
+        task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
+        files = _planned(out / kind, task)
+        steps = TrainingSteps(StepProtocol(builds=3))
+        result = Evaluate(
+            files, None, Hardware(DeviceSpec("cpu")), None, 0, str(out / kind / "steps"), through=steps
+        ).run()
+        result.show(console)
+        frames.append(pd.read_parquet(out / kind / "steps" / "results.parquet").assign(kind=kind))
+    _report(pd.concat(frames))
+
+
+def _planned(folder: Path, task: ns.Task) -> list[str]:
+    """Files of the plans, TorchRec's first; equal plans once."""
+    sim = ns.Simulator(ns.CostModels.load("cpu"))
+    found: dict[str, Plan] = {"torchrec_planner": _torchrec(task)}
+    for name, settings in SEARCHES.items():
+        plan = ns.search(task, sim, **settings)
+        if all(plan.placements != other.placements for other in found.values()):
+            found[name] = plan
+        else:
+            print(f"{name}: as {next(n for n, other in found.items() if other.placements == plan.placements)}")
+    for name, plan in found.items():
+        sim.predicted(plan).save(folder / f"{name}.json")
+    return [str(folder / f"{name}.json") for name in found]
+
+
+def _torchrec(task: ns.Task) -> Plan:
+    """Of TorchRec's planner, told of pooling factors."""
+    plain = renamed(Plan(task, ns.search(task, ns.Simulator(ns.CostModels.load("cpu")), "random").placements)).task
+    topology = TorchRecTopology(DEVICES, "cpu", ddr_cap=6 << 30, created_by_factory=True)
+    constraints = {
+        t.name: ParameterConstraints(pooling_factors=[t.pooling_factor / t.features] * t.features) for t in plain.tables
+    }
+    planner = EmbeddingShardingPlanner(topology, BATCH_SIZE // DEVICES, constraints=constraints, stats=[], debug=False)
+    found = planner.plan(StandIn(plain.tables, ()), [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()])
+    return Plan(task, from_sharding_plan(plain, found).placements)
+
+
+def _report(frame: pd.DataFrame) -> None:
+    """Steps beside TorchRec's plan, predicted in brackets; floors; tau of each kind."""
+    for kind, its in frame.groupby("kind", sort=False):
+        cells = [
+            f"{row.method} {row.beside_first:.3f} ({row.beside_first_least:.3f} to {row.beside_first_most:.3f}) "
+            f"[{row.predicted_beside_first:.3f}]"
+            for row in its.itertuples()
+        ]
+        tau = kendalltau(its["predicted_ms"], its["step_ms"]).statistic
+        print(f"| {kind} | {its['floor'].iloc[0]:.1%} | {tau:.2f} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

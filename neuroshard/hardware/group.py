@@ -1,0 +1,67 @@
+"""The processes that measure together, one per device, seen from one of them."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from neuroshard.arrays import FloatArray
+from neuroshard.hardware.device import Device, make_device
+from neuroshard.hardware.runs import Outcome
+from neuroshard.hardware.settings import DeviceSpec
+from neuroshard.records.samples import Repeats
+
+
+class Group:
+    """This process's place among them, and a channel of their own: agreeing must not use what is being measured."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def barrier(self) -> None:
+        """Return when all have come."""
+        dist.barrier(group=self.control)
+
+    def combined(self, own: list[Outcome]) -> list[Outcome]:
+        """Each sample's outcome, of all processes; repeats have one more dimension, last, for the D of them."""
+        gathered: list[list[Outcome] | None] = [None] * self.size
+        dist.all_gather_object(gathered, own, group=self.control)
+        return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
+
+
+def _combine(outcomes: list[Outcome]) -> Outcome:
+    """One sample's outcome from every device's, (R, ...) each, to (R, ..., D)."""
+    busy_s = max(outcome.busy_s for outcome in outcomes)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        return Outcome(None, errors[0], busy_s)
+    repeats = [outcome.repeats for outcome in outcomes if outcome.repeats is not None]
+    times: FloatArray = np.stack([repeat.times_ms for repeat in repeats], axis=-1)
+    return Outcome(Repeats(times, repeats[0].at_s), None, busy_s)
+
+
+def join(
+    spec: DeviceSpec,
+    flush_bytes: int,
+    timeout_s: float,
+    rank: int,
+    count: int,
+    meet_at: str,
+    wait: Callable[[Store], object] = lambda _: None,
+) -> Device:
+    """This process's device, prepared, once the others have been joined at `meet_at`, a torch.distributed init method.
+
+    They have `timeout_s` to come, counted from when `wait` returns, which is given the store that they meet by.
+    """
+    device = make_device(spec)
+    device.prepare(rank, flush_bytes)
+    store, _, _ = next(rendezvous(meet_at, rank, count))
+    wait(store)
+    dist.init_process_group(
+        device.backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=timeout_s)
+    )
+    return device

@@ -1,0 +1,96 @@
+"""Timing training steps of plans: build after build, each in processes of its own."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from neuroshard.arrays import FloatArray
+from neuroshard.errors import UserError
+from neuroshard.hardware.hardware import Hardware, Meter, Warn, under_torchrun
+from neuroshard.hardware.training import BuildTimes, StepProtocol, StepSample
+from neuroshard.plans.plan import Plan
+from neuroshard.tasks.task import Topology
+from neuroshard.units import readable_bytes
+
+_SEED_RANGE = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class StepMeters:
+    """Times steps in a fresh group of processes for every build; under torchrun in its own, which stay."""
+
+    hardware: Hardware
+    protocol: StepProtocol
+    warn: Warn
+    _open_for: ExitStack
+    _kept: list[Meter[StepSample]] = field(default_factory=list)
+
+    def build(self, plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
+        """One build of plans of one task, all live together; the seed fixes their order and the lookups.
+
+        Raises:
+            UserError: the processes can't be started.
+        """
+        topology = plans[0].task.topology
+        if not under_torchrun():
+            with self._meter(topology) as meter:
+                return measure_build(meter, plans, self.protocol, seed)
+        self.join(topology)
+        return measure_build(self._kept[0], plans, self.protocol, seed)
+
+    def join(self, topology: Topology) -> None:
+        """Take in torchrun's other processes, which wait for this one.
+
+        Raises:
+            UserError: torchrun started another number of them.
+        """
+        if under_torchrun() and not self._kept:
+            self._kept.append(self._open_for.enter_context(self._meter(topology)))
+
+    def _meter(self, topology: Topology) -> AbstractContextManager[Meter[StepSample]]:
+        return self.hardware.step_meter(topology, self.protocol.timing, self.warn)
+
+
+@contextmanager
+def step_meters(hardware: Hardware, protocol: StepProtocol, warn: Warn) -> Iterator[StepMeters]:
+    """Of the hardware; processes end with the context."""
+    with ExitStack() as open_for:
+        yield StepMeters(hardware, protocol, warn, open_for)
+
+
+def measure_build(
+    meter: Meter[StepSample], plans: Sequence[Plan], protocol: StepProtocol, seed: Sequence[int]
+) -> tuple[BuildTimes, ...]:
+    """One build of every plan, all live together; the seed fixes their order and the lookups."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(plans)).tolist()
+    seeds = rng.integers(_SEED_RANGE, size=len(plans)).tolist()
+    outcomes = meter.measure([StepSample(plans[i], protocol) for i in order], seeds)
+    found = [BuildTimes()] * len(plans)
+    for i, outcome in zip(order, outcomes, strict=True):
+        found[i] = BuildTimes(error=outcome.error) if outcome.repeats is None else _times(outcome.repeats.times_ms)
+    return tuple(found)
+
+
+def _times(times_ms: FloatArray) -> BuildTimes:
+    """Of (R, 1 + P, D): steps and their phases, in each turn and rank."""
+    return BuildTimes(tuple(times_ms[:, 0].mean(axis=-1).tolist()), tuple(times_ms[:, 1:].mean(axis=(0, 2)).tolist()))
+
+
+def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
+    """Raise UserError unless steps of these plans can be timed here, all of them live together."""
+    task = plans[0].task
+    if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):
+        raise UserError("steps are compared between plans of the same tables and devices; give plans of one task")
+    hardware.check_hosts(task.topology)
+    hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
+    if hardware.device.kind != "cpu":
+        return
+    needed, there = sum(sum(plan.device_bytes) for plan in plans), hardware.fingerprint.memory_bytes
+    if needed > there:
+        raise UserError(
+            f"{len(plans)} plans of all devices need {readable_bytes(needed)}, this machine has "
+            f"{readable_bytes(there)}; give fewer plans at a time, or smaller tables"
+        )

@@ -1,0 +1,208 @@
+"""Plans run in TorchRec's training steps, beside their predicted costs: what `evaluate through=torchrec` does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table as Grid
+from rich.text import Text
+
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.step_meters import StepMeters, check_steps, step_meters
+from neuroshard.hardware.training import PHASES, StepProtocol
+from neuroshard.parquet import write_frame
+from neuroshard.plans.form import FORMS
+from neuroshard.plans.picture import save_png
+from neuroshard.plans.plan import Plan
+from neuroshard.progress import printer, progress_bar
+from neuroshard.run_directory import RunDirectory
+from neuroshard.stages.search.report.figures import phase_bars
+from neuroshard.stages.search.results.comparison import Evaluated
+from neuroshard.stages.search.results.steps import BuildFiles, StepTimes, phase_rows
+from neuroshard.stages.search.runs.evaluate import facts_of
+
+_PICTURE = "steps.png"
+_TRUSTED = 0.03  # equal plans must agree as well as that before differences are worth anything
+
+
+@dataclass(frozen=True)
+class TrainingSteps:
+    """TorchRec trains a stand-in of the user's model on every plan, the plans of a task by turns.
+
+    The first plan is built twice: what equal plans differ by is the floor.
+    """
+
+    protocol: StepProtocol = field(default_factory=StepProtocol)
+
+    def check(self, entries: Sequence[Evaluated], hardware: Hardware) -> None:
+        """Raise UserError unless steps of every task's plans can be compared here."""
+        import neuroshard.torchrec  # noqa: F401  # says what to install
+
+        for _, its in _by_task(entries):
+            check_steps(_plans(its), hardware)
+
+    def follow(self, hardware: Hardware) -> None:
+        """Take part in the steps."""
+        hardware.follow_steps(self.protocol.timing)
+
+    def measured(
+        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, directory: RunDirectory
+    ) -> "StepsResult":
+        """Builds that are on disk already are not measured again.
+
+        Raises:
+            UserError: the directory holds another run.
+        """
+        tasks = _by_task(entries)
+        facts = facts_of(hardware, seed)
+        depends = {"through": "torchrec", **asdict(self.protocol), **facts, "plans": [entry.file for entry in entries]}
+        directory.begin(depends, tuple(_plans(its)[0].task for _, its in tasks))
+        with progress_bar() as progress, step_meters(hardware, self.protocol, printer(progress)) as meters:
+            meters.join(_plans(tasks[0][1])[0].task.topology)
+            found = [
+                self._of_task(number, its, meters, seed, BuildFiles(directory.path, number), progress)
+                for number, its in tasks
+            ]
+        result = StepsResult(directory.path, tuple(entries), tuple(found))
+        result.save({"through": "torchrec", **asdict(self.protocol), **facts})
+        return result
+
+    def _of_task(
+        self,
+        task: int,
+        entries: Sequence[Evaluated],
+        meters: StepMeters,
+        seed: int,
+        files: BuildFiles,
+        progress: Progress,
+    ) -> "TaskSteps":
+        plans = _plans(entries)
+        again = [*plans, plans[0]]
+        builds = list(files.read(len(again)))
+        bar = progress.add_task(f"builds, task {task}", total=self.protocol.builds, completed=len(builds))
+        for number in range(len(builds), self.protocol.builds):
+            builds.append(meters.build(again, [seed, task, number]))
+            files.keep(number, builds[-1])
+            progress.advance(bar)
+        return TaskSteps(task, tuple(entries), StepTimes.of(builds))
+
+
+def _by_task(entries: Sequence[Evaluated]) -> list[tuple[int, list[Evaluated]]]:
+    """Those that can be run, by the number of their task."""
+    runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
+    return [(task, list(its)) for task, its in groupby(runnable, key=lambda entry: entry.task)]
+
+
+def _plans(entries: Sequence[Evaluated]) -> list[Plan]:
+    return [entry.plan for entry in entries if entry.plan is not None]
+
+
+@dataclass(frozen=True)
+class TaskSteps:
+    """Steps of one task's plans; the first of its entries is what the others are compared with."""
+
+    task: int
+    entries: tuple[Evaluated, ...]
+    times: StepTimes
+
+    @property
+    def names(self) -> list[str]:
+        """(K,) what the plans were found by."""
+        return [entry.method for entry in self.entries]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For `results.parquet`: one for each plan."""
+        ratios = self.times.ratios
+        return [
+            entry.row()
+            | {
+                "step_ms": self.times.step_ms[k],
+                "beside_first": float(ratios[k].mean()),
+                "beside_first_least": float(ratios[k].min()),
+                "beside_first_most": float(ratios[k].max()),
+                "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
+                "floor": self.times.floor,
+                "error": self.times.errors[k],
+            }
+            for k, entry in enumerate(self.entries)
+        ]
+
+    def table(self) -> Grid:
+        """For people."""
+        grid = Grid(title=f"Training steps, task {self.task}")
+        grid.add_column("plan by")
+        grid.add_column("tables in " + ", ".join(FORMS), justify="right")
+        for column in ("predicted ms", "step ms", "beside the first: predicted", "trained", "least to most"):
+            grid.add_column(column, justify="right")
+        for entry, row in zip(self.entries, self.rows(), strict=True):
+            forms = [] if entry.plan is None else [entry.plan.forms.count(form) for form in FORMS]
+            grid.add_row(
+                Text(entry.method),
+                ", ".join(map(str, forms)),
+                f"{row['predicted_ms']:.2f}",
+                f"{row['step_ms']:.2f}",
+                f"{row['predicted_beside_first']:.3f}",
+                f"{row['beside_first']:.3f}",
+                f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}",
+            )
+        return grid
+
+    def phases(self) -> Grid:
+        """For people: ms of each phase."""
+        grid = Grid(title=f"Phases of a step, ms, task {self.task}")
+        grid.add_column("plan by")
+        for phase in PHASES:
+            grid.add_column(phase, justify="right")
+        for entry, its in zip(self.entries, self.times.phase_ms, strict=True):
+            grid.add_row(Text(entry.method), *(f"{ms:.2f}" for ms in its))
+        return grid
+
+
+@dataclass(frozen=True)
+class StepsResult:
+    """Everything that was trained, and where it is stored."""
+
+    path: Path
+    entries: tuple[Evaluated, ...]
+    tasks: tuple[TaskSteps, ...]
+
+    def save(self, facts: Mapping[str, object]) -> None:
+        """Write `results.parquet`, `phases.parquet`, a picture, and last `run.json` with the facts."""
+        write_frame(self.path / "results.parquet", pd.DataFrame([row for task in self.tasks for row in task.rows()]))
+        names = [[entry.method for entry in task.entries] for task in self.tasks]
+        phases = [
+            row for task, its in zip(self.tasks, names, strict=True) for row in phase_rows(task.times, its, task.task)
+        ]
+        write_frame(self.path / "phases.parquet", pd.DataFrame(phases))
+        first = self.tasks[0]
+        save_png(self.path / _PICTURE, phase_bars(names[0], first.times.phase_ms, f"task {first.task}: ms of a step"))
+        RunDirectory(self.path).finish("evaluate", facts)
+
+    def show(self, console: Console) -> None:
+        """Print the tables, what equal plans differ by, and what failed."""
+        for task in self.tasks:
+            console.print(task.table())
+            console.print(task.phases())
+            console.print(_floor_line(task.times.floor), soft_wrap=True)
+            for entry, error in zip(task.entries, task.times.errors, strict=False):
+                if error is not None:
+                    console.print(f"{entry.method}, task {entry.task}: {error}", soft_wrap=True)
+        for entry in self.entries:
+            if entry.error is not None:
+                console.print(f"{entry.method}, task {entry.task}: {entry.error}", soft_wrap=True)
+        console.print(f"results: {self.path}", soft_wrap=True)
+        console.print(f"picture: {self.path / _PICTURE}", soft_wrap=True)
+
+
+def _floor_line(floor: float) -> str:
+    """What differences are worth."""
+    said = f"the first plan, built twice, differs from itself by {floor:.1%}"
+    if np.isnan(floor) or floor > _TRUSTED:
+        return f"warning: {said}, more than {_TRUSTED:.0%}: these figures are not to be trusted; let nothing else run"
+    return f"{said}: smaller differences say nothing"

@@ -1,0 +1,74 @@
+"""Training steps: what is asked of a group, and how its answers are put together."""
+
+import numpy as np
+import pytest
+
+from neuroshard.errors import UserError
+from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware.runs import Outcome
+from neuroshard.hardware.step_meters import check_steps, measure_build
+from neuroshard.hardware.training import PHASES, StepProtocol
+from neuroshard.plans.plan import assemble
+from neuroshard.records.samples import Repeats
+from neuroshard.testing import toy_task
+
+PROTOCOL = StepProtocol(builds=2, turns=3, steps=1)
+
+
+def _plans(task, count):
+    """That many, alike but for where the first table lies."""
+    rest = [(i, table.dim, i % 2) for i, table in enumerate(task.tables) if i]
+    return [assemble(task, [(0, task.tables[0].dim, d % 2), *rest]) for d in range(count)]
+
+
+class _Meter:
+    """Steps take as many ms as the plan's first device has shards; remembers the order."""
+
+    def __init__(self):
+        self.asked = []
+
+    def measure(self, samples, seeds):
+        self.asked.append([sample.plan for sample in samples])
+        return [self._outcome(sample.plan) for sample in samples]
+
+    def _outcome(self, plan):
+        shards = len(plan.device_tables[0])
+        times = np.zeros((3, 1 + len(PHASES), 2))
+        times[:, 0] = shards
+        times[:, 1] = [0.0, 2.0 * shards]  # input exchange, on either rank
+        return Outcome(Repeats(times, np.zeros(3)), None, 0.0) if shards else Outcome(None, "broken", 0.0)
+
+
+def test_plans_are_built_in_another_order_each_time_and_answered_in_their_own():
+    plans = _plans(toy_task(9, num_devices=2), 2) * 3
+    meter = _Meter()
+    for number in range(4):
+        built = measure_build(meter, plans, PROTOCOL, [0, 0, number])
+        assert [one.step_ms for one in built] == [(len(plan.device_tables[0]),) * 3 for plan in plans]
+        assert built[0].phase_ms == (len(plans[0].device_tables[0]), *(0.0,) * 7)  # the mean over ranks
+    orders = [[plans.index(plan) for plan in asked] for asked in meter.asked]
+    assert len({tuple(order) for order in orders}) > 1
+    again = _Meter()
+    measure_build(again, plans, PROTOCOL, [0, 0, 0])
+    assert again.asked[0] == meter.asked[0]
+
+
+def test_a_build_that_failed_says_why():
+    task = toy_task(2, num_devices=2)
+    lopsided = assemble(task, [(i, table.dim, 1) for i, table in enumerate(task.tables)])
+    (failed,) = measure_build(_Meter(), [lopsided], PROTOCOL, [0])
+    assert (failed.step_ms, failed.error) == ((), "broken")
+
+
+def test_plans_of_other_tables_are_not_compared():
+    one, other = (assemble(task, [(0, task.tables[0].dim, 0)]) for task in (toy_task(1), toy_task(1, seed=1)))
+    with pytest.raises(UserError, match="same tables and devices"):
+        check_steps([one, other], Hardware(DeviceSpec("cpu")))
+
+
+def test_plans_that_do_not_fit_together_are_refused():
+    task = toy_task(1)
+    plan = assemble(task, [(0, task.tables[0].dim, 0)])
+    too_many = Hardware(DeviceSpec("cpu")).fingerprint.memory_bytes // sum(plan.device_bytes) + 1
+    with pytest.raises(UserError, match="give fewer plans at a time"):
+        check_steps([plan] * min(too_many, 10**6), Hardware(DeviceSpec("cpu")))

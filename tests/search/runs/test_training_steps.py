@@ -1,0 +1,73 @@
+"""Plans in TorchRec's training steps, on two real processes, in small."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from neuroshard.errors import UserError
+from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware.training import PHASES, StepProtocol
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.training_steps import TrainingSteps
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import toy_task
+
+STEPS = TrainingSteps(StepProtocol(builds=2, turns=2, steps=2, dense=(8,)))
+
+pytestmark = pytest.mark.xdist_group("measures")
+
+
+@pytest.fixture
+def plans(tmp_path):
+    """One in columns, and one that mixes forms, of pooled tables, one that two features read, and a sequence table."""
+    tables = list(toy_task(5, num_devices=2).tables)
+    tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
+    task = Task(tuple(tables), Topology(2, 1 << 30), 64)
+    assemble(task, [(i, table.dim, i % 2) for i, table in enumerate(tables)]).save(tmp_path / "columns.json")
+    mixed = (*in_rows(task, 0, range(2)), *in_copies(task, 1), *in_copies(task, 3))
+    rest = in_columns(task, [(2, tables[2].dim, 0), (4, tables[4].dim, 1)])
+    Plan(task, (*mixed, *rest)).save(tmp_path / "mixed.json")
+    return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
+
+
+def _run(plans, out, through=STEPS):
+    return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), through=through).run()
+
+
+def test_steps_are_timed_by_phase_and_a_stopped_run_goes_on(plans, tmp_path):
+    out = tmp_path / "out"
+    result = _run(plans, out)
+    (task,) = result.tasks
+    assert task.times.errors == (None, None, None)
+    found = pd.read_parquet(out / "results.parquet")
+    assert found["method"].tolist() == ["columns", "mixed"]
+    assert (found["step_ms"] > 0).all()
+    assert found["beside_first"][0] == 1
+    phases = pd.read_parquet(out / "phases.parquet").set_index("method")
+    assert phases.loc["columns", list(PHASES[:6])].min() > 0
+    assert phases.loc["columns", list(PHASES[6:])].max() == 0  # there are no copies
+    assert phases.loc["mixed"].drop("task").min() > 0
+    assert (out / "steps.png").read_bytes().startswith(b"\x89PNG")
+    console = Console(record=True, width=160)
+    result.show(console)
+    assert "differs from itself by" in console.export_text()
+
+    first = (out / "builds/task-0000/build-00.json").read_bytes()
+    (out / "builds/task-0000/build-01.json").unlink()
+    (out / "run.json").unlink()
+    assert _run(plans, out).tasks[0].times.turns_ms.shape == (2, 3, 2)
+    assert (out / "builds/task-0000/build-00.json").read_bytes() == first
+    with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
+        _run(plans, out, TrainingSteps(replace(STEPS.protocol, turns=3)))
+
+
+def test_plans_of_different_tasks_are_refused_before_any_work(plans, tmp_path):
+    task = toy_task(2, num_devices=2)
+    assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "other.json")
+    with pytest.raises(UserError, match="give plans of one task"):
+        _run([*plans, str(tmp_path / "other.json")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
