@@ -30,7 +30,7 @@ GROUPS = {
     "pretrain": ["compute_model", "comm_model"],
     "refine": ["hardware", "searcher"],
     "search": ["tables", "tasks", "searcher", "memory", "constraints", "verify", "hardware"],
-    "evaluate": ["hardware"],
+    "evaluate": ["hardware", "through"],
     "train-policy": ["learner", "source"],
 }
 MANDATORY = {
