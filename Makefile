@@ -66,7 +66,7 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	$(BIN)/python benchmarks/physics.py cpu roofline:h100
 	$(BIN)/python benchmarks/torchrec_peer.py cpu 4096 60 4 20
 	$(BIN)/python benchmarks/torchrec_peer.py roofline:h100 65536 200 16 5
-	$(BIN)/torchrun --nproc-per-node=2 benchmarks/dlrm_training.py
+	$(BIN)/python benchmarks/training_steps.py bench/steps
 	$(BIN)/python benchmarks/policies.py cpu 50 dreamshard autoshard
 	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py tests/neuroshard/models/test_bundle_values.py
 	$(BIN)/python benchmarks/kill_runs.py
