@@ -14,7 +14,7 @@ from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.methods.starts import EvenLayouts, Heuristic
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import constrained_task, linear_models, random_form_models, random_models, toy_task
 
@@ -46,7 +46,7 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
         assert layout_key(first.search(task, simulator)) in keys
         assert layout_key(searcher.search(task, simulator)) in keys
     assert len(keys) > 15
-    assert [type(start) for start in SMALL.parts.starts] == [BeamSearch, EvenLayouts]
+    assert [type(start) for start in SMALL.parts.starts] == [BeamSearch, EvenLayouts, *[Heuristic] * 4]
 
 
 def test_a_plan_that_was_not_believed_is_a_finalist():
