@@ -48,15 +48,15 @@ class Choice:
         return self.among([first, other], simulator)[0]
 
     def among(self, plans: Sequence[Plan], simulator: Simulator) -> tuple[Plan, Plan | None]:
-        """The first of some plans of a task, or one whose gain over it is believed: the one with the most to gain.
+        """The first of some plans, or, of those whose gain over it is believed, the one that is expected to cost least.
 
         With it the one that is predicted to cost least, where that is another one.
         """
         costs = simulator.costs(plans[0].task, plans)
-        chosen = 0
-        for index in range(1, len(plans)):
-            if self._believes(costs[chosen], costs[index], plans[index], simulator):
-                chosen = index
+        others = range(1, len(plans))
+        believed = [0, *(i for i in others if self._believes(costs[0], costs[i], plans[i], simulator))]
+        knows_margins = simulator.models.margins is not None
+        chosen = min(believed, key=lambda i: costs[i].expected_ms if knows_margins else costs[i].total_ms)
         cheapest = min(range(len(plans)), key=lambda index: costs[index].total_ms)
         return plans[chosen], plans[cheapest] if costs[cheapest].total_ms < costs[chosen].total_ms else None
 
