@@ -37,7 +37,7 @@ class StandIn(nn.Module):
     """Looks up features, and gives a number: the mean of a small network over the pooled outputs of each sample, and of
     all rows of sequences.
 
-    `outputs` and `loss` are its two halves, so that what comes between them can be timed.
+    `forward` and `loss` are its two halves, so that what comes between them can be timed.
     """
 
     def __init__(self, tables: Sequence[Table], dense: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ class StandIn(nn.Module):
         layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.over = nn.Sequential(*layers) if pooled else nn.Sequential()
 
-    def outputs(self, batch: Batch) -> list[torch.Tensor]:
+    def forward(self, batch: Batch) -> list[torch.Tensor]:
         """(b, columns) of pooled tables first, if there are any; then (lookups, columns) of each sequence feature."""
         looked_up = {path: self.get_submodule(path)(features) for path, features in batch.items()}
         pooled = [looked_up[POOLED].values()] if POOLED in looked_up else []
@@ -70,10 +70,6 @@ class StandIn(nn.Module):
         """A number that every output has a part in."""
         first, *rest = outputs
         return torch.stack([self.over(first).square().mean(), *(one.square().mean() for one in rest)]).sum()
-
-    def forward(self, batch: Batch) -> list[torch.Tensor]:
-        """`outputs`: what DistributedModelParallel calls."""
-        return self.outputs(batch)
 
 
 def _config(kind: type, table: Table) -> EmbeddingBagConfig | EmbeddingConfig:

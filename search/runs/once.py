@@ -1,6 +1,6 @@
 """What finalists are measured in, once over all of them: kernels and exchanges one by one, or training steps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,14 +10,12 @@ import numpy as np
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.meters import Meters, meters_of
-from neuroshard.hardware.plan_costs import measure_with, steps
+from neuroshard.hardware.plan_costs import Advance, measure_with, steps
 from neuroshard.hardware.step_meters import StepMeters, check_steps, step_meters
 from neuroshard.hardware.training import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.results.finalists import MeasuredOnce
 from neuroshard.tasks.task import Task
-
-Advance = Callable[[int], None]
 
 
 class Once(Protocol):

@@ -14,13 +14,13 @@ from rich.progress import Progress
 from neuroshard.checked import checked
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.plan_costs import beyond_memory
+from neuroshard.hardware.plan_costs import Advance, beyond_memory
 from neuroshard.parquet import write_frame
 from neuroshard.plans.plan import Plan
 from neuroshard.schema import PositiveCount, Seed
 from neuroshard.stages.search.results.finalists import FinalistFiles, Finalists, MeasuredOnce
 from neuroshard.stages.search.results.search_results import SearchRecord
-from neuroshard.stages.search.runs.once import Advance, Means, Once, OneByOne
+from neuroshard.stages.search.runs.once import Means, Once, OneByOne
 from neuroshard.stages.search.runs.searched import Answer
 from neuroshard.tasks.task import Task
 
