@@ -60,11 +60,21 @@ def _sequences() -> Tables:
     )
 
 
+# Values of each feature of Criteo's Kaggle data set, of which one is looked up in a sample.
+_KAGGLE = (
+    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652),
+    *(2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+)
+
+
 KINDS: dict[str, Callable[[], Tables]] = {
     "widths": lambda: _drawn(1, 60, (2, 5.5), (16, 32, 64, 128), (1, 12)),
     "dcn": lambda: tuple(replace(t, rows=min(t.rows, 300_000)) for t in criteo(BATCH_SIZE)),
+    "kaggle": lambda: tuple(_table(f"c{i}", min(rows, 1_000_000), 16, 1.0) for i, rows in enumerate(_KAGGLE)),
     "hot": lambda: (_table("hot", 500_000, 64, 120.0), *_drawn(2, 16, (3, 5.5), (32, 64), (1, 8))),
     "small": lambda: _drawn(3, 80, (1, 3.7), (16, 32), (1, 6)),
+    "few_small": lambda: _drawn(13, 20, (1, 3.5), (16, 32), (1, 6)),
+    "many_small": lambda: _drawn(11, 60, (1, 4.2), (16, 32), (1, 8)),
     "narrow": lambda: _drawn(4, 40, (3, 6), (4, 8, 16), (2, 20)),
     "wide": lambda: _drawn(5, 8, (4, 5.5), (128, 256), (2, 10)),
     "few": lambda: (_table("large", 2_000_000, 64, 20.0), _table("mid", 50_000, 64, 6.0), _table("tiny", 200, 64, 2.0)),
@@ -77,7 +87,6 @@ SEARCHES: dict[str, dict[str, object]] = {
     "published": {"searcher": "neuroshard_published"},
     "size_lookup_greedy": {"searcher": "size_lookup_greedy"},
     "columns": {"forms": ["columns"]},
-    "without_copies": {"forms": ["columns", "rows"]},
     "every_gain": {"choice": None},
 }
 

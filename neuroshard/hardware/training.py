@@ -61,9 +61,12 @@ class BuildTimes:
     Attributes:
         step_ms: (R,) of a step, in each turn.
         phase_ms: (P,) of a step, mean over ranks and turns; waiting for other ranks included. They add up to a step.
+        alone_ms: of the lookups, mean over ranks and turns, where one rank after another looks up: in a step they share
+            caches and memory's bandwidth, if the ranks are processes of one machine.
         error: what stopped it; then there are no times.
     """
 
     step_ms: tuple[float, ...] = ()
     phase_ms: tuple[float, ...] = ()
+    alone_ms: float = 0.0
     error: str | None = None

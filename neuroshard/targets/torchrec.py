@@ -32,8 +32,8 @@ def copies_remarks(plan: Plan) -> tuple[str, ...]:
     more = f" and {len(copied) - _SHOWN} more" if len(copied) > _SHOWN else ""
     return (
         f"{len(copied)} table(s) in copies ({', '.join(copied[:_SHOWN])}{more}) are data_parallel in TorchRec: no "
-        "fused optimizer trains them, so give their parameters to an optimizer of your own, or plan without copies: "
-        "searcher.forms=[columns,rows]",
+        "fused optimizer trains them, so give their parameters to an optimizer of your own, or search without copies: "
+        "the searcher's forms=[columns,rows]",
     )
 
 

@@ -9,7 +9,6 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -53,30 +52,25 @@ class Asked:
         """
         if not bags:
             raise UserError("no table of the model is planned here; plan() gives what TorchRec's planner makes of it")
-        devices, memory = left.world_size, device_memory(left)
+        devices = left.world_size
         guessed = tuple(bag.table(name, self.batch_size, devices) for name, bag in bags.items())
-        room = {name: 0 if self._names_rows(name) else min(memory) for name in bags}
-        rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name, room[name])) is not None)
+        rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name)) is not None)
         return Task(
             with_statistics(guessed, self.known),
             Topology(
                 devices,
-                memory,
+                device_memory(left),
                 devices_per_host=left.local_world_size,
                 host_memory_bytes=host_memory(left),
             ),
             self.batch_size * devices,
             self.memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
-            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags, room) + tier_rules(bags)),
+            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags) + tier_rules(bags)),
         )
 
     def warn(self, bags: Mapping[str, BagTable]) -> None:
         """Log what is assumed of the tables by name."""
         warn_of_guesses({name: bag.is_guessed for name, bag in bags.items()}, self.known)
-
-    def _names_rows(self, name: str) -> bool:
-        """Whether a rule of ours names rows for a table: it may lie in them then, as if it fitted in nothing else."""
-        return any(Form.ROWS in (rule.forms or ()) for rule in self.rules.rules_of(name))
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:

@@ -127,50 +127,36 @@ class BagTable:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Columns, and what TorchRec's constraints name besides.
+        """Columns, and what TorchRec's constraints name besides; or what the sharder has, where they name nothing.
 
-        Rows and copies are never chosen unasked: not every collection has them, copies are trained by an optimizer of
-        their own, and rows take more in training than kernels and exchanges show.
+        What is in none of these a search must not choose; what is in them it chooses where the gain is believed.
         """
         given = self.constraints or ParameterConstraints()
-        return self._forms_of(given.sharding_types or ())
-
-    def forms_on(self, device_bytes: int) -> tuple[Form, ...]:
-        """`forms`, and rows of sequence tables that nothing is said of and no half of which fits such devices."""
-        given = self.constraints or ParameterConstraints()
-        element_bytes = ELEMENT_BYTES[self.config.data_type]
-        half = int(self.config.num_embeddings) * int(self.config.embedding_dim) * element_bytes // 2
-        if self.pooled or given.sharding_types or half <= device_bytes:
-            return self.forms
-        return self._forms_of(self.sharder.sharding_types(ANY_DEVICE))
-
-    def _forms_of(self, sharding_types: Sequence[str]) -> tuple[Form, ...]:
-        """Columns, and what the sharding types and kernels allow."""
         known = Form if self.pooled else SEQUENCE_FORMS
-        kernels = self.constraints and self.constraints.compute_kernels
-        named = (_OTHER_FORMS[kind] for kind in sharding_types if kind in _OTHER_FORMS)
+        kernels = given.compute_kernels
+        types = given.sharding_types or self.sharder.sharding_types(ANY_DEVICE)
+        named = (_OTHER_FORMS[kind] for kind in types if kind in _OTHER_FORMS)
         return (Form.COLUMNS, *(form for form, own in named if form in known and (not kernels or own in kernels)))
 
-    def rule(self, name: str, device_bytes: int) -> TableRule | None:
-        """TorchRec's constraints on splitting, on devices of such memory, as ours; None if there are none."""
+    def rule(self, name: str) -> TableRule | None:
+        """TorchRec's constraints on splitting, as ours; None if there are none."""
         given = self.constraints or ParameterConstraints()
         may_split = not given.sharding_types or SPLIT in given.sharding_types
         may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
         if may_split and given.min_partition is None:
             return None  # a rule for each of thousands of tables takes its time
-        if not may_split and Form.ROWS in self.forms_on(device_bytes):
+        if not may_split and Form.ROWS in self.forms:
             return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=given.min_partition)
 
 
-def form_rules(bags: Mapping[str, BagTable], device_bytes: Mapping[str, int]) -> tuple[TableRule, ...]:
-    """The forms that tables may lie in, by name, each on devices of such memory; where that is columns for all, in one
-    rule.
-    """
-    forms = {name: bag.forms_on(device_bytes[name]) for name, bag in bags.items()}
-    if all(its == (Form.COLUMNS,) for its in forms.values()):
-        return (TableRule("*", forms=(Form.COLUMNS,)),)
-    return tuple(TableRule(escape(name), forms=its) for name, its in forms.items())
+def form_rules(bags: Mapping[str, BagTable]) -> tuple[TableRule, ...]:
+    """The forms that tables may lie in, by name: in a rule for each, but for those that may lie in any."""
+    return tuple(
+        TableRule(escape(name), forms=bag.forms)
+        for name, bag in bags.items()
+        if set(bag.forms) != set(Form if bag.pooled else SEQUENCE_FORMS)
+    )
 
 
 def _lookups_of(given: ParameterConstraints) -> tuple[object, ...]:

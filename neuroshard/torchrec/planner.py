@@ -26,6 +26,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
 from neuroshard.searching import searcher_of
 from neuroshard.simulator import Simulator, with_prediction
+from neuroshard.targets.torchrec import copies_remarks
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import Asked
@@ -55,8 +56,8 @@ class NeuroShardPlanner(ShardingPlanner):
         batch_size: samples of one device per step; None is TorchRec's default, 512.
         models: cost models, or their name or path; None takes "cpu" for CPUs, "roofline:h100" (a datasheet) for GPUs.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
-            passed on to the kernels. Rows and copies are looked at for tables whose sharding types name row_wise or
-            data_parallel; rows of sequence tables also where nothing is named.
+            passed on to the kernels. A table may lie in rows or copies where its sharding types name row_wise or
+            data_parallel, or name nothing; it does where the gain is beyond doubt, or nothing else fits.
         storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer that the module or the
@@ -292,7 +293,7 @@ class NeuroShardPlanner(ShardingPlanner):
         simulator, task = self._finder.simulator, plan.task
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = with_prediction(plan, cost, simulator.models.name), cost
-        for warning in simulator.warnings(plan):
+        for warning in (*simulator.warnings(plan), *copies_remarks(plan)):
             _log.warning(warning)
         _log.info("%d tables on %d devices:\n%s", len(task.tables), task.topology.num_devices, cost)
 

@@ -44,18 +44,21 @@ class StepBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[StepSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """An outcome for each plan; its repeats are (R, 1 + P, D) ms: of a step, and of its phases; every device."""
+        """An outcome for each plan; its repeats are (R, 1 + P + 1, D) ms, of every device.
+
+        Of a step, of its phases, and of the lookups of a step in which one device after another looks up.
+        """
         task, group = renamed(samples[0].plan).task, self._group
         its = batches(task.tables, task.batch_size, group.rank, group.size, seeds[0], self._device.torch_device)
         builds = [partial(self._build, sample, its, seeds[0]) for sample in samples]
         return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
 
     def _build(self, sample: StepSample, its: Sequence[Batch], seed: int) -> Run:
-        trained = _Trained(sample, self._device, its, self._settings, seed)
+        trained = _Trained(sample, self._device, self._group, its, self._settings, seed)
         return partial(self._turn, trained, sample.protocol.steps)
 
     def _turn(self, trained: "_Trained", steps: int) -> Timed:
-        """One step untimed, then some that all ranks begin together; ms of one."""
+        """One step untimed, some that all ranks begin together, and one with lookups alone; ms of one."""
         trained.step()
         trained.clock.restart()
         self._group.barrier()
@@ -65,7 +68,16 @@ class StepBench:
         self._device.synchronize()
         self._group.barrier()
         took_ms = (perf_counter() - start) * 1e3
-        return Timed(np.array([took_ms, *trained.clock.spent_ms()]) / steps, took_ms / 1e3)
+        together = np.array([took_ms, *trained.clock.spent_ms()]) / steps
+        return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
+
+    def _alone_ms(self, trained: "_Trained") -> float:
+        """Of the lookups, while no other rank computes."""
+        trained.clock.restart()
+        with trained.queue:
+            trained.step()
+        self._device.synchronize()
+        return float(trained.clock.spent_ms()[_LOOKUPS])
 
 
 class PhaseClock:
@@ -92,17 +104,51 @@ class PhaseClock:
         return spent
 
 
+class _Queue:
+    """Where ranks wait for each other while it is entered, so that they look up one after another."""
+
+    def __init__(self, device: Device, group: Group) -> None:
+        self._device, self._group = device, group
+        self._waits = False
+
+    def __enter__(self) -> None:
+        self._waits = True
+
+    def __exit__(self, *_: object) -> None:
+        self._waits = False
+
+    def before(self) -> None:
+        """Wait until all ranks before this one are done."""
+        self._let_pass(self._group.rank)
+
+    def after(self) -> None:
+        """Let the other ranks have their turns."""
+        self._let_pass(self._group.size - self._group.rank)
+
+    def _let_pass(self, count: int) -> None:
+        if self._waits:
+            self._device.synchronize()
+            for _ in range(count):
+                self._group.barrier()
+
+
 class _Trained:
     """A sharded stand-in with its optimizers and batches."""
 
     def __init__(
-        self, sample: StepSample, device: Device, its: Sequence[Batch], settings: EmbeddingSettings, seed: int
+        self,
+        sample: StepSample,
+        device: Device,
+        group: Group,
+        its: Sequence[Batch],
+        settings: EmbeddingSettings,
+        seed: int,
     ) -> None:
         plan = renamed(sample.plan)
         task = plan.task
         torch.manual_seed(seed)
         where = device.torch_device
-        self.clock = PhaseClock(device)
+        self.clock, self.queue = PhaseClock(device), _Queue(device, group)
         self._model = DistributedModelParallel(
             StandIn(task.tables, sample.protocol.dense),
             device=where,
@@ -114,7 +160,7 @@ class _Trained:
         kinds = ((_DENSE, torch.optim.SGD, dense), (_OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
         self._optimizers = [(phase, kind(its, lr=LEARNING_RATE)) for phase, kind, its in kinds if its]
         self._batches = cycle(its)
-        _watch(self._model, self.clock)
+        _watch(self._model, self.clock, self.queue)
 
     def step(self) -> None:
         """Train on the next batch."""
@@ -144,15 +190,17 @@ def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.
     return copied, [one for name, one in named.items() if ".over." in f".{name}"]
 
 
-def _watch(model: DistributedModelParallel, clock: PhaseClock) -> None:
+def _watch(model: DistributedModelParallel, clock: PhaseClock, queue: _Queue) -> None:
     """Tell the clock when lookups begin and end, when gradients come back to them, and when copies have theirs."""
     for module in model.modules():
         if not isinstance(module, ShardedModule):
             continue
         module.register_forward_pre_hook(_entering(clock, _INPUT))
         for lookup in module._lookups:
+            lookup.register_forward_pre_hook(lambda *_: queue.before())
             lookup.register_forward_pre_hook(_entering(clock, _LOOKUPS))
             lookup.register_forward_hook(partial(_looked_up, clock))
+            lookup.register_forward_hook(lambda *_: queue.after())
             if isinstance(lookup, DistributedDataParallel):
                 for weights in lookup.module.parameters():
                     weights.register_post_accumulate_grad_hook(_entering(clock, _ALL_REDUCE))

@@ -31,12 +31,12 @@ class Choice:
             at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't one of all devices
             together: the same tables rarely cost less in all, and that is where such models are led astray most.
         form_doubt: `doubt` where tables are laid out in other forms than columns: in training steps using a form at all
-            takes something that models don't know (docs/steps.md).
+            takes something that models don't know (docs/steps.md); at 1 the two intervals must not overlap.
     """
 
     doubt: NonNegative = 0.0
     blind_doubt: NonNegative = 1.0
-    form_doubt: NonNegative = 0.25
+    form_doubt: NonNegative = 1.0
 
     @property
     def of_forms(self) -> "Choice":

@@ -13,7 +13,8 @@ from neuroshard.files import read_json, write_json
 from neuroshard.hardware.training import PHASES, BuildTimes
 from neuroshard.schema import of_format, parse
 
-_FORMAT = "neuroshard-build-1"
+_FORMAT = "neuroshard-build-2"
+LOOKUPS_ALONE = "lookups, one device after another"
 Build = tuple[BuildTimes, ...]  # (K + 1,) of a task's K plans, and of the first one once more
 
 
@@ -59,11 +60,13 @@ class StepTimes:
         turns_ms: (B, K + 1, R) of a step in each turn; the last plan is the first one once more. Not a number where a
             build failed.
         phases_ms: (B, K + 1, P) of a step's phases.
+        alones_ms: (B, K + 1) of its lookups, one rank after another.
         errors: (K + 1,) the first that stopped a build of each.
     """
 
     turns_ms: FloatArray
     phases_ms: FloatArray
+    alones_ms: FloatArray
     errors: tuple[str | None, ...]
 
     @classmethod
@@ -74,6 +77,7 @@ class StepTimes:
         return cls(
             np.array([[one.step_ms or (np.nan,) * turns for one in its] for its in builds]),
             np.array([[one.phase_ms or (np.nan,) * len(PHASES) for one in its] for its in builds]),
+            np.array([[one.alone_ms if one.step_ms else np.nan for one in its] for its in builds]),
             tuple(next(iter(its), None) for its in stopped),
         )
 
@@ -87,6 +91,12 @@ class StepTimes:
     def phase_ms(self) -> FloatArray:
         """(K, P) mean over builds."""
         means: FloatArray = self.phases_ms.mean(axis=0)[:-1]
+        return means
+
+    @property
+    def alone_ms(self) -> FloatArray:
+        """(K,) mean over builds."""
+        means: FloatArray = self.alones_ms.mean(axis=0)[:-1]
         return means
 
     @property
@@ -106,8 +116,8 @@ class StepTimes:
 
 
 def phase_rows(times: StepTimes, names: Sequence[str], task: int) -> list[dict[str, Any]]:
-    """For `phases.parquet`: a row for each plan, with ms of each phase."""
+    """For `phases.parquet`: a row for each plan, with ms of each phase, and of lookups alone."""
     return [
-        {"method": name, "task": task, **dict(zip(PHASES, its.tolist(), strict=True))}
-        for name, its in zip(names, times.phase_ms, strict=True)
+        {"method": name, "task": task, **dict(zip(PHASES, its.tolist(), strict=True)), LOOKUPS_ALONE: float(alone_ms)}
+        for name, its, alone_ms in zip(names, times.phase_ms, times.alone_ms, strict=True)
     ]

@@ -24,7 +24,7 @@ from neuroshard.progress import printer, progress_bar
 from neuroshard.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.stages.search.results.comparison import Evaluated
-from neuroshard.stages.search.results.steps import BuildFiles, StepTimes, phase_rows
+from neuroshard.stages.search.results.steps import LOOKUPS_ALONE, BuildFiles, StepTimes, phase_rows
 from neuroshard.stages.search.runs.evaluate import facts_of
 
 _PICTURE = "steps.png"
@@ -159,8 +159,9 @@ class TaskSteps:
         grid.add_column("plan by")
         for phase in PHASES:
             grid.add_column(phase, justify="right")
-        for entry, its in zip(self.entries, self.times.phase_ms, strict=True):
-            grid.add_row(Text(entry.method), *(f"{ms:.2f}" for ms in its))
+        grid.add_column(LOOKUPS_ALONE, justify="right")
+        for entry, its, alone_ms in zip(self.entries, self.times.phase_ms, self.times.alone_ms, strict=True):
+            grid.add_row(Text(entry.method), *(f"{ms:.2f}" for ms in its), f"{alone_ms:.2f}")
         return grid
 
 

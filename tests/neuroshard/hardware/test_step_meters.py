@@ -33,9 +33,10 @@ class _Meter:
 
     def _outcome(self, plan):
         shards = len(plan.device_tables[0])
-        times = np.zeros((3, 1 + len(PHASES), 2))
+        times = np.zeros((3, 1 + len(PHASES) + 1, 2))
         times[:, 0] = shards
         times[:, 1] = [0.0, 2.0 * shards]  # input exchange, on either rank
+        times[:, -1] = [1.0, 3.0]  # lookups alone
         return Outcome(Repeats(times, np.zeros(3)), None, 0.0) if shards else Outcome(None, "broken", 0.0)
 
 
@@ -46,6 +47,7 @@ def test_plans_are_built_in_another_order_each_time_and_answered_in_their_own():
         built = measure_build(meter, plans, PROTOCOL, [0, 0, number])
         assert [one.step_ms for one in built] == [(len(plan.device_tables[0]),) * 3 for plan in plans]
         assert built[0].phase_ms == (len(plans[0].device_tables[0]), *(0.0,) * 7)  # the mean over ranks
+        assert built[0].alone_ms == 2.0
     orders = [[plans.index(plan) for plan in asked] for asked in meter.asked]
     assert len({tuple(order) for order in orders}) > 1
     again = _Meter()

@@ -10,6 +10,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
 from neuroshard.errors import UserError
+from neuroshard.plans.form import Form
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec import find_bags
 from neuroshard.torchrec.bags import form_rules
@@ -84,18 +85,14 @@ def test_numbers_for_too_few_features_are_refused():
     ],
 )
 def test_limits_on_splits_become_rules(given, rule):
-    assert find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].rule("sku", 1 << 60) == rule
+    assert find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].rule("sku") == rule
 
 
-def test_forms_besides_columns_must_be_named():
+def test_tables_may_lie_in_the_forms_that_constraints_name_or_in_all():
     given = ({}, {"sharding_types": ["column_wise", "row_wise", "data_parallel"]}, {"sharding_types": ["column_wise"]})
     bags = [find_bags(_Model(), constraints={"sku": ParameterConstraints(**some)})[2] for some in given]
-    assert [bag.forms for bag in bags] == [("columns",), ("columns", "rows", "copies"), ("columns",)]
-    assert form_rules({"sku": bags[0], "b": bags[2]}, {"sku": 1, "b": 1}) == (TableRule("*", forms=("columns",)),)
-    assert form_rules({"s*": bags[1], "b": bags[2]}, {"s*": 1, "b": 1}) == (
-        TableRule("s[*]", forms=("columns", "rows", "copies")),
-        TableRule("b", forms=("columns",)),
-    )
+    assert [set(bag.forms) for bag in bags] == [set(Form), set(Form), {Form.COLUMNS}]
+    assert form_rules({"a": bags[0], "b*": bags[2]}) == (TableRule("b[*]", forms=("columns",)),)
 
 
 def test_constraints_for_other_tables_are_warned_about(caplog):
@@ -105,7 +102,7 @@ def test_constraints_for_other_tables_are_warned_about(caplog):
 
 def test_names_are_no_patterns():
     config = EmbeddingBagCollection([_config("a*"), _config("ab")], device=META)
-    rule = find_bags(config, constraints={"a*": ParameterConstraints(min_partition=8)})[0].rule("a*", 1 << 60)
+    rule = find_bags(config, constraints={"a*": ParameterConstraints(min_partition=8)})[0].rule("a*")
     assert fnmatchcase("a*", rule.tables)
     assert not fnmatchcase("ab", rule.tables)
 
@@ -123,20 +120,9 @@ def test_tables_of_embedding_collections_are_sequence_tables():
     assert find_bags(_Model())[0].table("id", 64, 2).pooled
 
 
-def test_sequence_tables_lie_in_rows_where_they_are_named_or_no_half_fits():
+def test_sequence_tables_lie_in_columns_and_rows_where_constraints_allow_it():
     given = ({}, {"sharding_types": ["table_wise", "data_parallel"]}, {"sharding_types": ["table_wise", "row_wise"]})
     bags = [find_bags(_sequences(), constraints={"s": ParameterConstraints(**some)})[0] for some in given]
-    half, pooled = bags[0].table("s", 64, 2).size_bytes // 2, find_bags(_Model())[0]
-    for memory, unasked in ((half, ("columns",)), (half - 1, ("columns", "rows"))):
-        assert [bag.forms_on(memory) for bag in bags] == [unasked, ("columns",), ("columns", "rows")]
-    in_columns = TableRule("p", forms=("columns",))
-    assert form_rules({"s": bags[0], "p": pooled}, {"s": half - 1, "p": half}) == (
-        TableRule("s", forms=unasked),
-        in_columns,
-    )
-    assert form_rules({"s": bags[0], "p": pooled}, {"s": half, "p": half}) == (TableRule("*", forms=("columns",)),)
+    assert [bag.forms for bag in bags] == [("columns", "rows"), ("columns",), ("columns", "rows")]
+    assert form_rules({"s": bags[0], "t": bags[1]}) == (TableRule("t", forms=("columns",)),)
     assert [bag.name for bag in find_bags(nn.Sequential(_sequences(), _Model()))] == ["s", "id", "age", "sku"]
-
-
-def test_features_are_counted():
-    assert [bag.num_features for bag in find_bags(_Model())] == [1, 1, 2]

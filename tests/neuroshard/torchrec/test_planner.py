@@ -116,10 +116,10 @@ def test_constraints_of_both_kinds_hold():
         (["table_wise", "column_wise", "data_parallel"], None, "data_parallel"),
         (["table_wise", "column_wise", "data_parallel"], ["fused"], "columns"),
         (["table_wise", "column_wise"], None, "columns"),
-        (None, None, "columns"),
+        (None, None, "data_parallel"),
     ],
 )
-def test_tables_are_copied_only_where_sharding_types_and_kernels_say_so(types, kernels, found):
+def test_tables_are_copied_only_where_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
     """Six small tables on eight devices: copies cost least."""
     given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
     constraints = {f"t{i}": given for i in range(6)} if types else {}
@@ -127,6 +127,7 @@ def test_tables_are_copied_only_where_sharding_types_and_kernels_say_so(types, k
     plan = planner.plan(_collection(*[(1000, 128)] * 6), SHARDERS).plan[""]
     kinds = {parameter.sharding_type for parameter in plan.values()}
     assert kinds == {"data_parallel"} if found == "data_parallel" else kinds <= {"table_wise", "column_wise"}
+    assert ("6 table(s) in copies" in caplog.text) is (found == "data_parallel")
 
 
 def test_mistakes_are_one_line():

@@ -5,11 +5,11 @@ import pytest
 
 from neuroshard.errors import UserError
 from neuroshard.hardware.training import PHASES, BuildTimes
-from neuroshard.stages.search.results.steps import BuildFiles, StepTimes, phase_rows
+from neuroshard.stages.search.results.steps import LOOKUPS_ALONE, BuildFiles, StepTimes, phase_rows
 
 
 def _built(*step_ms):
-    return BuildTimes(step_ms, (sum(step_ms) / len(step_ms), *(0.0,) * (len(PHASES) - 1)))
+    return BuildTimes(step_ms, (sum(step_ms) / len(step_ms), *(0.0,) * (len(PHASES) - 1)), step_ms[0] / 2)
 
 
 BUILDS = (
@@ -25,6 +25,7 @@ def test_plans_are_compared_turn_by_turn_within_each_build():
     assert times.floor == pytest.approx((0.0 + 0.1) / 2)
     row = phase_rows(times, ["a", "b"], 3)[1]
     assert (row["method"], row["task"], row[PHASES[0]], row[PHASES[1]]) == ("b", 3, pytest.approx(65 / 6), 0.0)
+    assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
 
 
 def test_a_failed_build_leaves_the_others_comparable():
