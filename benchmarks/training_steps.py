@@ -22,7 +22,6 @@ from torchrec.distributed.planner import Topology as TorchRecTopology
 
 import neuroshard as ns
 from neuroshard.hardware import DeviceSpec, Hardware
-from neuroshard.hardware.training import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.training_steps import TrainingSteps
@@ -98,7 +97,7 @@ def main() -> None:
     for kind in kinds:
         task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
         files = _planned(out / kind, task)
-        steps = TrainingSteps(StepProtocol(builds=3))
+        steps = TrainingSteps()
         result = Evaluate(
             files, None, Hardware(DeviceSpec("cpu")), None, 0, str(out / kind / "steps"), through=steps
         ).run()

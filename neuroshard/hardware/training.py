@@ -34,8 +34,8 @@ class StepProtocol:
         dense: widths of the stand-in's hidden layers over all outputs; without any the outputs are only summed up.
     """
 
-    builds: PositiveCount = 4
-    turns: PositiveCount = 16
+    builds: PositiveCount = 6
+    turns: PositiveCount = 8
     steps: PositiveCount = 3
     dense: tuple[PositiveCount, ...] = (64,)
 

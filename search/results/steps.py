@@ -106,8 +106,9 @@ class StepTimes:
 
     @property
     def floor(self) -> float:
-        """What equal plans differ by: how far the first plan's steps are from its own, mean over builds."""
-        return float(np.abs(self._ratios[-1] - 1).mean())
+        """What equal plans differ by over all builds: the standard error of the first plan's ratio to itself."""
+        builds = self._ratios.shape[1]
+        return float(np.sqrt(np.square(self._ratios[-1] - 1).mean() / builds))
 
     @property
     def _ratios(self) -> FloatArray:

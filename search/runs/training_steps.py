@@ -123,7 +123,7 @@ class TaskSteps:
             entry.row()
             | {
                 "step_ms": self.times.step_ms[k],
-                "beside_first": float(ratios[k].mean()),
+                "beside_first": float(np.median(ratios[k])),
                 "beside_first_least": float(ratios[k].min()),
                 "beside_first_most": float(ratios[k].max()),
                 "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
