@@ -38,7 +38,7 @@ def _run(plans, out, through=STEPS):
     return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), through=through).run()
 
 
-def test_steps_are_timed_by_phase_and_a_stopped_run_goes_on(plans, tmp_path):
+def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
     out = tmp_path / "out"
     result = _run(plans, out)
     (task,) = result.tasks
@@ -61,6 +61,7 @@ def test_steps_are_timed_by_phase_and_a_stopped_run_goes_on(plans, tmp_path):
     (out / "run.json").unlink()
     assert _run(plans, out).tasks[0].times.turns_ms.shape == (2, 3, 2)
     assert (out / "builds/task-0000/build-00.json").read_bytes() == first
+    assert _run(plans, out, TrainingSteps(replace(STEPS.protocol, builds=3))).tasks[0].times.turns_ms.shape == (3, 3, 2)
     with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
         _run(plans, out, TrainingSteps(replace(STEPS.protocol, turns=3)))
 
