@@ -61,10 +61,8 @@ class TrainingSteps:
         """
         tasks = _by_task(entries)
         facts = facts_of(hardware, seed)
-        builds = {
-            field: value for field, value in asdict(self.protocol).items() if field != "builds"
-        }  # more may follow
-        depends = {"through": "torchrec", **builds, **facts, "plans": [entry.file for entry in entries]}
+        fixed = {field: value for field, value in asdict(self.protocol).items() if field != "builds"}  # more may follow
+        depends = {"through": "torchrec", **fixed, **facts, "plans": [entry.file for entry in entries]}
         directory.begin(depends, tuple(_plans(its)[0].task for _, its in tasks))
         with progress_bar() as progress, step_meters(hardware, self.protocol, printer(progress)) as meters:
             meters.join(_plans(tasks[0][1])[0].task.topology)
