@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from shared import silent
 
 from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.records import DataDirectory
@@ -44,10 +45,6 @@ def _any(_sample: ComputeSample) -> bool:
     return True
 
 
-def _silent(_epoch: int, _loss: float) -> None:
-    pass
-
-
 def _small(sample: ComputeSample) -> bool:
     return len(sample.tables) <= _FEW
 
@@ -72,7 +69,7 @@ def _mape(measured: SplitMeasurements) -> float:
     """The median over seeds."""
     errors = []
     for seed in _SEEDS:
-        model = Additive(training=_TRAINING).fit(measured, None, seed, _silent)
+        model = Additive(training=_TRAINING).fit(measured, None, seed, silent)
         predicted = predict_compute(model, measured.test)
         errors.append(accuracy_of(predicted.predicted_ms, predicted.measured_ms).mape)
     return float(np.median(errors))

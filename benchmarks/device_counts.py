@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from shared import silent
+
 from neuroshard.models import CommModel
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
@@ -39,7 +41,7 @@ def main() -> None:
 
 
 def _fitted(fitter: CommFitter, measured: SplitMeasurements) -> list[CommModel]:
-    return [fitter.fit(measured, direction, None, 0, _silent) for direction in _DIRECTIONS]
+    return [fitter.fit(measured, direction, None, 0, silent) for direction in _DIRECTIONS]
 
 
 def _kept(measured: SplitMeasurements, keep: Callable[[int], bool]) -> SplitMeasurements:
@@ -51,10 +53,6 @@ def _errors(models: list[CommModel], measured: SplitMeasurements) -> str:
     """MAPE on test exchanges, forward / backward."""
     predicted = [predict_comm(model, measured.test, d) for model, d in zip(models, _DIRECTIONS, strict=True)]
     return " / ".join(f"{accuracy_of(p.predicted_ms, p.measured_ms).mape:.1%}" for p in predicted)
-
-
-def _silent(_epoch: int, _loss: float) -> None:
-    pass
 
 
 if __name__ == "__main__":

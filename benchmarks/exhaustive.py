@@ -3,7 +3,7 @@
 usage: exhaustive.py MODEL NUM_DEVICES [COUNT]    (MODEL: a bundle's path, or roofline:h100; 2 or 3 devices)
 
 Tasks hold few narrow tables (8 for 2 devices, 6 for 3; dims 4 to 16), so that every plan can be costed: every way to
-give each table's slices of 4 columns to the devices. Memory is ample. Rows and copies: benchmarks/forms.py.
+give each table's slices of 4 columns to the devices. Memory is ample.
 """
 
 import sys

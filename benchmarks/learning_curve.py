@@ -9,6 +9,8 @@ on the same samples; with INIT, the bundle's model fitted further instead.
 import sys
 from pathlib import Path
 
+from shared import silent
+
 from neuroshard.models import CostModels, SumModel
 from neuroshard.models.card import Accuracy
 from neuroshard.plans.form import IN_COLUMNS
@@ -43,9 +45,9 @@ def main() -> None:
     print("| --- " * (3 + 2 * len(others)) + "|")
     for count in [n for n in _COUNTS if n < len(measured.train)] + [len(measured.train)]:
         some = measured.limited(count)
-        cells = [_cells([default.fit(some, None, seed, _silent) for seed in _SEEDS], measured)]
+        cells = [_cells([default.fit(some, None, seed, silent) for seed in _SEEDS], measured)]
         for other in others.values():
-            cells.append(_cells([other.fit(some, start, seed, _silent) for seed in _SEEDS], measured))
+            cells.append(_cells([other.fit(some, start, seed, silent) for seed in _SEEDS], measured))
         print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -71,10 +73,6 @@ def _metrics(model: object, measured: SplitMeasurements) -> Accuracy:
     assert isinstance(model, SumModel)
     predicted = predict_compute(model, measured.test)
     return accuracy_of(predicted.predicted_ms, predicted.measured_ms)
-
-
-def _silent(_epoch: int, _loss: float) -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ usage: plan_quality.py MODEL NUM_DEVICES BATCH_SIZE [COUNT]    (MODEL: a bundle'
 
 Tasks are drawn as the papers draw them: max dim 128, 4 GiB devices. Every predicted gain is taken for true
 (searcher.choice=null); whether it is, true_gains.py shows on made-up devices, and hardware on real ones.
-Costs stand beside a lower bound of any plan's; bounds.py says more of it.
+Costs stand beside a lower bound of any plan's.
 """
 
 import sys
-import time
+from functools import partial
 
 import numpy as np
+from shared import timed
 
 from neuroshard.models import CostModels
 from neuroshard.searcher import Searcher
@@ -57,13 +58,8 @@ def main() -> None:
 
 
 def _all(task: Task, simulator: Simulator) -> tuple[list[float], list[float]]:
-    costs, seconds = [], []
-    for searcher in SEARCHERS:
-        start = time.perf_counter()
-        plan = searcher.search(task, simulator)
-        seconds.append(time.perf_counter() - start)
-        costs.append(simulator.cost(task, plan).total_ms)
-    return costs, seconds
+    pairs = [timed(partial(searcher.search, simulator=simulator), task, simulator) for searcher in SEARCHERS]
+    return [cost for cost, _ in pairs], [seconds for _, seconds in pairs]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Tables unseen in training, dims 4 to 128, devices of 4 GiB, batch size 4,096.
 import argparse
 
 import numpy as np
-from timed import timed
+from shared import timed
 
 from neuroshard.models import CostModels
 from neuroshard.searcher import Searcher

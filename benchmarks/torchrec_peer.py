@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-from timed import timed
+from shared import timed
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.models import CostModels

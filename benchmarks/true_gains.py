@@ -19,6 +19,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from shared import silent
 
 from neuroshard.arrays import BoolArray, FloatArray
 from neuroshard.models import CostModels
@@ -74,8 +75,8 @@ class Setting:
         config = compose_config("pretrain", [*_FORMS[self.form], *self._epochs()])
         compute_fitter, comm_fitter = (instantiate_config(config[f"{kind}_model"]) for kind in ("compute", "comm"))
         with torch_threads(1):
-            model = compute_fitter.fit(compute, None, self.seed, _silent)
-            forward, backward = (comm_fitter.fit(comm, way, None, self.seed, _silent) for way in (FORWARD, BACKWARD))
+            model = compute_fitter.fit(compute, None, self.seed, silent)
+            forward, backward = (comm_fitter.fit(comm, way, None, self.seed, silent) for way in (FORWARD, BACKWARD))
         ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
         models = CostModels(model, forward, backward, self.made_up.batch_size, ranges)
         measured = Measured({IN_COLUMNS: compute}, {Collective.ALL_TO_ALL: comm})
@@ -114,10 +115,6 @@ def _tables(batch_size: int, seed: int) -> Any:
 def _by_split(measurements: list[Any]) -> SplitMeasurements:
     train, valid, test = ([m for m in measurements if m.split == name] for name in ("train", "valid", "test"))
     return SplitMeasurements(train, valid, test, measurements)
-
-
-def _silent(_epoch: int, _loss: float) -> None:
-    pass
 
 
 @dataclass(frozen=True)

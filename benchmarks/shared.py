@@ -1,4 +1,4 @@
-"""One timed search, as benchmarks compare them."""
+"""What several benchmarks need."""
 
 import time
 from collections.abc import Callable
@@ -18,3 +18,7 @@ def timed(search: Callable[[Task], Plan], task: Task, simulator: Simulator) -> t
         return float("inf"), time.perf_counter() - start
     seconds = time.perf_counter() - start
     return simulator.cost(task, plan).total_ms, seconds
+
+
+def silent(_epoch: int, _loss: float) -> None:
+    """Hear of an epoch, and say nothing."""
