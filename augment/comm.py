@@ -66,7 +66,7 @@ class CommAugmentation:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which samples are drawn: of all-to-alls alone, what decided it before there was more."""
+        """What decides which samples are drawn; of all-to-alls alone, without the limits of other collectives."""
         settings = asdict(self)
         beyond = _BEYOND_ALL_TO_ALL if self.collectives == (_ALL_TO_ALL,) else ()
         return {name: value for name, value in settings.items() if name not in beyond}

@@ -68,12 +68,11 @@ class RunDirectory:
         if begun is None:
             self.check_free()
             save_tasks(self.path / _TASKS, tasks)
+            write_json(self.path / _SETTINGS, _as_read(settings))
         else:
             check_same(self.path, begun, settings)
             if from_file(str(self.path / _TASKS)) != tasks:
                 raise begun_otherwise(self.path, "other tasks")
-        if not (self.path / _SETTINGS).exists():
-            write_json(self.path / _SETTINGS, _as_read(settings))
 
     def check_free(self) -> None:
         """Raise UserError if a run was begun here, whether it is whole or not."""
@@ -95,15 +94,15 @@ class RunDirectory:
         return (self.path / _RUN).exists()
 
     def read(self, what: str = "run") -> RunFile | None:
-        """What `run.json` says; None where it is another program's, or of a training of old that isn't whole.
+        """What `run.json` says; None where it is another program's.
 
         Raises:
             UserError: there is none, or it is malformed; `what` names it.
         """
         where = f"{what} {self.path / _RUN}"
         content = parse(read_json(self.path / _RUN, what), dict[str, Any], where)
-        if "format" not in content or content["format"] == _OLD_SEARCH:
-            return _of_old(content, self.path)
+        if "format" not in content:
+            return None
         facts = of_format(content, _FORMAT, where)
         return RunFile(parse({"kind": facts.pop("kind", None)}, _Kind, where).kind, facts)
 
@@ -122,9 +121,7 @@ class RunDirectory:
     def _begun(self) -> dict[str, Any] | None:
         """The settings that a run was begun with here, if one was."""
         path = self.path / _SETTINGS
-        if path.exists():
-            return _with_class(parse(read_json(path, "settings"), dict[str, Any], f"settings {path}"))
-        return _begun_of_old(self.path / _RUN)
+        return parse(read_json(path, "settings"), dict[str, Any], f"settings {path}") if path.exists() else None
 
 
 @dataclass(frozen=True)
@@ -181,28 +178,3 @@ def _next_free(parent: Path, name: str) -> Path:
             number += 1  # another run has just taken it
         else:
             return path
-
-
-# What runs wrote before there was one format for all of them. A search had a format of its own, and called the class of
-# its searcher `kind`. An evaluation had no format, and is known by the results beside it. Nor had a training, which
-# wrote `run.json` with its settings when it began, and was whole when its curve lay beside that.
-
-_OLD_SEARCH = "neuroshard-search-1"
-
-
-def _of_old(content: dict[str, Any], path: Path) -> RunFile | None:
-    if "format" in content:
-        return RunFile("search", _with_class({key: value for key, value in content.items() if key != "format"}))
-    if (path / "curve.parquet").exists():
-        return RunFile("train-policy", content)
-    return RunFile("evaluate", content) if (path / "results.parquet").exists() else None
-
-
-def _begun_of_old(path: Path) -> dict[str, Any] | None:
-    content = read_json(path, "training run") if path.exists() else None
-    settings = content.get("settings") if isinstance(content, dict) and "format" not in content else None
-    return settings if isinstance(settings, dict) else None
-
-
-def _with_class(settings: dict[str, Any]) -> dict[str, Any]:
-    return {("class" if key == "kind" else key): value for key, value in settings.items()}

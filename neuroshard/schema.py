@@ -119,7 +119,10 @@ def of_format(content: object, kind: str, where: str) -> dict[str, Any]:
     """
     found = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or found != kind:
-        raise UserError(f"{where} is not of format {kind!r}" + ("" if found is None else f" but {shown(found)}"))
+        other = "" if found is None else f" but {shown(found)}"
+        ours = isinstance(found, str) and found.rpartition("-")[0] == kind.rpartition("-")[0]
+        anew = ", of another version of neuroshard: make it anew" if ours else ""
+        raise UserError(f"{where} is not of format {kind!r}{other}{anew}")
     return {key: value for key, value in content.items() if key != "format"}
 
 

@@ -51,7 +51,6 @@ from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_shard
 from neuroshard.torchrec.kept import KeptPlan
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "40"))
-FIRST_PLAN = Path(__file__).parent / "neuroshard" / "plans" / "golden" / "plan-1.json"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,6 @@ def good(tmp_path_factory):
     task = constrained_task(1)
     plan = assemble(toy_task(5), [(i, table.dim, i % 4) for i, table in enumerate(toy_task(5).tables)])
     plan.save(root / "plan.json")
-    (root / "plan-1.json").write_bytes(FIRST_PLAN.read_bytes())
     save_tasks(root / "tasks.json", [toy_task(4), task])
     save_sharding_plan(to_sharding_plan(plan, "ebc"), root / "sharding.json")
     KeptPlan({"tables": "digest"}, plan, to_sharding_plan(plan, "ebc")).save(root / "kept.json")
@@ -190,7 +188,6 @@ def _used(plan):
 
 READERS = {
     "plan": ("plan.json", lambda root: _used(Plan.load(root / "plan.json"))),
-    "plan of format 1": ("plan-1.json", lambda root: _used(Plan.load(root / "plan-1.json"))),
     "plan to start from": ("plan.json", _replan),
     "tasks": ("tasks.json", lambda root: from_file(str(root / "tasks.json"))),
     "TorchRec's plan": ("sharding.json", lambda root: load_sharding_plan(root / "sharding.json")),

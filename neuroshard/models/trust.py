@@ -91,7 +91,7 @@ class Ranges:
     tables_on_a_device: Range
     devices: Range
     columns_on_a_device: Range
-    features: Range = Range("features of a table", 1, 1)  # bundles of releases that knew no more don't say
+    features: Range
     others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod

@@ -163,7 +163,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """The plan in a file that `save` wrote, now or in a format before.
+        """The plan in a file that `save` wrote.
 
         Raises:
             UserError: the file is missing, malformed, or its shards don't cover its tables exactly once.

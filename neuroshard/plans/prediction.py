@@ -16,8 +16,7 @@ class Prediction:
         models: name or path of the cost models, as `CostModels.load` takes it; None for models made in Python.
         cost_ms: the plan's cost.
         margin_ms: half the width of its 90% interval; None where the models know none.
-        expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin, and in
-            plans that were saved before there was any.
+        expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin.
         caveat: what is said wherever the cost is shown (`Cost.caveat`); None if nothing is.
     """
 

@@ -189,17 +189,16 @@ class _Row:
 class _ComputeRow(_Row):
     tables: tuple[str, ...]
     dims: tuple[Dim, ...]
-    # Directories of releases that measured less have none of these.
-    features: tuple[Features, ...] = ()
-    pooled: bool = True
-    form: str = Form.COLUMNS
-    hot_first: Share = 0.0
-    first_rows: tuple[FirstRow, ...] = ()
-    rows: tuple[Rows, ...] = ()
-    lookups: tuple[Lookups, ...] = ()
-    reuse: tuple[Reuse, ...] = ()
-    tier: str | None = None
-    cached: CacheShare | None = None
+    features: tuple[Features, ...]
+    pooled: bool
+    form: str
+    hot_first: Share
+    first_rows: tuple[FirstRow, ...]
+    rows: tuple[Rows, ...]
+    lookups: tuple[Lookups, ...]
+    reuse: tuple[Reuse, ...]
+    tier: str | None
+    cached: CacheShare | None
 
     def sample(self, tables: tuple[Table, ...]) -> ComputeSample:
         """The sample, of `tables` at their widths."""
@@ -216,24 +215,12 @@ class _CommRow(_Row):
     collective: str
     size_bytes: tuple[Bytes, ...]
     start_ms: tuple[NonNegative, ...]
-    devices_per_host: Devices | None = None
+    devices_per_host: Devices | None
 
     def sample(self) -> CommSample:
         """The sample."""
         collective = collective_named(self.collective)
         return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
-
-
-@dataclass(frozen=True)
-class _ColumnsRow(_Row):
-    """What directories hold of releases that measured all-to-alls only."""
-
-    dims: tuple[Count, ...]
-    start_ms: tuple[NonNegative, ...]
-
-    def sample(self) -> CommSample:
-        """The sample."""
-        return CommSample.of_columns(self.dims, self.start_ms, self.batch_size)
 
 
 def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[ComputeSample]:
@@ -243,14 +230,13 @@ def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[Comput
         UserError: it is malformed, or names a table that isn't among `tables`.
     """
     read = parse(row, _ComputeRow, "sample")
-    features = read.features or (1,) * len(read.tables)
-    for name, values in (("dims", read.dims), ("features", features)):
+    for name, values in (("dims", read.dims), ("features", read.features)):
         if len(read.tables) != len(values):
             raise UserError(f"sample {read.sample_id} has {len(read.tables)} tables but {len(values)} {name}")
     for name in read.tables:
         if name not in tables:
             raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
-    shapes = zip(read.tables, read.dims, features, strict=True)
+    shapes = zip(read.tables, read.dims, read.features, strict=True)
     sized = tuple(replace(tables[name], dim=dim, features=count, pooled=read.pooled) for name, dim, count in shapes)
     return _measurement(_named(read, lambda: read.sample(sized)), read, ())
 
@@ -261,8 +247,7 @@ def read_comm(row: object) -> Measurement[CommSample]:
     Raises:
         UserError: it is malformed.
     """
-    of_old = isinstance(row, dict) and "dims" in row
-    read = parse(row, _ColumnsRow, "sample") if of_old else parse(row, _CommRow, "sample")
+    read = parse(row, _CommRow, "sample")
     sample = _named(read, read.sample)
     return _measurement(sample, read, (2, sample.num_devices))
 

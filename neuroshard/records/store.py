@@ -67,7 +67,8 @@ class Parts(Generic[Sample]):
         try:
             return [self.from_row(row) for row in rows]
         except UserError as error:
-            raise UserError(f"{path} doesn't hold measurements: {error}") from None
+            anew = "delete it, and collect measures it anew"
+            raise UserError(f"{path} doesn't hold measurements: {error}; {anew}") from None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=
 MAX_ROW_BLOCKS = 1024
 RowLookups = Annotated[tuple[Share, ...], Meta(max_length=MAX_ROW_BLOCKS)]
 _SLACK = 1e-3  # of sums of shares
-_SILENT: dict[str, Any] = {"row_lookups": [], "features": 1, "pooled": True}  # as if the field weren't there
+_USUAL: dict[str, Any] = {"row_lookups": [], "features": 1, "pooled": True}  # files leave it out
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Table:
         return replace(self, dim=dim)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for JSON and Parquet; without those that older files don't have where they say nothing."""
+        """The fields, for JSON and Parquet; without what is usual."""
         fields = asdict(self) | {"reuse": list(self.reuse), "row_lookups": list(self.row_lookups)}
-        return {name: value for name, value in fields.items() if name not in _SILENT or value != _SILENT[name]}
+        return {name: value for name, value in fields.items() if name not in _USUAL or value != _USUAL[name]}
 
     @classmethod
     def from_json(cls, fields: object) -> "Table":

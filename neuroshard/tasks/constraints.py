@@ -310,7 +310,7 @@ class Constraints:
         """The constraints as JSON-ready fields."""
         content = asdict(self)
         for rule in content["rules"]:
-            for name in ("tiers", "cached", "min_blocks", "equal_widths"):  # as before there were any
+            for name in ("tiers", "cached", "min_blocks", "equal_widths"):  # few rules have them
                 if not rule[name]:
                     del rule[name]
         return content

@@ -184,7 +184,7 @@ class Task:
         """The task as JSON-ready fields."""
         topology = asdict(self.topology)
         if not self.topology.host_bytes:
-            del topology["host_memory_bytes"]  # as before there was any
+            del topology["host_memory_bytes"]
         homes = [{"tier": home.tier.value, "cached": home.cached} for home in self.fixed_homes]
         return {
             "topology": topology,

@@ -8,7 +8,6 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.files import exclusive
 from neuroshard.run_directory import RunDirectory, RunFile, check_same, flat, runs_below
-from neuroshard.tasks.draw import save_tasks
 from neuroshard.testing import toy_task
 
 TASKS = (toy_task(3),)
@@ -105,7 +104,8 @@ def test_what_is_whole_says_its_format_and_kind(run, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"format": "neuroshard-run-2", "kind": "search"}, "not of format 'neuroshard-run-1' but 'neuroshard-run-2'"),
+        ({"format": "neuroshard-run-2", "kind": "search"}, "but 'neuroshard-run-2', of another version"),
+        ({"format": "neuroshard-search-1"}, "not of format 'neuroshard-run-1' but 'neuroshard-search-1'"),
         ({"format": "neuroshard-run-1", "kind": "walk"}, "kind='walk' must be"),
         ({"format": "neuroshard-run-1"}, "kind=None must be"),
         ([], r"\[\] must be named fields"),
@@ -124,43 +124,12 @@ def test_no_run_is_one_line(run):
         run.facts("search")
 
 
-def _old(run, content, *beside):
-    run.path.mkdir(exist_ok=True)
-    (run.path / "run.json").write_text(json.dumps(content))
-    for name in beside:
-        (run.path / name).write_text("")
-
-
-def test_runs_of_old_are_known(run):
-    """Searches had a format of their own; evaluations and trainings none."""
-    _old(run, {"format": "neuroshard-search-1", "searcher": "random", "kind": "Random"})
-    assert run.facts("search") == {"searcher": "random", "class": "Random"}
-    _old(run, {"hardware": {}})
-    assert run.read() is None  # nobody's
-    _old(run, {"hardware": {}}, "results.parquet")
-    assert run.read() == RunFile("evaluate", {"hardware": {}})
-    _old(run, {"settings": {"seed": 1}}, "curve.parquet")
-    assert run.read() == RunFile("train-policy", {"settings": {"seed": 1}})
-
-
-def test_searches_of_old_go_on(run):
+def test_run_files_of_other_programs_are_nobodys(run):
     run.path.mkdir()
-    save_tasks(run.path / "tasks.json", TASKS)
-    (run.path / "settings.json").write_text(json.dumps({"kind": "Random", "model": "cpu"}))
-    run.begin({"class": "Random", "model": "cpu"}, TASKS)
-    with pytest.raises(UserError, match="class='Random', not 'Greedy'"):
-        run.begin({"class": "Greedy", "model": "cpu"}, TASKS)
-
-
-def test_trainings_of_old_go_on(run):
-    """Their settings stood in `run.json` from the start."""
-    _old(run, {"settings": {"seed": 1}, "cores": 2})
-    save_tasks(run.path / "tasks.json", TASKS)
-    with pytest.raises(UserError, match="begun with seed=1, not 2"):
-        run.begin({"seed": 2}, TASKS)
-    run.begin({"seed": 1}, TASKS)
-    run.finish("train-policy", {})
-    run.begin({"seed": 1}, TASKS)  # which it has written down where they stand today
+    (run.path / "run.json").write_text('{"settings": {"seed": 1}}')
+    assert run.read() is None
+    with pytest.raises(UserError, match=r"holds no search run$"):
+        run.facts("search")
 
 
 def test_settings_that_are_missing_are_null():

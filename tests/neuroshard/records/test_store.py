@@ -10,7 +10,7 @@ import pytest
 from neuroshard.errors import UserError
 from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.plans.form import Form
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.plans.shard import Home, Tier
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
 from neuroshard.records.schema import COMM_SCHEMA, COMPUTE_SCHEMA
@@ -82,29 +82,6 @@ def test_records_come_back_exactly(directory, kind, measurements):
         _same(saved, loaded)
 
 
-FORM_COLUMNS = ["form", "features", "pooled", "hot_first", "first_rows", "rows", "lookups", "reuse"]
-
-
-def test_directories_that_know_no_forms_still_load(directory):
-    parts = directory.compute()
-    whole = [m for m in _compute() if m.sample.form is Form.COLUMNS and m.sample_id < 5]
-    parts.write(0, whole)
-    pq.write_table(pq.read_table(parts.path(0)).drop_columns(FORM_COLUMNS), parts.path(0))
-    for saved, loaded in zip(whole, parts.read(), strict=True):
-        _same(saved, loaded)
-
-
-def test_directories_that_know_no_tiers_still_load(directory):
-    parts = directory.compute()
-    in_memory = [m for m in _compute() if m.sample.home == ON_DEVICE]
-    parts.write(0, in_memory)
-    table = pq.read_table(parts.path(0))
-    assert table.column("tier").null_count == table.column("cached").null_count == len(in_memory)
-    pq.write_table(table.drop_columns(["tier", "cached"]), parts.path(0))
-    for saved, loaded in zip(in_memory, parts.read(), strict=True):
-        _same(saved, loaded)
-
-
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -125,12 +102,6 @@ def test_memories_that_contradict_themselves_are_refused(directory, change, erro
         parts.read()
 
 
-def test_tables_of_directories_that_know_no_features_are_read_by_one(directory):
-    path = directory.path / "tables.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["features", "pooled"]), path)
-    assert tuple(directory.tables().values()) == toy_tables(4)
-
-
 def test_tables_come_back_with_their_features(tmp_path):
     tables = tuple(replace(table, features=1 + i, pooled=i < 2) for i, table in enumerate(toy_tables(4)))
     directory = DataDirectory(tmp_path / "data")
@@ -147,12 +118,12 @@ def test_samples_with_too_few_features_are_refused(directory):
         parts.read()
 
 
-def test_directories_that_know_no_collectives_still_load(directory):
+def test_what_holds_other_columns_is_measured_anew(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
-    table = pq.read_table(parts.path(0)).drop_columns(["collective", "size_bytes", "devices_per_host"])
-    pq.write_table(table.append_column("dims", pa.array([[16, 4]], pa.list_(pa.int32()))), parts.path(0))
-    _same(_comm()[0], parts.read()[0])
+    pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
+    with pytest.raises(UserError, match="field 'collective' is missing; delete it, and collect measures it anew"):
+        parts.read()
 
 
 @pytest.mark.parametrize(

@@ -46,20 +46,6 @@ def runs(good, tmp_path):
     return tmp_path / "runs"
 
 
-def test_runs_of_old_are_read_as_ever(good, runs):
-    now = gather([good])
-    for name in ("one", "two"):
-        path = runs / name / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": "neuroshard-search-1", "kind": "Random"}))
-    for name in ("measured", "trained"):
-        (runs / name / "run.json").write_text("{}")
-    old = gather([runs])
-    assert list(old.searched.predicted_ms) == list(now.searched.predicted_ms)
-    assert list(old.searched.method) == list(now.searched.method)
-    assert list(old.measured.measured_ms) == list(now.measured.measured_ms)
-    assert list(old.references.values()) == list(now.references.values())
-
-
 def test_what_a_run_is_stands_in_its_file_alone(runs):
     """Not in the files beside it: a training keeps its results in what an evaluation would have too."""
     shutil.copy(runs / "measured" / "results.parquet", runs / "trained" / "results.parquet")

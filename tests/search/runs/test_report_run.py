@@ -151,7 +151,7 @@ def runs(tmp_path):
         for t in range(4)
     ]
     pd.DataFrame(rows).to_parquet(measured / "results.parquet")
-    (measured / "run.json").write_text('{"hardware": {}}')
+    (measured / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "evaluate", "hardware": {}}')
     return tmp_path / "runs"
 
 
@@ -262,7 +262,7 @@ def _evaluation(folder, rows):
     folder.mkdir(parents=True)
     names = ("method", "task", "predicted_ms", "margin_ms", "measured_ms", "seconds")
     pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows]).to_parquet(folder / "results.parquet")
-    (folder / "run.json").write_text('{"hardware": {}}')
+    (folder / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "evaluate", "hardware": {}}')
 
 
 NAN = float("nan")
@@ -313,7 +313,7 @@ def test_a_training_without_a_plan_is_said_so(tmp_path):
     folder = tmp_path / "runs" / "one"
     folder.mkdir(parents=True)
     pd.DataFrame({"round": [0, 1], "valid_ms": [float("inf"), NAN]}).to_parquet(folder / "curve.parquet")
-    (folder / "run.json").write_text('{"settings": {}}')
+    (folder / "run.json").write_text('{"format": "neuroshard-run-1", "kind": "train-policy", "settings": {}}')
     (folder / "policy.json").write_text('{"card": {"references_ms": {"random": 3.0}}}')
     Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
     words = _words(tmp_path / "out" / "report.html")
