@@ -18,7 +18,7 @@ class Found:
     Whatever a search hands out is one of these, so no other plan is handed out.
 
     Attributes:
-        warning: a line that begins with its subject and a colon, such as "time limit: ..."; None if all is well.
+        warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
         declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
             is none.
         remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.

@@ -1,13 +1,11 @@
 """First plans, of which the cheapest is made better by local search: what searches are composed of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from neuroshard.arrays import IntArray
 from neuroshard.checked import checked
-from neuroshard.errors import UserError
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import NonNegative
 from neuroshard.searcher import Found, Searcher, within_hosts
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
@@ -29,8 +27,6 @@ class ImprovedSearch(Searcher):
     Attributes:
         starts: give the first plans.
         improvement: local search.
-        caution: how many of their margins are added to plans' costs when local search compares them: above 0, plans
-            whose prediction is less certain have to promise more. Needs models that know their margins.
         max_moved_bytes: of weights and optimizer state, over all devices, away from the first plan, as a number or as
             text such as "20GB"; None sets no limit.
         choice: which of the first plans and the one found is believed to be the cheapest, the first start's unless
@@ -39,7 +35,6 @@ class ImprovedSearch(Searcher):
 
     starts: tuple[Start, ...]
     improvement: Improvement = field(default_factory=Improvement)
-    caution: NonNegative = 0.0
     max_moved_bytes: ByteSize | None = None
     choice: Choice | None = None
 
@@ -48,26 +43,24 @@ class ImprovedSearch(Searcher):
 
         Raises:
             InfeasibleError: no start has a plan.
-            UserError: the models can't serve the task, or know no margins to be cautious by.
+            UserError: the models can't serve the task.
         """
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if a time limit cut the local search short, and the cheaper plan that isn't believed."""
+        """With the cheaper plan that isn't believed."""
         return within_hosts(task, lambda given: self._found(given, simulator))
 
     def _found(self, task: Task, simulator: Simulator) -> Found:
         catalog = Catalog.checked(task, simulator)
-        rank = self._rank(catalog, simulator)
         first = first_plans(self.starts, catalog, simulator)
         held = cheapest(first, catalog, simulator)
         local = local_steps(catalog, simulator, held, self.max_moved_bytes)
-        improved = self.improvement.improve(local, local.costed(held), rank)
-        found = catalog.items.plan(improved.best.held)
+        found = catalog.items.plan(self.improvement.improve(local, local.costed(held)).held)
         if self.choice is None:
-            return Found(found, improved.remark)
+            return Found(found)
         chosen, declined = self.choice.among([*map(catalog.items.plan, first), found], simulator)
-        return Found(chosen, improved.remark, declined)
+        return Found(chosen, declined=declined)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
@@ -98,17 +91,4 @@ class ImprovedSearch(Searcher):
         """Local search from a plan (I, D), and its end; numbers stand for other random steps, 0 for those of `find`."""
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
         local = local_steps(catalog, simulator, held, self.max_moved_bytes)
-        return local, steps.improve(local, local.costed(held), self._rank(catalog, simulator)).best
-
-    def _rank(self, catalog: Catalog, simulator: Simulator) -> Callable[[CostedPlan], float]:
-        """What plans are compared by: predicted cost and as many margins as caution asks for, ms."""
-        if self.caution == 0:
-            return predicted_ms
-        if simulator.models.margins is None:
-            raise UserError(f"searcher: caution={self.caution} needs models that know their margins; these don't")
-
-        def cautious_ms(plan: CostedPlan) -> float:
-            cost = simulator.cost(catalog.items.task, catalog.items.plan(plan.held))
-            return cost.total_ms + self.caution * cost.margin_ms
-
-        return cautious_ms
+        return local, steps.improve(local, local.costed(held))

@@ -38,7 +38,7 @@ class NeuroShard(Searcher):
     Attributes:
         num_candidates, beam_width, max_splits: the published search's.
         grid: caps of the greedy grid search, for both starts.
-        improvement, caution: the local search's.
+        improvement: the local search's.
         choice: when its plan is taken instead of the published search's.
         forms, form_tries: that tables may lie in, and how many choices of them are tried.
         rows_over: devices that tables in rows lie over: "all", or "hosts", those of one host where that pays.
@@ -51,7 +51,6 @@ class NeuroShard(Searcher):
     max_splits: Count = 10
     grid: GridSettings = field(default_factory=GridSettings)
     improvement: Improvement = field(default_factory=Improvement)
-    caution: NonNegative = 0.0
     choice: Choice | None = field(default_factory=Choice)
     forms: tuple[str, ...] = FORMS
     form_tries: Count = 6
@@ -76,14 +75,14 @@ class NeuroShard(Searcher):
         """The starts and the local search that it is composed of, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
         starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Heuristic, SCORES))
-        return ImprovedSearch(starts, self.improvement, self.caution, choice=self.choice)
+        return ImprovedSearch(starts, self.improvement, choice=self.choice)
 
     def search(self, task: Task, simulator: Simulator) -> Plan:
         """The cheapest plan found."""
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if a time limit cut the local search short."""
+        """With the cheaper plan that isn't believed."""
         found = self.tier_search.find(task, simulator)
         calls = known_calls(simulator.models, self.forms)
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance))

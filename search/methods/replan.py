@@ -81,7 +81,7 @@ class Replan(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if nothing of the starting plan can stay, or a time limit cut the local search short."""
+        """With a warning if nothing of the starting plan can stay."""
         before = self._before
         begun = self._begun(before, task, simulator)
         start = settled(begun.plan)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.arrays import IntArray
-from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.errors import InfeasibleError
 from neuroshard.models import CostModels
 from neuroshard.registry import build, described
 from neuroshard.simulator import Simulator
@@ -98,11 +98,11 @@ def test_neuroshard_is_the_published_search_even_layouts_and_heuristics_improved
     """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
     grid, improvement = GridSettings(points=3), Improvement(shakes=7)
     choice = Choice(doubt=0.3)
-    ours = NeuroShard(4, 2, 5, grid, improvement, 0.5, choice)
+    ours = NeuroShard(4, 2, 5, grid, improvement, choice)
     assert not isinstance(ours, BeamSearch)
     heuristics = tuple(map(Heuristic, SCORES))
     starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), *heuristics)
-    assert ours.parts == ImprovedSearch(starts, improvement, 0.5, None, choice)
+    assert ours.parts == ImprovedSearch(starts, improvement, None, choice)
     assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts(), *heuristics), choice=Choice())
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
@@ -111,18 +111,9 @@ def test_every_setting_is_known_by_one_name():
     published, ours = (described("searcher", name) for name in ("neuroshard_published", "neuroshard"))
     assert {key for key in published if key != "_target_"} < set(ours)
     given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
-    built = build("searcher", "neuroshard", caution=0.5, **given)
+    built = build("searcher", "neuroshard", **given)
     starts = (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2)), *map(Heuristic, SCORES))
-    assert built.parts == ImprovedSearch(starts, Improvement(shakes=1), 0.5, None, Choice())
-
-
-def test_caution_is_refused_before_any_work():
-    class Unasked:
-        def first_held(self, catalog, simulator):
-            raise AssertionError("asked")
-
-    with pytest.raises(UserError, match="know their margins"):
-        ImprovedSearch((Unasked(),), caution=1.0).search(toy_task(4), Simulator(linear_models()))
+    assert built.parts == ImprovedSearch(starts, Improvement(shakes=1), None, Choice())
 
 
 def test_narrow_shards_find_room_where_memory_is_nearly_full():

@@ -4,14 +4,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import neuroshard as ns
 from neuroshard.configs import choices
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.models import CostModels
-from neuroshard.models.trust import Margin, Margins
 from neuroshard.registry import build
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
@@ -22,8 +19,6 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import (
-    LinearComm,
-    LinearCompute,
     OpaqueCompute,
     SearcherConformance,
     linear_models,
@@ -115,32 +110,6 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     assert max(gains) > 0.001
 
 
-class _UnsureOfMany(LinearCompute):
-    """Less sure the more tables there are on a device."""
-
-    def spread_ms(self, sets):
-        return 0.05 * sets.counts**2
-
-
-def test_caution_prefers_plans_that_are_more_certain():
-    margins = Margins(Margin(0.0, 2.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
-    simulator = Simulator(CostModels(_UnsureOfMany(), LinearComm(4), LinearComm(4), None, None, margins))
-    bold, careful = (
-        NeuroShard(improvement=Improvement(shakes=40), caution=caution, choice=None) for caution in (0.0, 3.0)
-    )
-    gains = []
-    for seed in range(6):
-        task = toy_task(15, seed=seed)
-        costs = [simulator.cost(task, searcher.search(task, simulator)) for searcher in (bold, careful)]
-        assert costs[0].total_ms <= costs[1].total_ms * (1 + 1e-6)
-        upper = [cost.total_ms + 3 * cost.margin_ms for cost in costs]
-        gains.append(1 - upper[1] / upper[0])
-    assert min(gains) > -0.02  # local search finds what it finds
-    assert np.mean(gains) > 0.05
-    with pytest.raises(UserError, match="know their margins"):
-        careful.search(toy_task(6), Simulator(linear_models()))
-
-
 def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(5), Simulator(opaque)
@@ -226,7 +195,7 @@ def test_unknown_searchers_and_settings_name_the_nearest():
         (BeamSearch, {"max_splits": -1}),
         (GridSettings, {"points": -1}),
         (GridSettings, {"max_factor": float("inf")}),
-        (NeuroShard, {"caution": float("nan")}),
+        (NeuroShard, {"tolerance": float("nan")}),
         (Random, {"seed": "one"}),
     ],
 )
