@@ -49,7 +49,7 @@ class CommAugmentation:
     max_dim: Dim = 128
     min_tables: TableCount = 10
     max_tables: TableCount = 59
-    max_start_ms: NonNegative = 20.0
+    max_start_ms: NonNegative = 40.0
     collectives: Annotated[tuple[str, ...], Meta(min_length=1)] = (_ALL_TO_ALL,)
     max_row_tables: TableCount = 10
     max_gradient_bytes: ByteSize = 64 << 20

@@ -32,9 +32,9 @@ class TimingProtocol:
     """
 
     warmup: Count = 1
-    rounds: PositiveCount = 8
-    repeats_per_round: PositiveCount = 2
-    live: PositiveCount = 48
+    rounds: PositiveCount = 10
+    repeats_per_round: PositiveCount = 1
+    live: PositiveCount = 64
     flush_bytes: ByteSize = 32 << 20
 
     @property

@@ -18,7 +18,7 @@ from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_star
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork, alternating
 from neuroshard.stages.pretrain.networks import checked_widths, segment_sums
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.stages.pretrain.training import fit
+from neuroshard.stages.pretrain.training import RELATIVE, TrainingSettings, fit
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
 _MOST_TABLES = 12
@@ -80,6 +80,7 @@ class Additive(HiddenLayers):
     goes_on_from: ClassVar[Any] = AdditiveCompute
 
     hidden: tuple[int, ...] = (128, 64)
+    training: TrainingSettings = RELATIVE
     features: str = "physical_reuse"
     corrections: int = 16
 

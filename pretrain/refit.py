@@ -34,6 +34,8 @@ from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.threads import torch_threads
 from neuroshard.traffic import Collective
 
+_COMPUTE = TrainingSettings(60, 32, 1e-3, "cosine", "absolute_relative", patience=60)
+_COMM = TrainingSettings(60, 64, 5e-4, "cosine", "absolute_relative", patience=60)
 _DIRECTIONS = ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
 
 
@@ -56,8 +58,8 @@ class Refit:
         seed: of the order of samples.
     """
 
-    compute: TrainingSettings = field(default_factory=TrainingSettings)
-    comm: TrainingSettings = field(default_factory=TrainingSettings)
+    compute: TrainingSettings = _COMPUTE
+    comm: TrainingSettings = _COMM
     least_train: PositiveCount = 16
     least_valid: PositiveCount = 8
     machine: Machine = field(default_factory=Machine)

@@ -18,7 +18,7 @@ from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_star
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork
 from neuroshard.stages.pretrain.networks import checked_widths
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.stages.pretrain.training import fit
+from neuroshard.stages.pretrain.training import RELATIVE, TrainingSettings, fit
 from neuroshard.timing import typical_ms
 
 _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
@@ -104,6 +104,7 @@ class SetCommunication(HiddenLayers):
     goes_on_from: ClassVar[Any] = SetComm
 
     hidden: tuple[int, ...] = (64, 32)
+    training: TrainingSettings = RELATIVE
     parts: int = 8
 
     def __post_init__(self) -> None:

@@ -53,13 +53,18 @@ class TrainingSettings:
     learning_rate: Annotated[float, Meta(gt=0, le=1)] = 1e-3
     schedule: str = "constant"
     loss: str = "mse"
-    patience: PositiveCount = 200
+    patience: PositiveCount = 1000
 
     def __post_init__(self) -> None:
         if self.loss not in _LOSSES:
             raise unknown_name("loss", self.loss, _LOSSES)
         if self.schedule not in _SCHEDULES:
             raise unknown_name("schedule", self.schedule, _SCHEDULES)
+
+
+RELATIVE = TrainingSettings(
+    epochs=200, batch_size=128, learning_rate=3e-3, schedule="cosine", loss="absolute_relative", patience=200
+)  # relative errors count, smaller batches, rate falling to zero: what all but the papers' networks are fitted with
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.units import ByteSize, readable_bytes
 
+_IMPROVEMENT = Improvement(max_plans=100_000_000)  # jobs run for long, and their plans are improved rarely
 _LEAST_MS = 1e-9  # models may say that nothing costs anything
 _HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after the other until the rest finds room
 
@@ -60,7 +61,7 @@ class Replan(Searcher):
 
     start: Plan | str
     max_moved_bytes: ByteSize | None = None
-    improvement: Improvement = field(default_factory=Improvement)
+    improvement: Improvement = _IMPROVEMENT
     forms: tuple[str, ...] = FORMS
     least_gain: NonNegative = 0.01
     rest: Searcher = field(default_factory=NeuroShard)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ from neuroshard.hardware.training import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.results.finalists import MeasuredOnce
 from neuroshard.tasks.task import Task
+
+_PROTOCOL = StepProtocol(turns=8)  # in each pass over the finalists, of which there are several
 
 
 class Once(Protocol):
@@ -86,7 +88,7 @@ class _Parts:
 class InSteps:
     """TorchRec trains on each plan: a pass is one build of all of them, in fresh processes."""
 
-    protocol: StepProtocol = field(default_factory=StepProtocol)
+    protocol: StepProtocol = _PROTOCOL
 
     def check(self, tasks: Sequence[Task], hardware: Hardware) -> None:
         """Of the hosts, and that TorchRec is installed."""
