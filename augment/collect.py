@@ -43,27 +43,28 @@ class Collect:
         tables: what is augmented.
         hardware: what is measured on.
         compute, comm: how samples are drawn.
-        num_compute_samples, num_comm_samples: how many.
-        num_second_pass: how many samples of each kind, spread over all of them, are measured again at the end.
-        batch_sizes: global; every sample has one of them.
+        num_compute_samples: combinations of tables to measure.
+        num_comm_samples: exchanges to measure.
+        num_second_pass: of the samples of each kind, spread over all, measured again at the end: the noise.
+        batch_sizes: or several: every sample has one of them.
         seed: fixes every sample and its lookups.
-        out: the data directory.
-        max_noise: that is taken: the relative difference between two passes that nine in ten samples must stay below;
-            None takes any. What differs by more was disturbed in the slower of its passes, and is measured again, with
-            all that was measured beside it then.
-        more_passes: over what was disturbed, at most, in a run.
+        out: the data directory; a run that was stopped goes on there.
+        max_noise: relative difference of two passes that 9 in 10 samples stay below, or the run fails; None takes any.
+            What differs by more was disturbed in the slower of its passes, and is measured again, with all that was
+            measured beside it then.
+        more_passes: over samples that differ by more than max_noise, and what was measured with them, at most.
     """
 
     tables: tuple[Table, ...]
     hardware: Hardware
     compute: ComputeAugmentation
     comm: CommAugmentation
-    num_compute_samples: Count
-    num_comm_samples: Count
-    num_second_pass: Count
     batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1)]
-    seed: Seed
     out: str
+    seed: Seed = 0
+    num_compute_samples: Count = 2400
+    num_comm_samples: Count = 1200
+    num_second_pass: Count = 48
     max_noise: Positive | None = MAX_NOISE
     more_passes: Count = 3
 

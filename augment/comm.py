@@ -9,7 +9,7 @@ from msgspec import Meta
 from neuroshard.arrays import IntArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
-from neuroshard.records.samples import BETWEEN_HOSTS, CommSample, collective_named, name_of
+from neuroshard.records.samples import BETWEEN_HOSTS, CommSample, collective_named
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.schema import Devices, Dim, NonNegative, TableCount
 from neuroshard.stages.augment.draw import one_of
@@ -18,7 +18,7 @@ from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective
 from neuroshard.units import ByteSize
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
-_ALL_TO_ALL = name_of(Collective.ALL_TO_ALL)
+_ALL_TO_ALL = "all_to_all"
 _BEYOND_ALL_TO_ALL = ("collectives", "max_row_tables", "max_gradient_bytes")
 _LEAST_GRADIENT_BYTES = 4 << 10
 _LOG_POOLING = (np.log(5), 1.0)  # mean and deviation: half of published tables have at most 5, nine of ten 18
@@ -35,14 +35,16 @@ class CommAugmentation:
     after a random delay, up to a limit that is itself drawn anew.
 
     Attributes:
-        num_devices: processes that exchange: every count here gets an equal share of the samples.
-        max_dim: tables have widths max_dim, max_dim / 2, ..., 4.
-        min_tables, max_tables: over all devices.
-        max_start_ms: the longest start delay.
-        collectives: as in `Collective`, in small letters: every sample has one of them; one listed twice comes twice as
-            often.
-        max_row_tables: in rows on the same devices, at least one: what a reduce-scatter adds up.
-        max_gradient_bytes: of all copies, 4 KiB at least: what an all-reduce adds up.
+        num_devices: processes in an exchange; or several: each number gets an equal share of the exchanges.
+        max_dim: of the tables that are exchanged.
+        min_tables: in an exchange, at least.
+        max_tables: in an exchange, at most.
+        max_start_ms: by which a device starts later than the first, at most; CPU kernels take longer than a GPU's:
+            delays must cover their imbalance.
+        collectives: of an exchange: all_to_all, reduce_scatter, host_reduce_scatter, host_all_to_all, all_reduce,
+            input. As in `Collective`, in small letters; one listed twice comes twice as often.
+        max_row_tables: in rows, whose parts a reduce-scatter adds up, at most. On the same devices, at least one.
+        max_gradient_bytes: of copies, that an all-reduce adds up, at most. 4 KiB at least.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)

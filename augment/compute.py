@@ -38,23 +38,26 @@ class ComputeAugmentation:
     """Which combinations are drawn.
 
     Attributes:
-        max_dim: tables are drawn at widths max_dim, max_dim / 2, ..., 4.
-        any_width_share: share of the tables drawn at any multiple of 4 up to max_dim instead, narrow ones more often:
-            halving a table of 100 columns, or moving a few, gives widths that halving 128 never does.
-        min_tables, max_tables: how many a combination holds.
-        max_bytes: of a combination's weights, as far as the device holds them.
-        forms: "columns", "rows" or "copies": every combination has one of them; one listed twice comes twice as often.
-        sharers: devices over which tables lie in rows or copies; each such combination has one of these counts.
-        hot_first_share: share of the combinations in rows whose hot rows lie, some or all of them, in the first blocks.
-        max_copy_bytes: of a combination's weights, where they are copies.
-        features: that read a table; every table of a combination has one of these counts, whatever it had.
-        pooled: whether a combination's tables are pooled; every one in columns or rows is one of these. Sequence tables
-            of a combination have one width.
-        max_output_bytes: of what comes of a batch's lookups, where a combination isn't pooled; a table alone may have
+        max_dim: widths are this halved 0 to 5 times: 4 times a power of two.
+        min_tables: in a combination, at least.
+        max_tables: in a combination, at most.
+        max_bytes: of weights in a combination. As far as the device holds them.
+        any_width_share: share of tables at any multiple of 4 columns, rather than max_dim halved some times. Narrow
+            ones come more often: halving a table of 100 columns, or moving a few, gives widths that halving 128 never
+            does.
+        forms: of a combination: columns, rows (a block of each table) or copies; listed twice comes twice as often.
+        sharers: devices that share tables in rows or copies; one of these counts for each combination.
+        hot_first_share: share of the combinations in rows whose hot rows lie, some or all, in the first blocks.
+        max_copy_bytes: of weights in a combination of copies.
+        features: that read a table, each with a pooled output of its own; one of these counts for each table.
+        pooled: whether a combination's tables are pooled; false: sequence tables, with an output for every lookup.
+            Every one in columns or rows is one of these. Sequence tables of a combination have one width.
+        max_output_bytes: of what comes of a batch's lookups in a combination of sequence tables. A table alone may have
             more.
-        tiers: "device", "cached" or "host": every combination in columns or rows lies in one of these memories, all of
-            it; one listed twice comes twice as often. In host memory hot rows lie anywhere.
-        cached: share of the rows that there is room for in the cache of a combination in tier "cached", one of these.
+        tiers: memory that a combination lies in: device, cached (host memory behind a cache) or host; GPUs only. Every
+            combination in columns or rows lies in one of these memories, all of it; one listed twice comes twice as
+            often. In host memory hot rows lie anywhere.
+        cached: share of the rows that a combination in tier cached has room for; one of these.
     """
 
     max_dim: Dim = 128

@@ -151,7 +151,7 @@ def _collect_made_up() -> None:
     comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
     tables, device = dlrm_like(num_tables=60, batch_size=1024), MadeUpHardware()
     compute = ComputeAugmentation(max_dim=64, max_tables=8)
-    Collect(tables, device, compute, comm, 480, 160, 48, (1024,), 0, "out").run()
+    Collect(tables, device, compute, comm, (1024,), "out", 0, 480, 160, 48).run()
 
 
 def _read_meanwhile(kills: int, folder: Path, rng: np.random.Generator) -> str:

@@ -1,7 +1,9 @@
 """What the files in `conf/` say, read without Hydra in milliseconds: names, comments, and the settings of a command.
 
-Hydra composes what runs. Here the same files are put together by the few rules that they use, for whoever only wants to
-know which settings there are; a test compares the two for every choice.
+A file says what is built, `_target_`, and what differs from that class's own defaults; the other fields are filled in
+here, for Hydra too (`neuroshard.hydra_source`). Hydra composes what runs. Here the same files are put together by the
+few rules that they use, for whoever only wants to know which settings there are; a test compares the two for every
+choice.
 """
 
 import re
@@ -10,11 +12,14 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
+from neuroshard.signatures import signature_of
+
 _FOLDER = Path(__file__).parent / "conf"
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w-]+):(?P<rest>.*)$")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(?P<text>.*)$")
 _OVERRIDE = "override /"
 _EXPERIMENT = "experiment"
+_QUIET = "quiet"  # what Hydra is told besides
 
 
 @cache
@@ -97,10 +102,48 @@ def chosen_in(command: str, given: Mapping[str, str]) -> dict[str, str]:
 
 def settings_in(command: str, given: Mapping[str, str]) -> dict[str, Any]:
     """A command's settings, nested, with their values as they are written, after the choices in `given`."""
-    own = _own(content_of(f"{command}.yaml"))
-    groups = [{g: _built(g, name)} for g, name in chosen_in(command, given).items() if name in choices(g)]
+    own = _own(filled_content(f"{command}.yaml"))
+    groups = [{g: filled_choice(g, name)} for g, name in chosen_in(command, given).items() if name in choices(g)]
     experiments = [_own(content_of(f"{_EXPERIMENT}/{name}.yaml")) for name in _experiments(given)]
     return reduce(_merged, [*groups, own, *experiments])
+
+
+def filled_choice(group: str, name: str) -> dict[str, Any]:
+    """What a choice holds, with what it is built on and the defaults of what it builds."""
+    return _filled(_built(group, name))
+
+
+def filled_content(file: str) -> dict[str, Any]:
+    """The values in a file in `conf/`, as Hydra is to read them, its defaults list among them.
+
+    What a choice is built on is put in, with the defaults of what it builds; then its list names only the choices that
+    it makes in other groups.
+    """
+    group, _, name = file.removesuffix(".yaml").rpartition("/")
+    if group == _EXPERIMENT or name == _QUIET:
+        return dict(content_of(file))
+    if not group:
+        return _command(name)
+    made = [entry for entry in _defaults(file) if isinstance(entry, dict) and next(iter(entry)).startswith(_OVERRIDE)]
+    return {"defaults": [*made, "_self_"], **filled_choice(group, name)}
+
+
+def _command(name: str) -> dict[str, Any]:
+    """What the config of a command holds, with what all have in common.
+
+    The fields of what it runs are its settings: they stand beside `run`, which has a reference to each. Hydra is quiet,
+    and an experiment counts after everything else.
+    """
+    content = content_of(f"{name}.yaml")
+    run = content["run"]
+    takes = {key: value for key, value in signature_of(run["_target_"]).defaults.items() if key not in run}
+    settings = {key: value for key, value in takes.items() if key not in _groups(name)} | _own(content)
+    last = [{_EXPERIMENT: None}] if experiments_of(name) else []
+    no_logs = [{f"override hydra/{logging}": "none"} for logging in ("job_logging", "hydra_logging")]
+    return {
+        "defaults": [*_defaults(f"{name}.yaml"), _QUIET, "_self_", *last, *no_logs],
+        **_filled(settings | {"run": run | {key: f"${{{key}}}" for key in takes}}),
+    }
 
 
 def leaves_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -150,6 +193,17 @@ def _built(group: str, name: str) -> dict[str, Any]:
         path = (package or inner).split(".") if package or inner else []
         parts.insert(-1, reduce(lambda held, key: {key: held}, reversed(path), _built(where, other)))
     return reduce(_merged, parts)
+
+
+def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with the defaults of every `_target_`, in its order; what is set counts."""
+    takes = signature_of(settings["_target_"]).defaults if "_target_" in settings else {}
+    both = {key: settings[key] for key in ("_target_", "_partial_") if key in settings} | dict(takes)
+    for key, value in settings.items():
+        default = both.get(key)
+        changes = isinstance(default, dict) and isinstance(value, dict) and "_target_" not in value
+        both[key] = _merged(both[key], value) if changes else value
+    return {key: _filled(value) if isinstance(value, dict) else value for key, value in both.items()}
 
 
 def _defaults(file: str) -> list[Any]:

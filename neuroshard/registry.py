@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from neuroshard.configs import choices, is_group, leaves_of, text_of
+from neuroshard.configs import choices, filled_choice, is_group, leaves_of
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.schema import shown
 
@@ -22,19 +22,14 @@ _MAX_DEPTH = 20  # of lists and fields in each other
 
 
 def described(group: str, name: str) -> DictConfig:
-    """What `conf/<group>/<name>.yaml` says.
+    """What `conf/<group>/<name>.yaml` says, with the defaults of what it builds.
 
     Raises:
         UserError: no such name.
     """
     if name not in choices(group):
         raise unknown_name(group, name, choices(group))
-    config = OmegaConf.create(text_of(f"{group}/{name}.yaml"))
-    assert isinstance(config, DictConfig)
-    if "defaults" not in config:
-        return config
-    composed: DictConfig = compose_config(f"{group}/{name}", [])[group]  # built on others
-    return composed
+    return OmegaConf.create(filled_choice(group, name))
 
 
 def check_setting(name: str, value: object) -> None:
@@ -112,6 +107,9 @@ def _composed(command: str, overrides: Sequence[str], *, with_hydra: bool) -> Di
     from hydra import compose, initialize_config_module  # slow to import: only where it is used
     from hydra.errors import HydraException
 
+    from neuroshard.hydra_source import register
+
+    register()
     try:
         with initialize_config_module("neuroshard.conf", version_base="1.3"):
             return compose(command, overrides=list(overrides), return_hydra_config=with_hydra)

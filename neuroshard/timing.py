@@ -29,6 +29,13 @@ class TimingProtocol:
     hits a few repeats of every sample instead of all repeats of a few. With rounds=1 the repeats are back to back.
 
     Before every run `flush_bytes` are written on the device that is measured, so that no run finds its rows cached.
+
+    Attributes:
+        warmup: untimed runs of each sample.
+        rounds: in random order over all live samples.
+        repeats_per_round: timed runs in a row.
+        live: samples in memory at once.
+        flush_bytes: written before every run, so that no run finds its rows cached.
     """
 
     warmup: Count = 1

@@ -132,8 +132,8 @@ class Across:
 
     Attributes:
         member: what each is without machines, and how it is fitted.
-        members: how many.
-        axes: along which machines may differ, besides speed.
+        members: models that are fitted from different starts; their spread tells how sure they are.
+        axes: along which machines may differ, besides their speed.
     """
 
     goes_on_from: ClassVar[Any] = None

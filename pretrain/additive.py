@@ -73,8 +73,9 @@ class Additive(HiddenLayers):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
-        features: name of the feature set.
-        corrections: width of the head's hidden layer.
+        hidden: widths of the network's layers.
+        features: paper | paper_batch | log | physical | physical_reuse.
+        corrections: numbers that say what tables do to each other. The width of the head's hidden layer.
     """
 
     goes_on_from: ClassVar[Any] = AdditiveCompute
@@ -120,7 +121,7 @@ class Ensemble:
 
     Attributes:
         member: how each is fitted.
-        members: how many.
+        members: models that are fitted from different starts; their spread tells how sure they are.
     """
 
     goes_on_from: ClassVar[Any] = ComputeEnsemble

@@ -36,9 +36,10 @@ class Machine:
     machines that the model was fitted to. So few samples say little but the speed, and many say everything.
 
     Attributes:
-        steps: of Adam; the best one is kept.
-        learning_rate: of Adam, at the start; it falls to 0.
-        error: relative one that is expected of a sample; the larger, the more samples it takes to leave a known place.
+        steps: of the search for the numbers. The best one is kept.
+        learning_rate: Adam's, at the start. It falls to 0.
+        error: relative one that is expected of a sample: the larger, the more samples it takes to leave a known
+            machine's place.
     """
 
     goes_on_from: ClassVar[Any] = SharedCompute

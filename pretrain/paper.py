@@ -28,9 +28,9 @@ class PaperCompute:
     """A table network, a sum, a head with one hidden layer.
 
     Attributes:
-        features: name of the feature set.
-        table: widths of the table network's hidden layers and of its output.
-        head: width of the head's hidden layer; one, so that the search can compile it into its inner loop.
+        features: paper | paper_batch | log | physical | physical_reuse.
+        table: widths of the table network's layers. The last is its output.
+        head: width of the head's hidden layer. One layer, so that the search can compile it into its inner loop.
         training: how it is fitted.
     """
 
@@ -70,7 +70,11 @@ class PaperCompute:
 
 @dataclass(frozen=True)
 class PaperComm(HiddenLayers):
-    """One network from the columns and starts of a fixed number of devices, sorted, to their costs."""
+    """One network from the columns and starts of a fixed number of devices, sorted, to their costs.
+
+    Attributes:
+        hidden: widths of the network's layers.
+    """
 
     goes_on_from: ClassVar[Any] = None
 

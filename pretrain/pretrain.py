@@ -36,17 +36,18 @@ class Pretrain:
     """Everything `neuroshard pretrain` needs.
 
     Attributes:
-        data: a data directory that `neuroshard collect` wrote, or several of one kind of machine.
-        out: where the bundle goes.
+        data: a directory that neuroshard collect wrote; or several, [data/cpu, data/more].
+        out: directory for the bundle.
         compute_model, comm_model: the forms of the models, and how they are fitted.
-        init: a bundle whose models are fitted further instead of new ones; None starts from nothing.
-        max_samples: of each kind for training; None takes all. Validation and test keep theirs.
-        max_tables: in a compute sample for training; None takes all, 1 does without augmented combinations.
-        forms: that models are fitted of, besides columns, as `Call` names them; None takes all that were measured.
-        host_tiers: a datasheet, such as "roofline:h100", whose link to the host says what tables in host memory cost
-            besides, where that wasn't measured; None leaves them out.
+        init: a bundle (installed, or a directory) whose models are fitted further; None starts from nothing.
+        max_samples: of each kind for training; None takes all.
+        max_tables: in a compute sample for training; None takes all, 1 leaves combinations out.
+        forms: that models are fitted of, besides columns: of rows, copies, sequence_columns, sequence_rows; None takes
+            all that were measured.
+        host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None:
+            only what was measured.
         seed: of the initial weights and the order of samples.
-        keep_worse: whether models are written that are worse than those of `init`, on the same test samples.
+        keep_worse: write models that are worse than those of init, on the same test samples.
     """
 
     data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]

@@ -52,7 +52,7 @@ class Refit:
 
     Attributes:
         compute, comm: how networks are fitted further.
-        least_train: samples of a kind that shapes are learned from, at least.
+        least_train: samples of a kind that more than speed is learned from, at least.
         least_valid: samples of a kind that margins are set on, at least.
         machine: how a machine's numbers are found.
         seed: of the order of samples.

@@ -22,7 +22,7 @@ class Regression:
     """A weight for every feature, none negative, of the least squared relative error.
 
     Attributes:
-        features: name of the feature set.
+        features: paper | paper_batch | log | physical | physical_reuse.
     """
 
     goes_on_from: ClassVar[Any] = None

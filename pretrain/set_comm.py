@@ -98,7 +98,8 @@ class SetCommunication(HiddenLayers):
     """One network for every device, which sees the others as a set.
 
     Attributes:
-        parts: of a transfer, besides the one that remains after the last device's start.
+        hidden: widths of the network's layers.
+        parts: of a transfer, besides what remains after the last start.
     """
 
     goes_on_from: ClassVar[Any] = SetComm

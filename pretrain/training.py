@@ -39,13 +39,14 @@ class TrainingSettings:
     """How networks are fitted.
 
     Attributes:
-        epochs: at most so many; the best epoch on the validation set is kept.
-        batch_size: samples per step.
-        learning_rate: of Adam, at the start.
-        schedule: "constant", or "cosine" down to 0 over the epochs.
-        loss: "mse" (the paper's), or "relative": squared error over the squared target, so that cheap samples count
-            as much as expensive ones; or "absolute_relative": the same without squares, what MAPE measures.
-        patience: stop after so many epochs without a better one.
+        epochs: passes over the training samples, at most. The best epoch on the validation set is kept.
+        batch_size: samples in a step.
+        learning_rate: Adam's.
+        schedule: constant | cosine: cosine falls to zero.
+        loss: mse | relative | absolute_relative. "mse" is the papers'; "relative" squared error over the squared
+            target, so that cheap samples count as much as expensive ones; "absolute_relative" the same without squares,
+            what MAPE measures.
+        patience: epochs without a better validation loss before it ends.
     """
 
     epochs: PositiveCount = 1000

@@ -135,7 +135,7 @@ TASKS = tuple(toy_task(4, seed=seed) for seed in range(3))
 
 def _training(root):
     tasks = tuple(toy_task(4, seed=seed) for seed in range(3))
-    return TrainPolicy(str(root / "bundle"), tasks, 1, LEARNER, "dreamshard", Simulated(), 0, str(root / "trained"))
+    return TrainPolicy(str(root / "bundle"), tasks, LEARNER, "dreamshard", Simulated(), str(root / "trained"), 1)
 
 
 def _train_on(root):

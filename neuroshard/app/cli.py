@@ -96,8 +96,10 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
 
     from neuroshard.app.arguments import quoted
     from neuroshard.app.sweep import compared, jobs_in, sweep_folder
+    from neuroshard.hydra_source import register
     from neuroshard.progress import plain_console
 
+    register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
     with sweep_folder(arguments) as folder:
         sys.argv = ["neuroshard", *arguments, f"hydra.sweep.dir={quoted(str(folder))}"]

@@ -35,7 +35,7 @@ def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool)
     for override in settings:
         if not _holds(config, override.key_or_group):
             raise unknown_name(f"setting of neuroshard {command}", override.key_or_group, setting_names(config))
-        _check_one(config, override, "null" in said_of(command, override.key_or_group, made))
+        _check_one(config, override, "null" in said_of(command, override.key_or_group, plain(config), made))
         if joins(dict(leaves(config)).get(override.key_or_group), plain(config)):
             raise UserError(f"{override.key_or_group} can't be set; it hands on the settings of that name")
     for group in groups:

@@ -1,12 +1,14 @@
-"""A command's settings for people: each with its value and the line that `conf/` says of it."""
+"""A command's settings for people: each with its value and a line that says what it is."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
-from neuroshard.configs import choices, comments, is_group, leaves_of
+from neuroshard.configs import comments, leaves_of
 from neuroshard.errors import UserError
+from neuroshard.signatures import signature_of
 
 _CLOSED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")
 _SWITCH = ("true", "false")
@@ -39,15 +41,22 @@ class Setting:
 def settings_of(command: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> list[Setting]:
     """Every setting of a command's nested config; `chosen` names the choice of each group."""
     return [
-        Setting(key, _yaml(value), said_of(command, key, chosen))
+        Setting(key, _yaml(value), said_of(command, key, config, chosen))
         for key, value in leaves_of(config)
         if key.split(".")[0] != "run" and not key.endswith(("_target_", "_partial_")) and not joins(value, config)
     ]
 
 
-def said_of(command: str, key: str, chosen: Mapping[str, str]) -> str:
-    """The line that `conf/` says of a setting, or of a group of them; empty if it says none."""
-    return comments(f"{command}.yaml").get(key) or _of_group(key, chosen)
+def said_of(command: str, key: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
+    """What a setting is, or a group of them: a line of `conf/`, else of the class that takes it; empty if neither is.
+
+    `config` is the command's, nested; `chosen` names the choice of each group.
+    """
+    group, _, inner = key.partition(".")
+    said = comments(f"{command}.yaml").get(key)
+    if not said and group in chosen:
+        said = comments(f"{group}/{chosen[group]}.yaml").get(inner)
+    return said or _of_class(key, config)
 
 
 def needed(command: str, key: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> UserError:
@@ -62,22 +71,11 @@ def joins(value: Any, config: Mapping[str, Any]) -> bool:
     return isinstance(config.get(name), dict)
 
 
-def _of_group(key: str, chosen: Mapping[str, str]) -> str:
-    """What the config of a group says of a setting, in the file itself or in one that it is built on."""
-    group, _, inner = key.partition(".")
-    name = chosen.get(group)
-    said = "" if name is None else comments(f"{group}/{name}.yaml").get(inner, "")
-    if said or not inner or not is_group(group):
-        return said
-    # Built on another choice of its group, or on a part that stands in a group of its own (`member.training.epochs`).
-    for other in choices(group):
-        if said := comments(f"{group}/{other}.yaml").get(inner, ""):
-            return said
-    for part in inner.split(".")[:-1]:
-        for other in choices(part) if is_group(part) else ():
-            if said := comments(f"{part}/{other}.yaml").get(inner.split(f"{part}.", 1)[-1], ""):
-                return said
-    return ""
+def _of_class(key: str, config: Mapping[str, Any]) -> str:
+    """The first sentence that a docstring says of a setting; a command's own are those of what it runs."""
+    *path, name = key.split(".") if "." in key else ("run", key)
+    owner = reduce(lambda held, part: held.get(part, {}), path, config)
+    return signature_of(owner["_target_"]).texts.get(name, "") if "_target_" in owner else ""
 
 
 def _yaml(value: Any) -> str:

@@ -58,9 +58,9 @@ class Hardware:
         device: what runs the kernels.
         embedding: what the fused kernel does.
         compute_timing, comm_timing: the protocols of the two kinds of samples.
-        timeout_s: a worker that is silent for longer is given up, and the sample it was at recorded as failed.
-        link: between two hosts that this one stands for, each with half of the processes that exchange; None: all of
-            them are on one host, or, under torchrun, where torchrun started them.
+        timeout_s: of one sample, after which its worker is given up. The sample it was at is recorded as failed.
+        link: between two hosts that this one stands for (hardware=cpu_two_hosts); None: all processes are on one host,
+            or where torchrun starts them.
     """
 
     device: DeviceSpec

@@ -18,7 +18,12 @@ _LinkRate = Annotated[float, Meta(ge=0.1, le=1e6)]
 @dataclass(frozen=True)
 @checked
 class DeviceSpec:
-    """A kind of device; on CPU, `pin` keeps each worker on one core."""
+    """A kind of device; on CPU, `pin` keeps each worker on one core.
+
+    Attributes:
+        kind: cpu | cuda.
+        pin: keep each process on a core of its own.
+    """
 
     kind: str
     pin: bool = True
@@ -31,7 +36,11 @@ class DeviceSpec:
 @dataclass(frozen=True)
 @checked
 class Link:
-    """Between two hosts that this one stands for: each way `mbit_per_s` megabits a second at most."""
+    """Between two hosts that this one stands for: each way `mbit_per_s` megabits a second at most.
+
+    Attributes:
+        mbit_per_s: megabits a second, each way.
+    """
 
     mbit_per_s: _LinkRate
 
@@ -39,7 +48,11 @@ class Link:
 @dataclass(frozen=True)
 @checked
 class EmbeddingSettings:
-    """What the fused kernel does besides looking up: `optimizer` is "sgd" (exact) or "rowwise_adagrad"."""
+    """What the fused kernel does besides looking up: `optimizer` is "sgd" (exact) or "rowwise_adagrad".
+
+    Attributes:
+        optimizer: sgd | rowwise_adagrad: of the fused kernel.
+    """
 
     optimizer: str = "sgd"
 

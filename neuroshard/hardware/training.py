@@ -31,7 +31,10 @@ class StepProtocol:
     ranks starting at once.
 
     Attributes:
-        dense: widths of the stand-in's hidden layers over all outputs; without any the outputs are only summed up.
+        builds: of every plan, each in fresh processes and in another order.
+        turns: of every plan in a build.
+        steps: that are timed together in a turn, after one that isn't.
+        dense: widths of the stand-in's hidden layers over all outputs; [] only sums them up.
     """
 
     builds: PositiveCount = 6

@@ -140,18 +140,31 @@ class RooflineComm(CommModel):
 
 
 def roofline(
+    source: str,  # noqa: ARG001  # for readers of the config
     memory_gb_per_s: float,
     link_gb_per_s: float,
     network_gb_per_s: float,
-    devices_per_host: int,
-    launch_ms: float,
-    latency_ms: float,
     host_link_gb_per_s: float,
-    cache_lookup_ns: float,
-    cache_call_ms: float,
-    source: str,  # noqa: ARG001  # where the figures stand; for readers of the config
+    devices_per_host: int = 8,
+    launch_ms: float = 0.02,
+    latency_ms: float = 0.02,
+    cache_lookup_ns: float = 3.0,
+    cache_call_ms: float = 0.1,
 ) -> CostModels:
-    """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction."""
+    """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
+
+    Args:
+        source: where the figures stand.
+        memory_gb_per_s: from the device's memory.
+        link_gb_per_s: NVLink.
+        network_gb_per_s: one network card for each GPU.
+        host_link_gb_per_s: PCIe to the host, by the datasheet.
+        devices_per_host: that talk over the fast links.
+        launch_ms: of the fused call.
+        latency_ms: of an exchange.
+        cache_lookup_ns: of a lookup behind a cache: calibrated on one published figure of an H100, docs/tiers.md.
+        cache_call_ms: of a call behind a cache: some ten kernels more than without one; assumed.
+    """
     comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms)
     before = replace(comm, latency_ms=2 * latency_ms)  # the number of indices, then the indices
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)

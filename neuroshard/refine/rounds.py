@@ -31,14 +31,14 @@ class Shares:
     """How a round spends its measurements.
 
     Attributes:
-        measurements: in a round, second ones included.
-        again: share of them that measure samples of earlier rounds a second time (in the first round, its own): how
-            repeatable they are, and whether the machine is as fast as it was.
+        measurements: in a round; then models are fitted anew.
+        again: share of a round that measures samples of earlier rounds a second time: noise, and how fast kernels are
+            now. In the first round, its own.
         exchanges: share of the other ones that are exchanges; the rest are kernel calls.
-        proposals: share of either that are what searches propose.
-        doubts: share of the kernel calls that are those on which the models' members disagree most.
+        proposals: share of either that plans of searches ask for.
+        doubts: share of kernel calls on which the models' members disagree most; the rest are random combinations.
         tasks: searched in a round, at most.
-        placements: random ones of each of these tasks, whose contents are looked through for doubts.
+        placements: random ones of each of these tasks that doubts are looked for in.
     """
 
     measurements: PositiveCount = 50

@@ -44,19 +44,20 @@ class Refine:
     """Everything `neuroshard refine` needs.
 
     Attributes:
-        model: where the models start, a name or a bundle.
+        model: where the models start: installed (`neuroshard models`), or a bundle's directory.
         tasks: whose plans the models are to predict well.
         searchers: what proposes plans; those that are alike count once.
         hardware: what answers.
         calls, exchanges: how random combinations and exchanges are drawn.
         learner: how models are fitted further.
         shares: what a round's measurements are spent on.
-        samples, minutes: how much is measured, second measurements included; at most one is given, with neither 200
-            samples. Minutes become samples at the first round's rate.
-        enough: the run ends early when a round's proposals are predicted within so many times the noise; 0 spends the
-            whole budget.
-        seed: fixes whatever is drawn.
-        out: a directory, where a run that was killed goes on.
+        samples: kernel calls and exchanges to measure, second measurements included; None: as many as minutes allow, or
+            200.
+        minutes: to spend, about: made samples of at the first round's rate; None: samples count.
+        enough: times the noise: a run ends early when a round's proposals are predicted so well; 0 spends the whole
+            budget.
+        seed: fixes everything that is not measured.
+        out: directory for the bundle and all measurements; a run that was stopped goes on there.
         clock: what minutes are counted with.
     """
 
@@ -67,12 +68,12 @@ class Refine:
     calls: DrawsCalls
     exchanges: DrawsExchanges
     learner: Learner
-    shares: Shares
-    samples: PositiveCount | None
-    minutes: Minutes | None
-    enough: NonNegative
-    seed: Seed
     out: PathName
+    shares: Shares = field(default_factory=Shares)
+    samples: PositiveCount | None = None
+    minutes: Minutes | None = None
+    enough: NonNegative = 1.5
+    seed: Seed = 0
     clock: Clock = field(default=time.monotonic, compare=False)
 
     def __post_init__(self) -> None:

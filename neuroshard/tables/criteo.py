@@ -19,7 +19,14 @@ def criteo(
     zipf_exponent: Exponent = ZIPF_EXPONENT,
     bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
-    """The 26 tables; reuse histograms are not published, so a Zipf law of `zipf_exponent` stands in for them."""
+    """The 26 tables; reuse histograms are not published, so a Zipf law of `zipf_exponent` stands in for them.
+
+    Args:
+        batch_size: global, for which reuse histograms are computed.
+        dim: columns of each table, a multiple of 4.
+        zipf_exponent: of the lookups: histograms are not published.
+        bytes_per_element: 4 | 2: fp32 or fp16.
+    """
     return tuple(
         Table(
             name=f"criteo_{i}",

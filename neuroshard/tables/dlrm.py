@@ -34,6 +34,12 @@ def dlrm(
 ) -> tuple[Table, ...]:
     """The tables of the file at `path`, read one table at a time through a memory map.
 
+    Args:
+        path: FILE.pt or FILE.pt.gz; tables=FILE.pt.gz is short for it.
+        dim: columns of each table, a multiple of 4.
+        bytes_per_element: 4 | 2: fp32 or fp16.
+        max_tables: the first so many; None takes all.
+
     Raises:
         UserError: no such file, or not of the published format.
     """

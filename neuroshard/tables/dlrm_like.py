@@ -46,7 +46,15 @@ def dlrm_like(
     bytes_per_element: BytesPerElement = 4,
     seed: Seed = 0,
 ) -> tuple[Table, ...]:
-    """Tables like the published data set's, their histograms computed for `batch_size`."""
+    """Tables like the published data set's, their histograms computed for `batch_size`.
+
+    Args:
+        num_tables: how many.
+        batch_size: global, for which reuse histograms are computed.
+        dim: columns of each table, a multiple of 4.
+        bytes_per_element: 4 | 2: fp32 or fp16.
+        seed: other seeds give other tables with the same statistics.
+    """
     from scipy.special import ndtri  # slow to import: only where it is used
 
     rng = np.random.default_rng(seed)

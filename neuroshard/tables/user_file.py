@@ -61,6 +61,12 @@ def user_file(
 ) -> tuple[Table, ...]:
     """The tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
 
+    Args:
+        path: a CSV, Parquet or JSON file; tables=FILE.csv is short for it.
+        batch_size: global, for which reuse histograms are computed.
+        zipf_exponent: of the lookups, where the file gives no histogram.
+        pad_dims: true: dims are rounded up to multiples of 4, as your model's must be then.
+
     Raises:
         UserError: the file can't be read, has a column that nobody knows or lacks one, or holds values that are out of
             range: the first of them, and how many more.

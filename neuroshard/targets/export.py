@@ -96,10 +96,11 @@ class Export:
     """Everything `neuroshard export` needs.
 
     Attributes:
-        plan: a plan file.
-        to: a target's name.
-        out: the file that is written.
-        module: as `export_plan` takes it.
+        plan: a plan file, without a key: export PLAN.json.
+        to: sok | hugectr | torchrec | json: sok is NVIDIA's SparseOperationKit, hugectr its embedding collection, json
+            plain placements.
+        out: to=sok, to=hugectr: a file *.py, beside which a *.json says the same; else a file *.json.
+        module: to=torchrec: path of the collection inside the model that has the tables, such as sparse_arch.ebc.
     """
 
     plan: PathName

@@ -397,6 +397,13 @@ def constraints(
 ) -> Constraints:
     """Constraints from plain lists, as they stand in a config.
 
+    Args:
+        rules: for tables whose names match: {tables: user_*, devices: [0, 1], min_shards: 2, max_shards: 4, min_dim:
+            16}.
+        pinned: shards that lie where you say: {table: user_id, dim: 32, devices: [0]}.
+        together: groups of tables on one device, unsplit: [user_id, user_country].
+        apart: groups of tables of which no device holds two: [user_id, item_id].
+
     Raises:
         UserError: a field is unknown, missing or of the wrong type.
     """
@@ -406,6 +413,9 @@ def constraints(
 
 def load_constraints(path: str) -> Constraints:
     """The constraints in a YAML or JSON file with the fields of `Constraints`.
+
+    Args:
+        path: a YAML or JSON file; constraints=FILE.yaml is short for it.
 
     Raises:
         UserError: the file is missing or malformed.

@@ -27,7 +27,11 @@ def whole(
     memory: MemoryUse,
     constraints: Constraints,
 ) -> tuple[Task, ...]:
-    """One task: all tables as they are."""
+    """One task: all tables as they are.
+
+    Args:
+        batch_size: samples in a step over all devices.
+    """
     return (Task(tables, topology, batch_size, memory, constraints),)
 
 
@@ -37,9 +41,10 @@ class TaskDraw:
     """How tasks are drawn (NeuroShard, section 4.1).
 
     Attributes:
-        count: number of tasks.
-        min_tables, max_tables: tables of each, drawn without repeats, the number uniform.
-        max_dim: every table's dim is one of max_dim, max_dim / 2, ..., 4, uniform.
+        count: how many tasks.
+        min_tables: in a task, at least. Drawn without repeats, the number uniform.
+        max_tables: in a task, at most.
+        max_dim: widths are this halved 0 to 5 times: 4 times a power of two. Uniform.
         seed: fixes the tasks.
     """
 
@@ -65,6 +70,9 @@ def drawn(
 ) -> tuple[Task, ...]:
     """Random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
 
+    Args:
+        batch_size: samples in a step over all devices.
+
     Raises:
         UserError: fewer tables than a task may hold.
     """
@@ -86,6 +94,9 @@ def _draw_tables(tables: tuple[Table, ...], draw: TaskDraw, rng: np.random.Gener
 @checked
 def from_file(path: str) -> tuple[Task, ...]:
     """The tasks in a file that `save_tasks` wrote.
+
+    Args:
+        path: a tasks.json; tasks=FILE.json is short for it.
 
     Raises:
         UserError: the file is missing or malformed, or holds no task.

@@ -32,10 +32,10 @@ class MemoryUse:
     """What counts against a device's memory besides the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
-        optimizer: "sgd" keeps nothing, "rowwise_adagrad" a float for every row of a shard, "adam" two for every
-            element.
-        batches_in_flight: batches whose buffers are in memory at once: 0 counts no buffers, as the papers do; 1 is
-            plain training, more are a pipeline that prefetches.
+        optimizer: sgd | rowwise_adagrad | adam: sgd keeps nothing, rowwise_adagrad a float for every row, adam two for
+            every element.
+        batches_in_flight: batches whose inputs and outputs are in memory at once; more in a pipeline that prefetches. 0
+            counts no buffers, as the papers do; 1 is plain training.
     """
 
     optimizer: str = "sgd"

@@ -23,11 +23,11 @@ class Topology:
     """Devices and their memory.
 
     Attributes:
-        num_devices: D.
-        memory_bytes: of each device; one size for all, or (D,). Sizes are numbers of bytes, or text such as "32GiB".
-        reserved_bytes: of that for the rest of the model; one size for all, or (D,).
-        devices_per_host: hosts have so many each, in order of rank; it divides D. None: one host has all.
-        host_memory_bytes: of each host, for weights of tables that its devices share it for; 0 where there is none.
+        num_devices: devices to place shards on.
+        memory_bytes: of each device; or a list, one for each. Sizes are numbers of bytes, or text such as "32GiB".
+        reserved_bytes: of that, kept for the rest of the model; or a list, one for each.
+        devices_per_host: hosts have so many each, in order of rank; None: one host has all. It divides num_devices.
+        host_memory_bytes: of each host, for tables that devices have no room for; 0: none.
     """
 
     num_devices: Devices

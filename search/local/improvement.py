@@ -27,10 +27,10 @@ class Improvement:
     every machine.
 
     Attributes:
-        shakes: how often the best plan is shaken.
+        shakes: times that the best plan is shaken and improved again; 0 only improves it.
         shake_steps: random steps in a shake.
-        max_plans: plans looked at, about, as `LocalSteps.looked` counts them: on large tasks fewer shakes are made
-            than asked for. None sets no limit.
+        max_plans: looked at by the local search, about; None sets no limit. Counted as `LocalSteps.looked` does: on
+            large tasks fewer shakes are made than asked for.
         seed: of the random steps.
     """
 

@@ -76,7 +76,7 @@ class OtherModels(ModelChange):
     """Another bundle's models.
 
     Attributes:
-        model: name or path.
+        model: a bundle that the search believes; name or path.
     """
 
     model: str

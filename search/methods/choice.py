@@ -25,13 +25,14 @@ class Choice:
     believed as they are.
 
     Attributes:
-        doubt: share of both plans' margins that a gain must exceed besides, where the models' members disagree: margins
-            then tell tables that the models know from others.
-        blind_doubt: the same for models without members, whose margins don't grow away from what they were fitted to;
-            at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't one of all devices
-            together: the same tables rarely cost less in all, and that is where such models are led astray most.
-        form_doubt: `doubt` where tables are laid out in other forms than columns: in training steps using a form at all
-            takes something that models don't know (docs/steps.md); at 1 the two intervals must not overlap.
+        doubt: share of both plans' margins that a gain must exceed, or the published search's plan is kept. Where the
+            models' members disagree: margins then tell tables that the models know from others.
+        blind_doubt: the same for models without members, such as the papers'. Their margins don't grow away from what
+            they were fitted to; at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't
+            one of all devices together: the same tables rarely cost less in all, and that is where such models are led
+            astray most.
+        form_doubt: doubt where tables lie in rows or copies: using a form takes more in training than models know. At 1
+            the two intervals must not overlap, which is right wherever steps were measured (docs/steps.md).
     """
 
     doubt: NonNegative = 0.0

@@ -44,10 +44,9 @@ class Greedy(Searcher):
     """Tables in descending order of a score, each to the device with the least score among those with room.
 
     Attributes:
-        score: one of NeuroShard's baselines (section 4): size (bytes), dim (for each feature), lookup (dim x pooling
-            factor), size_lookup (lookup x log10 rows).
-        max_halvings: times that the columns of a table are halved, at most, where no device has room for it; 0 leaves
-            every table whole that may be, as in the papers.
+        score: size | dim | lookup | size_lookup: what is balanced. NeuroShard's baselines (section 4): size (bytes),
+            dim (for each feature), lookup (dim x pooling factor), size_lookup (lookup x log10 rows).
+        max_halvings: of a table that no device has room for, at most; 0 leaves it whole. The papers leave all whole.
     """
 
     score: str
@@ -81,7 +80,7 @@ class Random(Searcher):
 
     Attributes:
         seed: fixes the choices.
-        max_halvings: as of `Greedy`.
+        max_halvings: of a table that no device has room for, at most; 0 leaves it whole.
     """
 
     seed: Seed = 0

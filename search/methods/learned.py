@@ -26,10 +26,9 @@ class PolicySearch(Searcher):
     """Whole tables, placed one by one by a trained policy.
 
     Attributes:
-        policy: name of an installed one, or a directory that `neuroshard train-policy` wrote.
-        samples: plans drawn from the policy besides its likeliest one; the simulator's cheapest counts. 0 is how the
-            papers use it.
-        seed: fixes the samples.
+        policy: installed (dreamshard, autoshard), or a directory that train-policy wrote.
+        samples: plans drawn besides the likeliest one; the cheapest by prediction counts. 0 is how the papers use it.
+        seed: of the samples.
     """
 
     policy: str

@@ -36,14 +36,17 @@ class NeuroShard(Searcher):
     gain may be the models' error. Its parts' settings lie side by side, so that users needn't know which part is meant.
 
     Attributes:
-        num_candidates, beam_width, max_splits: the published search's.
+        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
+        beam_width: layouts kept after every split.
+        max_splits: splits in a layout, at most; 0 leaves every table whole.
         grid: caps of the greedy grid search, for both starts.
-        improvement: the local search's.
-        choice: when its plan is taken instead of the published search's.
-        forms, form_tries: that tables may lie in, and how many choices of them are tried.
-        rows_over: devices that tables in rows lie over: "all", or "hosts", those of one host where that pays.
-        tolerance: how much more, relative, a plan with fewer shards may be predicted to cost than the cheapest one
-            found: the one with fewer is taken. 0 keeps every gain.
+        improvement: the local search.
+        choice: when its plan is taken instead of the published search's; None takes every gain for true.
+        forms: that tables may lie in, as far as the models know them; [columns] leaves the others out.
+        form_tries: choices of forms that are tried by quick searches, at most.
+        rows_over: all | hosts: devices that tables in rows lie over; hosts: on one host each where that is predicted to
+            pay.
+        tolerance: how much more, relative, a plan with fewer shards may cost and still be taken; 0 keeps every gain.
     """
 
     num_candidates: PositiveCount = 10

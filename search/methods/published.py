@@ -25,7 +25,7 @@ class BeamSearch(Searcher):
     Attributes:
         num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
         beam_width: layouts kept after every split.
-        max_splits: splits in a layout at most; 0 leaves every table whole.
+        max_splits: splits in a layout, at most; 0 leaves every table whole.
         grid: caps of the greedy grid search.
     """
 

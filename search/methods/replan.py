@@ -49,14 +49,14 @@ class Replan(Searcher):
     the cheapest.
 
     Attributes:
-        start: the plan, or the path of its JSON.
-        max_moved_bytes: of weights and optimizer state, over all devices, as a number or as text such as "20GB"; None
-            sets no limit. What is moved in any case counts first; tables that are new are made where they lie.
+        start: the running job's plan, a JSON file. Or the plan itself.
+        max_moved_bytes: of weights and optimizer state, over all devices; None sets no limit. A number, or text such as
+            "20GB". What is moved in any case counts first; tables that are new are made where they lie.
         improvement: local search.
-        forms: that tables may change to, as far as the models know them; without any, each keeps its own.
+        forms: that tables may change to, as far as the models know them; [] lets each keep its own.
         least_gain: share of the plan cost that moves must save, or nothing is moved but what has to be; 0 moves for any
             gain.
-        rest: places what has no place in the starting plan.
+        rest: places what has no place in the running job's plan.
     """
 
     start: Plan | str

@@ -82,14 +82,14 @@ class TorchRecSearch(Searcher):
     It plans table-wise and column-wise, and in other forms where asked to, under the task's own count of memory.
 
     Attributes:
-        split_factors: one run for each: column-wise shards are this part of a table's width (1: tables stay whole).
-            TorchRec calls the width min_partition, and has one for a table.
-        sort_by: one run for each: TorchRec places by "storage" (its default) or "perf".
+        split_factors: column cuts to try: whole, halves, quarters, eighths. One run for each: column-wise shards are
+            this part of a table's width. TorchRec calls the width min_partition, and has one for a table.
+        sort_by: orders in which shards are placed: storage, perf. One run for each; TorchRec's default is "storage".
         estimates: what it searches with.
-        forms: columns, and what its planner may choose besides: "rows" (row_wise, on several hosts table_row_wise too)
-            and "copies" (data_parallel). Of these, what the models know and the task allows.
-        cached: one run for each, where hosts have memory for tables: its planner takes the share of a table's rows that
-            a cache has room for as given.
+        forms: that its planner may choose: columns, rows, copies. Rows are row_wise, on several hosts table_row_wise
+            too; copies are data_parallel. Of these, what the models know and the task allows.
+        cached: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
+            planner takes the share as given.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)

@@ -23,6 +23,10 @@ class GridSettings:
     """Caps on the columns that a sample gets of a device: `points` of them, up to `max_factor` times the mean.
 
     Without any (0 points) shards are placed by compute cost alone.
+
+    Attributes:
+        points: caps on a device's columns that are tried; 0 tries none.
+        max_factor: the largest cap, in means over devices.
     """
 
     points: Annotated[int, Meta(ge=0, le=10_000)] = 11

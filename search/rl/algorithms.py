@@ -29,7 +29,7 @@ class Reinforce(Algorithm):
     The baseline is the mean cost of the same task's other episodes; advantages are brought to deviation 1.
 
     Attributes:
-        entropy: weight of the bonus.
+        entropy: weight of the entropy bonus: keeps it trying.
     """
 
     entropy: NonNegative = 0.001
@@ -52,8 +52,8 @@ class ActorCritic(Algorithm):
     """Advantage actor-critic on the balance of the shards' compute costs, min / max, at the end (AutoShard, section 4).
 
     Attributes:
-        entropy: weight of the bonus.
-        value: weight of the critic's squared error.
+        entropy: weight of the entropy bonus: keeps it trying.
+        value: weight of the critic's loss.
     """
 
     entropy: NonNegative = 0.001

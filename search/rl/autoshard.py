@@ -16,10 +16,10 @@ class AutoShardPolicy(Policy):
     """Scores a device by its tables' representations, the sequence up to the next table, and its compute cost so far.
 
     Args:
-        table: widths of the table network's layers; its output is shared by the LSTM and the devices.
-        memory: width of the LSTM.
-        cost: widths of the cost network's layers; none at all leaves the cost features out.
-        head: width of the hidden layer of the scoring network and of the critic.
+        table: widths of the table network's layers. Its output is shared by the LSTM and the devices.
+        memory: width of the LSTM's state.
+        cost: widths of the layers that see what devices cost so far; [] sees nothing of it.
+        head: width of the head's hidden layer. Of the scoring network and of the critic.
     """
 
     kind = "autoshard"

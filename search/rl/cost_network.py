@@ -22,12 +22,14 @@ class CostNetworkSettings:
 
     Attributes:
         table: widths of the table network's layers.
-        head: width of every head's hidden layer.
-        table_reduction: of tables to a device; the paper's is "sum".
-        device_reduction: of devices to a plan; the paper's is "max".
-        placements: measured before every round of policy updates.
-        partial_share: of the placements, how many are cut off after a random number of tables.
-        steps, batch_size, learning_rate: of Adam, after placements were measured.
+        head: width of the head's hidden layer.
+        table_reduction: sum | mean | max: of tables to a device. The paper's is "sum".
+        device_reduction: sum | mean | max: of devices to a plan. The paper's is "max".
+        placements: costed in every round, for the cost network to learn from.
+        partial_share: share of them that is cut off half-way.
+        steps: of training the cost network in every round.
+        batch_size: placements in a step.
+        learning_rate: Adam's.
     """
 
     table: Widths = (128, 32)

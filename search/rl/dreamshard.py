@@ -18,9 +18,9 @@ class DreamShardPolicy(Policy):
 
     Args:
         table: widths of the table network's layers.
-        cost: widths of the cost network's layers; none at all leaves the cost features out.
-        head: width of the scoring network's hidden layer.
-        reduction: of tables to a device; the paper's is "sum".
+        cost: widths of the layers that see what devices cost so far; [] sees nothing of it.
+        head: width of the head's hidden layer.
+        reduction: of tables to a device: sum, mean or max. The paper's is "sum".
     """
 
     kind = "dreamshard"

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -59,18 +59,19 @@ class Learner:
     Attributes:
         policy: untrained; makes a policy network.
         algorithm: what it is trained for.
-        cost_network: of its own, trained on the way; None looks at the pre-trained models instead.
+        cost_network: of its own, trained on the way; None looks at the pre-trained cost models instead.
         order: of placement.
-        rounds: of measuring, fitting and updating.
-        updates: of the policy in a round.
-        tasks, episodes: in a batch: so many tasks, each played so many times.
-        learning_rate: of Adam, going down to 0 over the rounds.
+        rounds: of training; the best one on the validation tasks is kept.
+        updates: of the policy in every round.
+        tasks: in an update.
+        episodes: of each task in an update.
+        learning_rate: Adam's, of the policy. It goes down to 0 over the rounds.
     """
 
     policy: Callable[[], Policy]
     algorithm: Algorithm
-    cost_network: CostNetworkSettings | None
-    order: Order
+    cost_network: CostNetworkSettings | None = field(default_factory=CostNetworkSettings)
+    order: Order = field(default_factory=DescendingCost)
     rounds: PositiveCount = 50
     updates: PositiveCount = 20
     tasks: PositiveCount = 8

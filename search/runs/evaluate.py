@@ -39,23 +39,23 @@ class Evaluate:
     """Everything `neuroshard evaluate` needs.
 
     Attributes:
-        plans: plan files and directories of search runs.
-        model: cost models that predict plans given as files; None takes what the files say.
+        plans: plan files and directories of search runs, without a key: evaluate PLAN.json RUN_DIR.
+        model: cost models that predict plan files; None takes what the files say.
         hardware: what they run on.
-        max_tasks: the first so many tasks of every search run; None takes all.
+        max_tasks: of every search run; None takes all.
         seed: fixes the lookups.
-        out: a directory for the results; None takes the next free one under runs/evaluate.
-        count_input: whether the exchange of indices and lengths is measured too, and counted, in predictions of plan
-            files too where `model` is given. Searched with count_input as well, plans' predictions count it.
+        out: None is the next free directory under runs/evaluate.
+        count_input: whether the exchange of indices is measured too, and counted. In predictions of plan files too
+            where `model` is given; searched with count_input as well, plans' predictions count it.
         through: what plans are run in: None takes kernels and exchanges one by one.
     """
 
     plans: PathName | Sequence[PathName]
     model: PathName | None
     hardware: Hardware
-    max_tasks: PositiveCount | None
-    seed: Seed
-    out: PathName | None
+    max_tasks: PositiveCount | None = None
+    seed: Seed = 0
+    out: PathName | None = None
     count_input: bool = False
     through: "Through | None" = None
 

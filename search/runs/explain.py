@@ -27,14 +27,14 @@ class Explain:
     """Everything `neuroshard explain` needs.
 
     Attributes:
-        plans: one plan file, or two of the same tables.
-        model: cost models, by name or path; None takes those that the (first) plan was found with.
-        out: the page, `*.html`; None writes none.
+        plans: one plan file, or two of the same tables, without a key: explain PLAN.json OTHER.json.
+        model: cost models; None takes those that the plan was found with.
+        out: an HTML page; None writes none.
     """
 
     plans: PathName | Sequence[PathName]
-    model: PathName | None
-    out: PathName | None
+    model: PathName | None = None
+    out: PathName | None = None
 
     def run(self) -> "ExplainResult":
         """Explain each plan; with two, what it takes to get from the first to the second.

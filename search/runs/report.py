@@ -33,12 +33,12 @@ class Report:
     """Everything `neuroshard report` needs.
 
     Attributes:
-        runs: directories that hold runs, at any depth.
-        out: a directory for the page, its tables and figures.
+        runs: directories that hold runs, at any depth, without a key (report RUN_DIR ...).
+        out: directory for the page, its tables and figures.
     """
 
     runs: PathName | Sequence[PathName]
-    out: PathName
+    out: PathName = "report"
 
     def run(self) -> "ReportResult":
         """Gather, compare, write the tables; then draw, and write the page.

@@ -43,21 +43,23 @@ class Search:
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: path of a bundle.
+        model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
         tasks: what is searched.
         searcher: how; `method` is its name in results.
-        out: a directory, where a run that was killed goes on; None takes the next free one under runs/search.
-        count_input: whether predicted costs count the exchange of indices and lengths. It moves no shard: searches look
-            at a step's other exchanges.
+        method: its name in results.
+        out: None is the next free directory under runs/search; a run that was stopped goes on there.
+        count_input: whether predicted costs count the exchange of indices; false: a pipeline hides it, as papers
+            assume. It moves no shard: searches look at a step's other exchanges.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
-        target: that plans are found for: what it asks of whoever trains with them is remarked.
+        target: None | sok | hugectr | torchrec | json: plans that neuroshard export can write for it; None: in all
+            forms that models know.
     """
 
     model: PathName
     tasks: tuple[Task, ...]
     searcher: Searcher
     method: FileName
-    out: PathName | None
+    out: PathName | None = None
     count_input: bool = False
     verify: Verify | None = None
     target: str | None = None

@@ -43,23 +43,24 @@ class TrainPolicy:
     """Everything `neuroshard train-policy` needs.
 
     Attributes:
-        model: cost models: the simulator.
+        model: the simulator: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
         tasks: of equally many tables and devices; the last `num_valid` say which round's policy is kept.
+        num_valid: of the tasks, the last ones: they say which round's policy is kept.
         learner: how it is trained.
-        method: its name.
+        method: its name in results.
         source: who says what placements cost, for a cost network of its own.
-        seed: fixes everything that isn't measured.
-        out: a directory for the policy; a run that was killed goes on there.
+        seed: fixes everything that is not measured.
+        out: directory for the policy; a run that was stopped goes on there.
     """
 
     model: str
     tasks: tuple[Task, ...]
-    num_valid: Count
     learner: Learner
     method: str
     source: CostSource
-    seed: Seed
     out: str
+    num_valid: Count = 20
+    seed: Seed = 0
 
     def run(self) -> "TrainResult":
         """Train, round by round; the policy of the best round on the validation tasks is kept.

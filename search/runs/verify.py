@@ -35,14 +35,14 @@ class Verify:
     Attributes:
         hardware: what plans run on.
         finalists: plans of a task that are measured, at most.
-        passes: over all of them: what they differ by from pass to pass is the error.
-        seed: fixes the lookups, others in every pass, and the order of the plans.
+        passes: over all finalists, 2 at least. What they differ by from pass to pass is the error.
+        seed: fixes the lookups, others in every pass.
         means: kernels and exchanges one by one, or training steps.
     """
 
     hardware: Hardware
-    finalists: PositiveCount = 8
-    passes: Annotated[int, Meta(ge=2, le=1000)] = 6
+    finalists: PositiveCount
+    passes: Annotated[int, Meta(ge=2, le=1000)]
     seed: Seed = 0
     means: Means = field(default_factory=OneByOne)
 

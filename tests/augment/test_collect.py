@@ -64,7 +64,7 @@ def collect_run(out, kind=FakeHardware, samples=18):
     hardware = kind(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, PATIENCE_S)
     comm = CommAugmentation(num_devices=(2,), max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
     compute = ComputeAugmentation(max_dim=16, max_tables=3)
-    run = Collect(toy_tables(10), hardware, compute, comm, samples, 9, 4, (64,), 0, str(out))
+    run = Collect(toy_tables(10), hardware, compute, comm, (64,), str(out), 0, samples, 9, 4)
     return replace(run, max_noise=None)  # machines that tests run on may be as busy as they like
 
 

@@ -9,10 +9,10 @@ from neuroshard.registry import chosen_of, compose_config, missing, plain
 
 
 def test_comments_are_found_by_key():
-    said = comments("searcher/neuroshard.yaml")
-    assert said["beam_width"].startswith("layouts kept")
-    assert said["grid.max_factor"].startswith("the largest cap")
-    assert "grid" not in said
+    said = comments("search.yaml")
+    assert said["batch_size"].startswith("samples in a step")
+    assert said["topology.num_devices"].startswith("devices to place")
+    assert "topology" not in said
 
 
 def test_headlines_skip_what_is_hydras():
@@ -24,7 +24,7 @@ def test_settings_of_what_is_built_on_others_are_said_too():
     overrides = ["searcher=without_grid"]
     found = settings_of("search", plain(compose_config("search", overrides)), chosen_of("search", overrides))
     said = {setting.key: setting.what for setting in found}
-    assert said["searcher.beam_width"] == comments("searcher/neuroshard_published.yaml")["beam_width"]
+    assert said["searcher.beam_width"] == "layouts kept after every split"
     assert not any(key.startswith("run.") or "_target_" in key for key in said)
     assert "tasks.tables" not in said  # which only hands the tables on
 

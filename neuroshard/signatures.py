@@ -1,0 +1,170 @@
+"""What the `_target_`s of `conf/` take: their defaults and what they say of them, read from source in milliseconds.
+
+Completion is asked at every press of a key, and help before anything runs: importing the classes would take seconds. So
+only what settings are made of is understood: numbers, text, tuples of these, members of enums, names for any of them,
+and other classes with such settings. A test compares every `_target_` with what Python says of it.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+NEEDED = "???"  # in place of a value that has to be given, as OmegaConf writes it
+_ROOT = Path(__file__).parent
+_PACKAGE = _ROOT.name
+_SECTION = re.compile(r"^(?:Attributes|Args):\n(?P<entries>(?:(?: {4}.*)?(?:\n|\Z))*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*(?:\n {8}.*)*)", re.MULTILINE)
+_SENTENCE = re.compile(r"(?P<first>.*?)\.?(?:(?<=\.)\s|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a class or a function takes.
+
+    Attributes:
+        defaults: of every parameter, as YAML would write it: "???" for one that has none, a mapping with `_target_` for
+            an object. A default that can't be written so makes its parameter no setting, and it is left out.
+        texts: the first sentence of what the docstring says of a parameter; of some.
+    """
+
+    defaults: Mapping[str, Any]
+    texts: Mapping[str, str]
+
+
+@cache
+def signature_of(target: str) -> Signature:
+    """What `package.module.name`, a class or a function of this package, takes."""
+    module, _, name = target.rpartition(".")
+    module, node = _defined(module, name)
+    return Signature(dict(_parameters(module, node)), dict(_texts(module, node)))
+
+
+class _Unreadable(Exception):
+    """A default that is no setting."""
+
+
+@cache
+def _definitions(module: str) -> Mapping[str, ast.AST | tuple[str, str]]:
+    """What stands at the top of a module, by name: a class, a function or a value; or where it is imported from."""
+    path = _ROOT.joinpath(*module.split(".")[1:])
+    source = path.with_suffix(".py") if not path.is_dir() else path / "__init__.py"
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    found: dict[str, ast.AST | tuple[str, str]] = dict(_assigned(tree.body))
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == _PACKAGE:
+            found |= {alias.asname or alias.name: (str(node.module), alias.name) for alias in node.names}
+    return found
+
+
+def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
+    """(name, value) of what is assigned in a module or in a class."""
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.target.id, node.value
+
+
+def _defined(module: str, name: str) -> tuple[str, ast.AST]:
+    """The module in which a name that another module may import is defined, and what it is there."""
+    found = _definitions(module).get(name)
+    if found is None:
+        raise _Unreadable
+    return _defined(*found) if isinstance(found, tuple) else (module, found)
+
+
+def _parameters(module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """(name, default) of every parameter that is a setting."""
+    for name, default in _declared(module, node):
+        try:
+            yield name, NEEDED if default is None else _value(*default)
+        except _Unreadable:
+            continue
+
+
+def _declared(module: str, node: ast.AST) -> Iterator[tuple[str, tuple[str, ast.AST] | None]]:
+    """(name, default with the module that it stands in) of every parameter; of fields, those of base classes first."""
+    if isinstance(node, ast.FunctionDef):
+        taken = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs) if argument.arg != "self"]
+        defaults = [*node.args.defaults, *node.args.kw_defaults]
+        missing = [None] * (len(taken) - len(defaults))
+        for name, default in zip(taken, [*missing, *defaults], strict=True):
+            yield name, None if default is None else (module, default)
+    elif isinstance(node, ast.ClassDef):
+        made_by = [own for own in node.body if isinstance(own, ast.FunctionDef) and own.name == "__init__"]
+        if made_by:
+            yield from _declared(module, made_by[0])
+            return
+        for where, base in _bases(module, node):
+            yield from _declared(where, base)
+        for own in node.body:
+            if isinstance(own, ast.AnnAssign) and isinstance(own.target, ast.Name) and not _of_class(own.annotation):
+                yield own.target.id, None if own.value is None else (module, own.value)
+
+
+def _bases(module: str, node: ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
+    """The base classes that are this package's."""
+    for base in node.bases:
+        if isinstance(base, ast.Name) and base.id in _definitions(module):
+            yield _defined(module, base.id)
+
+
+def _of_class(annotation: ast.expr) -> bool:
+    return ast.unparse(annotation).startswith("ClassVar")
+
+
+def _value(module: str, node: ast.AST) -> Any:
+    """A default as YAML would write it."""
+    value: Any
+    match node:
+        case ast.Constant():
+            value = node.value
+        case ast.Tuple() | ast.List():
+            value = [_value(module, item) for item in node.elts]
+        case ast.BinOp(op=ast.LShift()):
+            value = _value(module, node.left) << _value(module, node.right)
+        case ast.Name():
+            value = _value(*_defined(module, node.id))
+        case ast.ClassDef():  # an object made of its defaults
+            target = f"{module}.{node.name}"
+            value = {"_target_": target, **signature_of(target).defaults}
+        case ast.Attribute(value=ast.Name(id=owner)):  # a member of an enum
+            value = _members(module, owner).get(node.attr)
+        case ast.Call(func=ast.Name(id="tuple"), args=[ast.Name(id=owner)]):  # all members of one
+            value = list(_members(module, owner).values())
+        case ast.Call(func=ast.Name(id="field"), keywords=[ast.keyword(arg="default_factory", value=factory)]):
+            value = _value(module, factory)
+        case ast.Call(func=ast.Name()):
+            made = _value(module, node.func)
+            names = list(signature_of(made["_target_"]).defaults)
+            given = {key: _value(module, one) for key, one in zip(names, node.args, strict=False)}
+            value = made | given | {str(keyword.arg): _value(module, keyword.value) for keyword in node.keywords}
+        case _:
+            raise _Unreadable
+    return value
+
+
+def _members(module: str, name: str) -> dict[str, Any]:
+    """The values of an enum, by name."""
+    where, node = _defined(module, name)
+    return {key: _value(where, value) for key, value in _assigned(getattr(node, "body", []))}
+
+
+def _texts(module: str, node: ast.AST) -> Iterator[tuple[str, str]]:
+    """(name, text) of every parameter that a docstring speaks of; a class's own after those of its bases."""
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return
+    if isinstance(node, ast.ClassDef):
+        for where, base in _bases(module, node):
+            yield from _texts(where, base)
+    section = _SECTION.search(ast.get_docstring(node) or "")
+    for entry in _ENTRY.finditer(section["entries"]) if section else ():
+        sentence = _SENTENCE.match(" ".join(entry["text"].split()))
+        text = re.sub(r"\bNone\b", "null", sentence["first"] if sentence else "").rstrip(".")
+        yield from ((name, text) for name in entry["names"].split(", "))
