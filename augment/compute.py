@@ -156,6 +156,7 @@ class ComputeAugmentation:
         """Tables of one width that aren't pooled: in random order, as many as have room with their outputs."""
 
         def combine(group: tuple[Table, ...], sharers: int, rng: np.random.Generator) -> tuple[Table, ...]:
+            """Return the tables of the group, in random order, that have room; a narrow one if none has."""
             count = int(rng.integers(self.min_tables, self.max_tables + 1))
             width = self._width(int(rng.choice(halvings(self.max_dim))), rng)
             order = [
