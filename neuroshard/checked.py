@@ -36,6 +36,7 @@ def _checked_class(cls: type[Any]) -> type[Any]:
     ours: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
     def check_fields(self: Any) -> None:
+        """Replace every field by its checked value, then run the class's own `__post_init__`."""
         try:
             for name, kind in _plain_hints(cast(Hashable, type(self))):
                 object.__setattr__(self, name, _checked_value(getattr(self, name), kind, name))
@@ -60,6 +61,7 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def check_arguments(*given: Any, **named: Any) -> Any:
+        """Call the function with its arguments checked."""
         bound = parameters.bind(*given, **named)
         for name, kind in _plain_hints(function):
             if name in bound.arguments:

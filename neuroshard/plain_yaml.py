@@ -55,6 +55,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Read a mapping; refuse names that aren't text or stand there twice."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

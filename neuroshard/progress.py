@@ -26,7 +26,7 @@ Wait = Callable[[Event], bool]
 
 
 class _Rate(ProgressColumn):
-    """Steps per second."""
+    """A progress column that shows steps per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed

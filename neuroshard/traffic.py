@@ -92,7 +92,7 @@ class Traffic:
 
     @property
     def num_devices(self) -> int:
-        """D."""
+        """Return D, the number of devices that take part."""
         return int(self.size_bytes.shape[1])
 
     @property

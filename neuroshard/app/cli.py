@@ -27,7 +27,7 @@ class Result(Protocol):
     """What a command's run gives."""
 
     def show(self, console: "Console") -> None:
-        """Print it for people."""
+        """Print the result on a console for people to read."""
         ...
 
 

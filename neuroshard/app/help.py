@@ -37,6 +37,7 @@ class _Writer:
     width: int
 
     def text(self, command: str, what: str, overrides: Sequence[Override]) -> str:
+        """Return what `--help` of a command prints: its usage, and every setting by group, as overridden."""
         texts = [str(override.input_line) for override in overrides]
         config, chosen = plain(compose_config(command, texts)), chosen_of(command, texts)
         groups = sorted((group for group in chosen if group in config), key=list(config).index)

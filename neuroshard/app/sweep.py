@@ -31,7 +31,7 @@ class Compared(Protocol):
 
     @property
     def outcome(self) -> Outcome:
-        """Its figures."""
+        """Return the figures that the sweep's table shows of this job."""
         ...
 
 

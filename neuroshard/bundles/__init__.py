@@ -14,7 +14,7 @@ def known_names() -> list[str]:
 
 
 def shipped_names() -> list[str]:
-    """Names of the bundles."""
+    """List the names of the bundles that come with the package."""
     return sorted(entry.parent.name for entry in _BUNDLES.glob("*/bundle.json"))
 
 

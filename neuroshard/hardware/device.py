@@ -75,7 +75,7 @@ class CpuDevice(Device):
 
     @property
     def torch_device(self) -> torch.device:
-        """The CPU."""
+        """Return the CPU, where torch puts tensors that are measured."""
         return torch.device("cpu")
 
     def synchronize(self) -> None:
@@ -86,7 +86,7 @@ class CpuDevice(Device):
         return time.perf_counter()
 
     def ms_between(self, first: float, second: float) -> float:
-        """By the wall clock."""
+        """Return the ms from one moment to another by the wall clock."""
         return (second - first) * 1e3
 
     def flush(self) -> None:
@@ -119,7 +119,7 @@ class CudaDevice(Device):
 
     @property
     def torch_device(self) -> torch.device:
-        """The GPU."""
+        """Return the GPU, where torch puts tensors that are measured."""
         return torch.device("cuda", self._index)
 
     def synchronize(self) -> None:
@@ -133,7 +133,7 @@ class CudaDevice(Device):
         return event
 
     def ms_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        """By the GPU's clock."""
+        """Return the ms from one CUDA event to another by the GPU's clock."""
         return float(first.elapsed_time(second))
 
     def flush(self) -> None:

@@ -30,7 +30,7 @@ class Prepared:
     afresh: Callable[[], Callable[[], None]] | None = None
 
     def next_run(self) -> Callable[[], None]:
-        """What is timed next."""
+        """Return what is to be timed next, with lookups drawn anew where the sample asks for it."""
         return self.run if self.afresh is None else self.afresh()
 
 

@@ -21,7 +21,7 @@ class Meters:
     _comm: dict[int, Meter[CommSample]] = field(default_factory=dict)
 
     def compute(self) -> Meter[ComputeSample]:
-        """Of kernel calls."""
+        """Return the meter of kernel calls, opened when it is first asked for."""
         if not self._compute:
             self._compute.append(self._open_for.enter_context(self.hardware.compute_meter(self.warn)))
         return self._compute[0]

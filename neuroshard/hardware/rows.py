@@ -80,5 +80,5 @@ def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tenso
 
 
 def uniform(count: int, generator: torch.Generator) -> torch.Tensor:
-    """(count,) in 0..1."""
+    """Draw (count,) uniform random numbers in [0, 1), float64."""
     return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)

@@ -245,7 +245,7 @@ class WorkerGroup(Generic[Sample]):
         return _Stopped(f"worker {rank} died ({how})", current[rank])
 
     def close(self) -> None:
-        """End all workers now."""
+        """Kill all worker processes and close the pipes to them."""
         for process in self._processes:
             process.kill()
         for process in self._processes:

@@ -66,11 +66,11 @@ class AdditiveCompute(SumModel):
         return ReluHead(bias, weight, self.offset, self.scale_ms)
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Return the fields that aren't tensors, for JSON."""
         return asdict(AdditiveSettings(self.features.name, self.features.columns, self.offset, self.scale_ms))
 
     def tensors(self) -> Tensors:
-        """Everything else."""
+        """Return normaliser, network and head as named tensors."""
         return (
             self.normaliser.tensors()
             | self.network.tensors("network")

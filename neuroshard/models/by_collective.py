@@ -44,7 +44,7 @@ class CommByCollective(CommModel):
 
     @property
     def forms(self) -> frozenset[Form]:
-        """As given."""
+        """Return the forms whose exchanges in this direction are all known."""
         return self.serves
 
     @property
@@ -58,12 +58,12 @@ class CommByCollective(CommModel):
         return any(model.is_arithmetic for model in self.exchanges.values())
 
     def of_collective(self, collective: Collective) -> CommModel:
-        """The collective's own."""
+        """Return the model of that collective by itself."""
         return self.exchanges[collective]
 
     @property
     def num_devices(self) -> int | None:
-        """The all-to-all's."""
+        """Return D, which the model of all-to-alls was fitted for; None if it serves any."""
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     @property
@@ -104,7 +104,7 @@ class CommByCollective(CommModel):
         return Outline(parts, np.concatenate([first.share, np.ones(1)]), lead)
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """The all-to-all's."""
+        """Return the least that the all-to-all takes of a device, for any waits; what follows it counts as 0."""
         return self._all_to_all.least_outline(known)
 
     @property
@@ -112,7 +112,7 @@ class CommByCollective(CommModel):
         return {name_of(collective): model for collective, model in self.exchanges.items()}
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Return the fields that aren't tensors, for JSON."""
         return {"exchanges": described(self._named), "serves": sorted(self.serves)}
 
     def tensors(self) -> Tensors:

@@ -74,7 +74,7 @@ class ComputeByForm(SumModel):
         return self.by_call[IN_COLUMNS].embed(loads)
 
     def of_call(self, call: Call) -> SumModel:
-        """The call's own."""
+        """Return the model of that kernel call."""
         return self._models[call]
 
     def predict(self, sets: LoadSets) -> FloatArray:
@@ -98,7 +98,7 @@ class ComputeByForm(SumModel):
         return {call.name: model for call, model in self.by_call.items()}
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Return the fields that aren't tensors, for JSON."""
         return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
 
     def tensors(self) -> Tensors:

@@ -19,7 +19,7 @@ _MOST_MEMBERS = 1000
 
 @dataclass(frozen=True)
 class EnsembleSettings:
-    """The members'."""
+    """The settings of each member of an ensemble, as in `bundle.json`."""
 
     members: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=_MOST_MEMBERS)]
 
@@ -57,7 +57,7 @@ class ComputeEnsemble(SumModel):
         return spread
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Return the fields that aren't tensors, for JSON."""
         return {"members": [member.settings() for member in self.members]}
 
     def tensors(self) -> Tensors:

@@ -16,7 +16,7 @@ class FreeComm(CommModel):
 
     @property
     def forms(self) -> frozenset[Form]:
-        """All."""
+        """Return all forms: whatever they exchange costs nothing."""
         return frozenset(Form)
 
     @property
@@ -24,5 +24,5 @@ class FreeComm(CommModel):
         """None: it serves any number."""
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) zeros."""
+        """Return (B, D) zeros: transfers are free."""
         return np.zeros_like(wait_ms)

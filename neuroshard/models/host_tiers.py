@@ -96,11 +96,11 @@ class HostTiers(SumModel):
         return HostTiers(**{name: figure * factor for name, figure in asdict(self).items()})
 
     def settings(self) -> dict[str, Any]:
-        """The figures."""
+        """Return the measured figures, for JSON."""
         return asdict(self)
 
     def tensors(self) -> Tensors:
-        """None."""
+        """Return no tensors: figures are all that this model has."""
         return {}
 
     @classmethod
@@ -125,7 +125,7 @@ class BehindLink(SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """Those of its tier."""
+        """Return the base's kernel calls, with tables in this tier."""
         return frozenset(replace(call, tier=self.tier) for call in self.base.calls)
 
     @property
@@ -142,7 +142,7 @@ class BehindLink(SumModel):
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """(B,) the base's."""
+        """Return (B,) ms that the base's members disagree by; the link adds nothing to it."""
         return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 
 

@@ -81,7 +81,7 @@ class SumModel(ComputeModel):
     @property
     @abstractmethod
     def head(self) -> ReluHead:
-        """From sums to costs."""
+        """Return the head that turns a set's summed vector (H,) into its cost in ms."""
 
     @abstractmethod
     def embed(self, loads: Loads) -> Float32Array:

@@ -27,7 +27,7 @@ class Storable(Protocol):
         ...
 
     def tensors(self) -> Tensors:
-        """Everything else."""
+        """Return the model's tensors by name."""
         ...
 
     @classmethod

@@ -95,7 +95,7 @@ class Mlp:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """(in, ..., out)."""
+        """Return the width of every layer, from the inputs to the outputs."""
         return (self.weights[0].shape[0], *(weight.shape[1] for weight in self.weights))
 
 
@@ -110,11 +110,11 @@ class Normaliser:
     scale: FloatArray
 
     def __call__(self, features: FloatArray) -> Float32Array:
-        """(n, F) normalised."""
+        """Normalise features (n, F)."""
         return ((features - self.shift) / self.scale).astype(np.float32)
 
     def tensors(self) -> Tensors:
-        """Shift and scale."""
+        """Return shift and scale as named tensors."""
         return {"shift": self.shift, "scale": self.scale}
 
     @classmethod

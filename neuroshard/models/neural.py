@@ -44,11 +44,11 @@ class NeuralCompute(SumModel):
     kind: ClassVar[str] = "paper"
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Return the fields that aren't tensors, for JSON."""
         return asdict(NeuralSettings(self.features.name, self.features.columns, self.scale_ms))
 
     def tensors(self) -> Tensors:
-        """Everything else."""
+        """Return normaliser and both networks as named tensors."""
         networks = self.table_network.tensors("table") | self.head_network.tensors("head")
         return self.normaliser.tensors() | networks
 

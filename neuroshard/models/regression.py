@@ -50,11 +50,11 @@ class RegressionCompute(SumModel):
         return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Return the fields that aren't tensors, for JSON."""
         return asdict(RegressionSettings(self.features.name, self.features.columns))
 
     def tensors(self) -> Tensors:
-        """Weights and offset."""
+        """Return weights (F,) and offset (1,) as named tensors."""
         return {"weight": self.weight, "offset_ms": self.offset_ms}
 
     @classmethod

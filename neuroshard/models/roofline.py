@@ -47,7 +47,7 @@ class RooflineCompute(SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """All that it knows."""
+        """Return all kernel calls: each cost is arithmetic on a datasheet."""
         return self.calls
 
     def of_call(self, call: Call) -> SumModel:
@@ -92,17 +92,17 @@ class RooflineComm(CommModel):
 
     @property
     def is_arithmetic(self) -> bool:
-        """It is."""
+        """Return True: each cost is arithmetic on a datasheet."""
         return True
 
     @property
     def num_devices(self) -> None:
-        """Any number."""
+        """Return None: it serves any number of devices."""
         return
 
     @property
     def forms(self) -> frozenset[Form]:
-        """All."""
+        """Return all forms: the exchanges of each are known."""
         return frozenset(Form)
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:

@@ -48,7 +48,7 @@ class SetComm(NetworkComm):
 
     @property
     def num_devices(self) -> None:
-        """Any number."""
+        """Return None: it serves any number of devices."""
         return
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:

@@ -113,7 +113,7 @@ class SharedCompute(SumModel):
         return self.typical.spread_ms(sets)
 
     def settings(self) -> dict[str, Any]:
-        """What isn't a tensor."""
+        """Return the fields that aren't tensors, for JSON."""
         return {"machines": self.names, "members": [member.typical.settings() for member in self.members]}
 
     def tensors(self) -> Tensors:

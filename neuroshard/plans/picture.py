@@ -127,6 +127,7 @@ def curves_png(
     """
 
     def draw(figure: Figure) -> None:
+        """Draw a line for each curve and a dashed one for each reference."""
         axes = figure.subplots()
         named = len(curves) <= _MOST_CURVES
         for name, values in curves:

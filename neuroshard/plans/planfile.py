@@ -73,7 +73,7 @@ class _Placed:
     cached: CacheShare | None = None
 
     def read(self) -> Placement:
-        """The placement."""
+        """Return the placement that the fields describe."""
         shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
         return Placement(shard, self.device, Home(Tier(self.tier), self.cached))
 

@@ -63,7 +63,7 @@ def _broken_limits(name: str, form: Form, limits: TableLimits, held: Mapping[int
 
 
 def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
-    """Of one table."""
+    """Name what a table's home breaks of its limits: the tier, or the rows cached."""
     if home.tier not in limits.tiers:
         yield f"table {name!r} must not lie in tier {home.tier.value}, only in {' or '.join(sorted(limits.tiers))}"
     elif not limits.may_lie_in(home):

@@ -102,7 +102,7 @@ class ComputeSample:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the weights."""
+        """Return the bytes of all weights of the sample's tables."""
         return sum(table.size_bytes for table in self.held)
 
 
@@ -153,12 +153,12 @@ class CommSample:
 
     @property
     def num_devices(self) -> int:
-        """D."""
+        """Return D, the number of devices that take part."""
         return len(self.size_bytes)
 
     @property
     def host_size(self) -> int:
-        """Devices of each host."""
+        """Return the number of devices on each host."""
         return self.devices_per_host or len(self.size_bytes)
 
     @property

@@ -218,7 +218,7 @@ class _CommRow(_Row):
     devices_per_host: Devices | None
 
     def sample(self) -> CommSample:
-        """The sample."""
+        """Return the exchange that this row was measured of."""
         collective = collective_named(self.collective)
         return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
 

@@ -13,7 +13,7 @@ from neuroshard.timing import typical_ms
 
 
 def predicted_calls(models: CostModels, samples: Sequence[ComputeSample]) -> list[float]:
-    """(n,) ms."""
+    """Predict (n,) ms of the kernel calls of n samples."""
     return [float(ms) for ms in models.compute.predict(loads_of(samples))] if samples else []
 
 
@@ -29,7 +29,7 @@ def _predicted(models: CostModels, sample: CommSample) -> float:
 
 
 def measured_call(_sample: ComputeSample, repeats: Repeats) -> float:
-    """Ms."""
+    """Return the typical ms of a kernel call's repeats."""
     return float(typical_ms(repeats.times_ms))
 
 

@@ -44,7 +44,7 @@ class DrawsExchanges(Protocol):
 
 
 class Learner(Protocol):
-    """Fits models further."""
+    """What fits cost models further to new measurements."""
 
     def check(self, start: CostModels) -> None:
         """Raise UserError unless these models can be fitted further."""

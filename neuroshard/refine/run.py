@@ -240,7 +240,7 @@ class _Watch:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Return the seconds since this watch was made."""
         return self._clock() - self._began
 
     def bar(self, text: str, total: int) -> None:

@@ -50,7 +50,7 @@ class Lookups:
 
     @property
     def samples(self) -> int:
-        """B."""
+        """Return B, the number of samples in the batch."""
         return len(self.offsets) - 1
 
     def parts(self, first: int, last: int) -> Iterator[IntArray]:

@@ -59,7 +59,7 @@ class Table:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the weights."""
+        """Return the bytes of the weights: rows x dim x bytes per element."""
         return self.rows * self.dim * self.bytes_per_element
 
     @property

@@ -101,7 +101,7 @@ class Tally:
 
     @property
     def lookups(self) -> int:
-        """Of all features."""
+        """Return the lookups of all features together."""
         return sum(self.features.values())
 
     def table(self, shape: TableShape, samples: int, batch_size: int) -> Table:

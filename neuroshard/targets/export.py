@@ -134,7 +134,7 @@ class ExportResult:
     remarks: tuple[str, ...] = ()
 
     def show(self, console: Console) -> None:
-        """Print it for people."""
+        """Print the files written and what the target's users must know."""
         task = self.plan.task
         what = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
         for line in (f"{what}: {', '.join(map(str, self.paths))}", *self.remarks):

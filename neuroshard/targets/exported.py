@@ -24,7 +24,7 @@ class Exported:
 
     @property
     def suffix(self) -> str:
-        """Of the file's name."""
+        """Return the suffix that a file with this content has."""
         return ".json" if self.snippet is None else ".py"
 
     def paths(self, out: str | Path) -> tuple[Path, ...]:

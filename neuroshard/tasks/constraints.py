@@ -175,7 +175,7 @@ class Constraints:
 
     @cached_property
     def _of_names(self) -> list[TableRule]:
-        """All other rules."""
+        """Return the rules whose pattern may match several names."""
         return [rule for rule in self.rules if _is_wild(rule)]
 
     def rules_of(self, name: str) -> list[TableRule]:

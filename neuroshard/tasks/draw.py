@@ -114,5 +114,5 @@ class _TaskFile:
 
 
 def save_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    """Write tasks as JSON."""
+    """Write tasks to a JSON file that `from_file` reads."""
     write_json(path, {"format": _FORMAT, "tasks": [task.to_json() for task in tasks]})

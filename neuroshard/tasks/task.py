@@ -77,7 +77,7 @@ class Topology:
 
     @property
     def host_size(self) -> int:
-        """Devices of each host."""
+        """Return the number of devices on each host."""
         return self.devices_per_host or self.num_devices
 
     @property
@@ -148,7 +148,7 @@ class Task:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Return the bytes of the weights of all tables."""
         return sum(table.size_bytes for table in self.tables)
 
     @property

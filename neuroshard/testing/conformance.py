@@ -138,7 +138,7 @@ class SearcherConformance:
                     target.check(found)
 
     def _keeps_limits_or_refuses(self, task: Task, simulator: Simulator) -> UserError | Plan:
-        """What a search finds."""
+        """Search twice; assert that both find the same plan within limits, or refuse in one line. Return that."""
         found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
         if isinstance(found, Plan):
             assert found.task == task
@@ -166,7 +166,7 @@ class ComputeModelConformance:
     """For every compute model."""
 
     def make(self) -> ComputeModel:
-        """The model under test."""
+        """Return the model under test."""
         raise NotImplementedError
 
     def _tables(self) -> tuple[Table, ...]:
@@ -181,7 +181,7 @@ class ComputeModelConformance:
         assert (cost >= 0).all()
 
     def test_order_of_tables_does_not_matter(self) -> None:
-        """A set is a set."""
+        """Check that a set of tables costs the same in reverse order."""
         tables = self._tables()
         forward, backward = self.make().predict(LoadSets.of([tables, tables[::-1]], 256))
         assert np.isclose(forward, backward, rtol=1e-4)
@@ -210,7 +210,7 @@ class SumModelConformance(ComputeModelConformance):
     """For every compute model of the papers' form."""
 
     def make(self) -> SumModel:
-        """The model under test."""
+        """Return the model under test."""
         raise NotImplementedError
 
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
@@ -229,7 +229,7 @@ class CommModelConformance:
     """For every communication model of 4 devices."""
 
     def make(self) -> CommModel:
-        """The model under test."""
+        """Return the model under test."""
         raise NotImplementedError
 
     def _exchanges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -312,11 +312,11 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
 
     def test_more_features_cost_no_less(self) -> None:
-        """Of as many lookups."""
+        """Check that as many lookups by more features cost no less."""
         self._check_ordered(lambda table: replace(table, features=3))
 
     def test_a_table_more_costs_no_less(self) -> None:
-        """On any device."""
+        """Check that a device never gets cheaper by another table."""
         model = self.make()
         for tables, _, batch_size in self._pairs():
             growing = model.predict(LoadSets.of([tables[: n + 1] for n in range(len(tables))], batch_size))
@@ -362,7 +362,7 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after >= before * (1 - _ROUNDING)).all()
 
     def test_a_larger_batch_takes_no_less(self) -> None:
-        """Of the same columns."""
+        """Check that exchanging the same columns of twice the batch takes no less."""
         model = self.make()
         for dims, starts, batch_size, _ in self._cases():
             small, large = (_exchange_ms(model, dims, starts, size) for size in (batch_size, 2 * batch_size))

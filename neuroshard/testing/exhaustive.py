@@ -136,7 +136,7 @@ def _shard_bytes(table: Table, dim: int, use: MemoryUse, batch_size: int) -> int
 
 
 def _outputs(table: Table) -> float:
-    """Of a sample."""
+    """Return how many vectors of a table a sample gets: one a feature, or one a lookup if it isn't pooled."""
     return table.features if table.pooled else table.pooling_factor
 
 

@@ -17,6 +17,7 @@ def die_at_file(number: int, when: When) -> None:
     files, rename = count(), Path.replace
 
     def deadly(self: Path, target: str | os.PathLike[str]) -> Path:
+        """Rename a file, and kill this process before or after the fatal one."""
         fatal = next(files) == number
         if fatal and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)

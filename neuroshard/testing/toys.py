@@ -60,7 +60,7 @@ def sequence_task(count: int = 12, num_devices: int = 4, seed: int = 0, pooled: 
 
 
 def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30, seed: int = 0) -> Task:
-    """A task of toy tables."""
+    """Make a task of `count` toy tables."""
     return Task(toy_tables(count, seed), Topology(num_devices, memory_bytes), _BATCH_SIZE)
 
 
@@ -103,7 +103,7 @@ class LinearCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The sum itself."""
+        """Return the head for which a device costs the sum of its loads' ms."""
         return ReluHead.of_cost()
 
 
@@ -112,7 +112,7 @@ class OpaqueCompute(ComputeModel):
     """Not of the sum form: the root of the sum of squares of the linear costs, on top of the largest."""
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms."""
+        """Compute (B,) ms: the dearest load plus the root of the sum of squares, which is no sum over loads."""
         alone = LinearCompute().embed(sets.loads)[:, 0]
         parts = np.split(alone, sets.counts.cumsum()[:-1])
         return np.array([float(part.max() + np.sqrt((part**2).sum())) if len(part) else 0.0 for part in parts])
@@ -127,11 +127,11 @@ class LinearComm(CommModel):
 
     @property
     def num_devices(self) -> int:
-        """As given."""
+        """Return D, which it was made for."""
         return self.devices
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms."""
+        """Compute (B, D) ms: in proportion to the columns of the widest device."""
         widest = traffic.columns.max(axis=1, keepdims=True)
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 

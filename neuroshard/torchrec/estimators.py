@@ -147,11 +147,11 @@ class TorchRecCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The sum itself."""
+        """Return the head for which a device costs the sum of its shards' ms."""
         return ReluHead.of_cost()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) ms."""
+        """Estimate (n, 1) ms of each of n loads with TorchRec's estimator."""
         local = np.maximum(loads.samples // self.topology.world_size, 1)
         features = np.maximum(np.round(loads.outputs / loads.samples), 1)
         numbers = (loads.rows, loads.dim, loads.bytes_per_element, local, features)

@@ -100,7 +100,7 @@ class _Cache:
             raise unknown_name("cache algorithm", self.algorithm, CacheAlgorithm.__members__)
 
     def read(self) -> CacheParams:
-        """The parameters."""
+        """Return the cache parameters as TorchRec's own type."""
         algorithm = None if self.algorithm is None else CacheAlgorithm[self.algorithm]
         return CacheParams(algorithm, self.load_factor, self.reserved_memory, None, self.prefetch_pipeline)
 

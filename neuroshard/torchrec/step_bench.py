@@ -88,11 +88,11 @@ class PhaseClock:
         self._entered: list[tuple[int, Any]] = []
 
     def restart(self) -> None:
-        """Forget everything."""
+        """Forget all phases entered so far."""
         self._entered = []
 
     def enter(self, phase: int) -> None:
-        """From now on."""
+        """Charge the time from now on to this phase."""
         if not self._entered or self._entered[-1][0] != phase:
             self._entered.append((phase, self._device.moment()))
 

@@ -48,7 +48,7 @@ class MadeUpCpu(ComputeModel):
         return frozenset(ON_DEVICE_CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms."""
+        """Compute (B,) ms of each of the B sets of loads."""
         loads, unique = sets.loads, unique_rows(sets.loads)
         used = unique * rounded_up(loads.dim * loads.bytes_per_element, _LINE_BYTES)
         kept = hit_share(self.last_bytes, totals(sets, used))[owners(sets)]

@@ -39,11 +39,11 @@ class MadeUpExchange(CommModel):
 
     @property
     def num_devices(self) -> None:
-        """Any number."""
+        """Return None: it serves any number of devices."""
         return
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """(B, D) ms."""
+        """Compute (B, D) ms of the all-to-all: own traffic, the busiest device's and the switch bound it."""
         to_each = traffic.size_bytes[..., Collective.ALL_TO_ALL] / traffic.num_devices
         sent, received = to_each * (traffic.num_devices - 1), to_each.sum(axis=1, keepdims=True) - to_each
         own = np.maximum(sent, received) / self.link_bytes_per_ms

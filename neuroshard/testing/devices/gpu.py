@@ -53,7 +53,7 @@ class MadeUpGpu(ComputeModel):
         return frozenset(ON_DEVICE_CALLS)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """(B,) ms."""
+        """Compute (B,) ms of each of the B sets of loads."""
         dense = totals(sets, dense_update_bytes(sets.loads)) / self.memory_bytes_per_ms
         calls = 2 * self.launch_ms + self._forward_ms(sets) + self._backward_ms(sets) + dense
         cost: FloatArray = calls * (sets.counts > 0)

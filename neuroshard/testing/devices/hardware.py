@@ -29,7 +29,7 @@ class MadeUpHardware(Hardware):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Of no machine."""
+        """Return a fingerprint that no real machine has."""
         return Fingerprint("cpu", "made up", 1, 1 << 40)
 
     def check(self) -> None:
