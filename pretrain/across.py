@@ -107,7 +107,7 @@ class SharedExamples:
 
     @property
     def targets(self) -> torch.Tensor:
-        """(n, 1)."""
+        """Return the targets (n, 1), as multiples of the scale."""
         return self.sets.targets
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -22,7 +22,7 @@ class Examples(Protocol):
 
     @property
     def targets(self) -> torch.Tensor:
-        """(n, K)."""
+        """Return the targets (n, K), as multiples of the scale."""
         ...
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -56,7 +56,7 @@ class FlatExamples:
     targets: torch.Tensor
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Features (B, F)."""
+        """Return the features (B, F) of the chosen examples."""
         return (self.features[chosen],)
 
     @classmethod

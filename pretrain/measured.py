@@ -35,7 +35,7 @@ class Exchange:
 
     @property
     def part(self) -> str:
-        """Its name."""
+        """Return the name of the bundle's model that is fitted to it."""
         return exchange_part(self.direction, self.collective)
 
 
