@@ -103,7 +103,7 @@ def ready_ms(costs: Costs, score: float, units: float, widest: float) -> float:
 
 @kernel
 def ready_all(contents: Contents, costs: Costs) -> FloatArray:
-    """(D,) ms."""
+    """Compute (D,) ms at which each device has ended backward communication and compute."""
     ready, widest = np.empty(len(contents.units)), contents.units.max()
     for d in range(len(ready)):
         ready[d] = ready_ms(costs, contents.score[d], contents.units[d], widest)

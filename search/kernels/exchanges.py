@@ -40,7 +40,7 @@ def _cell(position: float, count: int) -> tuple[int, float]:
 
 @leaf
 def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
-    """Of a device."""
+    """Interpolate the ms of a device's backward communication, from its own units and the widest device's."""
     table = exchanges.backward
     a, x = _cell(own / exchanges.own_step, table.shape[0])
     b, y = _cell((widest - exchanges.widest_first) / exchanges.widest_step, table.shape[1])

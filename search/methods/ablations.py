@@ -37,7 +37,7 @@ class WithModels(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """As the searcher does."""
+        """Return whether the searcher inside places sequence tables."""
         return self.searcher.takes_sequences
 
     def reads(self) -> tuple[str, ...]:

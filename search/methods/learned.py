@@ -41,7 +41,7 @@ class PolicySearch(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Pooled tables only."""
+        """Return False: policies place pooled tables only."""
         return False
 
     def reads(self) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class ExistingPlan:
     plan: Plan
 
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
-        """The plan itself."""
+        """Return the plan as (I, D) units of 4 columns of each item on each device."""
         return catalog.items.held(self.plan)
 
 

@@ -106,7 +106,7 @@ class TorchRecSearch(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """Pooled tables only."""
+        """Return False: TorchRec's planner is asked for pooled tables only."""
         return False
 
     def search(self, task: Task, simulator: Simulator) -> Plan:

@@ -40,7 +40,7 @@ def titled(section: Section, name: str) -> Section:
 
 
 def picture(found: Explanation) -> Picture:
-    """The devices, drawn."""
+    """Draw cost and memory of every device of a plan."""
     title = f"{found.cost.total_ms:.2f} ms predicted"
     caveat = "" if found.cost.caveat is None else f"; costs are {found.cost.caveat}"
     return Picture("devices", f"cost and memory of every device{caveat}", plan_png(found.plan, found.cost, title))

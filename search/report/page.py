@@ -20,7 +20,7 @@ class Picture:
 
     @property
     def data(self) -> str:
-        """For an img element."""
+        """Return the PNG as a data URL, for an img element."""
         return f"data:image/png;base64,{b64encode(self.png).decode()}"
 
 

@@ -84,6 +84,7 @@ class _Parts:
 
     @classmethod
     def of(cls, plan: Plan, groups: dict[int, list[int]], simulator: Simulator) -> "_Parts":
+        """Gather the shards of the tables in `groups`, a table's shards each, and compute the devices' costs."""
         task, numbers = plan.task, np.array([number for some in groups.values() for number in some], dtype=np.int64)
         placed = [plan.by_device[number] for number in numbers]
         loads = plan.device_loads.loads.take(numbers)

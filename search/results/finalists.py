@@ -98,7 +98,7 @@ class Finalists:
 
     @property
     def verdict(self) -> Verdict:
-        """By all passes."""
+        """Judge the finalists by all passes that were measured."""
         return Verdict.of(self.costs_ms)
 
 
@@ -122,7 +122,7 @@ class FinalistFiles:
         return Finalists(tuple(plans), found)
 
     def keep(self, number: int, measured: Sequence[MeasuredOnce]) -> None:
-        """Write down a pass."""
+        """Write what one pass over all finalists measured to its file."""
         write_json(self._pass(number), {"format": _PASS, "plans": [asdict(one) for one in measured]})
 
     def read(self, task: Task) -> Finalists | None:

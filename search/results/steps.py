@@ -31,7 +31,7 @@ class BuildFiles:
     task: int
 
     def keep(self, number: int, build: Sequence[BuildTimes]) -> None:
-        """Write down a build."""
+        """Write what one build of all plans took to its file."""
         write_json(self._build(number), {"format": _FORMAT, "plans": [asdict(one) for one in build]})
 
     def read(self, plans: int) -> tuple[Build, ...]:
@@ -71,7 +71,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, builds: Sequence[Build]) -> "StepTimes":
-        """From all builds."""
+        """Gather the times of all builds; NaN where one stopped with an error."""
         turns = max((len(one.step_ms) for its in builds for one in its), default=1) or 1
         stopped = ([one.error for one in its if one.error is not None] for its in zip(*builds, strict=True))
         return cls(

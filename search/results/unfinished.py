@@ -34,7 +34,7 @@ class Unfinished:
         return record
 
     def keep(self, record: SearchRecord) -> None:
-        """Write it down."""
+        """Write a task's record to its file, so that the run can be resumed."""
         write_json(self._record(record.task), record.to_json())
 
     def forget(self, tasks: Sequence[Task]) -> None:

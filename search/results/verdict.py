@@ -51,7 +51,7 @@ class Verdict:
         return cls(measured_ms, below, error, best if best and below[best] > error else 0)
 
     def __str__(self) -> str:
-        """In a line."""
+        """Describe the verdict in one line for people."""
         measured, others = f"measured {self.measured_ms[self.taken]:.2f} ms", int(np.isfinite(self.below).sum()) - 1
         if np.isnan(self.measured_ms).all():
             return "none of the finalists could be measured; the predicted best is kept"

@@ -22,12 +22,12 @@ _MODEL, _BATCH_SIZE = "cpu", 256
 
 @dataclass(frozen=True)
 class CompileResult:
-    """How long it took."""
+    """How long compiling the search took."""
 
     seconds: float
 
     def show(self, console: Console) -> None:
-        """Print it for people."""
+        """Print the seconds that compiling took."""
         console.print(f"the search is compiled ({self.seconds:.1f} s)")
 
 

@@ -119,10 +119,10 @@ class Evaluate:
 
 
 class Result(Protocol):
-    """What was measured."""
+    """What an evaluation measured, made for printing."""
 
     def show(self, console: Console) -> None:
-        """Print it for people."""
+        """Print the measurements on a console for people to read."""
         ...
 
 

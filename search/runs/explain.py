@@ -119,7 +119,7 @@ class ExplainResult:
     page: Path | None
 
     def save(self) -> None:
-        """Write the page."""
+        """Write the HTML page, if one was asked for."""
         if self.page is None:
             return
         chapters = [*self._comparison()]
@@ -129,7 +129,7 @@ class ExplainResult:
         save_page(self.page, render(title, self._intro(), chapters))
 
     def show(self, console: Console) -> None:
-        """Print it for people."""
+        """Print the explanation of every plan, and their comparison."""
         console.print(plain(self._intro(), "dim"), soft_wrap=True)
         for name, one in zip(self._titles(), self.found, strict=True):
             show_sections(console, [titled(part, name) for part in sections(one)])

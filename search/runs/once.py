@@ -57,7 +57,7 @@ class OneByOne:
     """Kernels and exchanges are measured one by one."""
 
     def check(self, tasks: Sequence[Task], hardware: Hardware) -> None:
-        """Of the hosts."""
+        """Raise UserError unless the hardware has the hosts that the tasks need."""
         for task in tasks:
             hardware.check_hosts(task.topology)
 
@@ -114,6 +114,7 @@ class _Builds:
     meters: StepMeters
 
     def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:
+        """Build every plan and time its training steps: the median over the build, or the error that stopped it."""
         check_steps(plans, self.meters.hardware)
         built = self.meters.build(plans, [seed])
         advance(1)

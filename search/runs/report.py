@@ -82,6 +82,7 @@ class _Compared:
 
     @classmethod
     def of(cls, gathered: Gathered) -> "_Compared":
+        """Compare the methods of all runs, by prediction and by measurement."""
         searched = gathered.searched
         return cls(
             comparisons(searched[~in_sweep(searched)], "tasks", "predicted_ms"),
@@ -90,6 +91,7 @@ class _Compared:
         )
 
     def tables(self, gathered: Gathered) -> dict[str, pd.DataFrame]:
+        """Return every comparison as a table, by the name of its CSV file."""
         return {
             "predicted": self.predicted,
             "measured": self.measured,
@@ -98,6 +100,7 @@ class _Compared:
         }
 
     def sections(self, gathered: Gathered, paths: Sequence[Path]) -> list[Section]:
+        """Return the report's sections, in order."""
         caveats = caveats_of(gathered.searched)
         return [
             overview(gathered, paths),
@@ -111,12 +114,12 @@ class _Compared:
 
 @dataclass(frozen=True)
 class ReportResult:
-    """Where a report is."""
+    """Where a report was written, and how many sections it has."""
 
     path: Path
     num_sections: int
 
     def show(self, console: Console) -> None:
-        """Say where."""
+        """Print where the report lies."""
         text = f"{self.num_sections} section(s): {self.path / 'report.html'} (tables/*.csv, figures/*.png)"
         console.print(plain(text), soft_wrap=True)

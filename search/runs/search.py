@@ -200,7 +200,7 @@ class Search:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A run and its tasks."""
+    """A search run with the tasks that it searched."""
 
     saved: SearchRun
     tasks: tuple[Task, ...]

@@ -135,7 +135,7 @@ class TaskSteps:
         ]
 
     def table(self) -> Grid:
-        """For people."""
+        """Make the table that people read: a row for each plan."""
         grid = Grid(title=f"Training steps, task {self.task}")
         grid.add_column("plan by")
         grid.add_column("tables in " + ", ".join(FORMS), justify="right")

@@ -36,7 +36,7 @@ class Largest:
 
     @classmethod
     def of(cls, numbers: FloatArray) -> "Largest":
-        """Of numbers (T, Q)."""
+        """Sort numbers (T, Q) so that the largest of some tables is found fast."""
         order = np.argsort(-numbers.T, axis=1, kind="stable")
         return cls(order, np.take_along_axis(numbers.T, order, axis=1))
 

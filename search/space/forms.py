@@ -146,7 +146,7 @@ class FormedTask:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "FormedTask":
-        """As a plan has it."""
+        """Split a plan into its tables in columns and the placements of all others."""
         in_columns = np.array([form is Form.COLUMNS for form in plan.forms])
         others = tuple(placed for placed in plan.placements if not in_columns[placed.shard.table])
         return cls(plan.task, np.flatnonzero(in_columns), others)
