@@ -49,21 +49,21 @@ class Cost:
 
     @property
     def total_ms(self) -> float:
-        """The plan's cost: the slowest device's sum."""
+        """Return the plan's cost, ms: what the straggler's parts add up to."""
         return float(np.max(self.device_ms))
 
     @property
     def margin_ms(self) -> float:
-        """Of the plan's cost: the slowest device's; NaN where nothing is known of it."""
+        """Return the margin of the plan's cost, ms: the straggler's; NaN where nothing is known of it."""
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property
     def expected_ms(self) -> float:
-        """The plan's cost with less of the bias of `total_ms`, which is too low; NaN where no margin is known.
+        """Return the plan's cost, ms, with less bias than `total_ms`, which is too low; NaN where no margin is known.
 
-        A plan waits for the device that is slowest in truth, and with every device's prediction off by something of
-        its own, that one is slower on average than the one that is predicted to be slowest: the more devices are
-        predicted to be about as slow, the more so.
+        A plan waits for its true straggler, and with every device's prediction off by something of its own, that one
+        is slower on average than the predicted straggler: the more devices are predicted to be about as slow, the
+        more so.
         """
         if self.margin is None:
             return float("nan")
@@ -99,7 +99,7 @@ def described_expectation(total_ms: float, expected_ms: float) -> str | None:
     """What a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None
-    return f"{expected_ms:.2f} ms, for a step waits for whichever device turns out to be the slowest"
+    return f"{expected_ms:.2f} ms, for a step waits for whichever device turns out to be the straggler"
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:

@@ -8,7 +8,7 @@ _FEW = 4  # times as many rows as are drawn, from which on they are drawn with r
 
 
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """(U,) different rows of a table, to be touched `counts` (U,) times.
+    """(U,) unique rows of a table, to be touched `counts` (U,) times.
 
     They lie anywhere, but for a share `hot_first` of those touched more than once, which are the first ones, hottest
     first; or, where that is 0, so that each block of the table's `row_lookups` gets its share of the counts.
@@ -69,7 +69,7 @@ def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tupl
 
 
 def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """(count,) different rows in random order."""
+    """Draw (count,) unique rows in random order."""
     if rows >= _FEW * count:
         drawn: torch.Tensor = torch.unique(
             torch.randint(rows, (2 * count,), generator=generator, device=generator.device)

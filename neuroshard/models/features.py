@@ -107,7 +107,7 @@ class FeatureSet:
         """(F,) which way a cost goes with each feature.
 
         1: up with what has to be moved; -1: down with alignment; 0: either way with how lookups are distributed, and
-        so with how many different rows they are of: rows that are looked up again and again are in caches, but
+        so with how many unique rows they are of: rows that are looked up again and again are in caches, but
         updates of one row wait for each other.
         """
         return tuple(_sign(column) for column in self.columns)

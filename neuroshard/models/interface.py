@@ -105,7 +105,7 @@ class SumModel(ComputeModel):
 
 
 class CommModel(ABC):
-    """Cost of one direction of the exchanges, per device: the wait for the last device to start, and a transfer."""
+    """Cost of one direction of the exchanges, per device: the wait for the straggler to start, and a transfer."""
 
     @property
     def forms(self) -> frozenset[Form]:

@@ -77,7 +77,7 @@ class RooflineCompute(SumModel):
 
 @dataclass(frozen=True)
 class RooflineComm(CommModel):
-    """Bytes over link bandwidth, after the last device has started; the busiest device holds all others up.
+    """Bytes over link bandwidth, once the last device has started; all devices wait for the straggler, the busiest one.
 
     Up to `devices_per_host` devices talk over the fast links. With more hosts, the share of the bytes that leaves a
     host goes over the network, at the same time. Bandwidths are of one device, in one direction. Sums are made on each

@@ -1,8 +1,8 @@
 """What a cache of rows misses: how often rows are looked up, and how many of a batch's have not been lately.
 
-A cache that drops the row that was looked up longest ago (LRU) holds what was looked up in the last T batches, where T
-is such that so many batches touch as many different rows as there is room for. A row is missed where the next batch
-touches it and those T didn't. Rows are taken to be looked up at random, each at a rate of its own that doesn't change.
+An LRU cache holds the rows that were looked up in the last T batches, where T is such that so many batches touch as
+many unique rows as there is room for. A row is missed where the next batch touches it and those T didn't. Rows are
+taken to be looked up at random, each at a rate of its own that doesn't change.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ _TINY = 1e-300
 
 
 def touched_rows(rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> FloatArray:
-    """(n,) different rows of n tables that a batch touches, by their histograms (n, 17)."""
+    """Compute (n,) unique rows of n tables that a batch touches, by their histograms (n, 17)."""
     unique: FloatArray = np.minimum(lookups / (reuse @ MEAN_COUNTS), rows)
     return unique
 
 
 def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cached: FloatArray) -> FloatArray:
-    """(n,) different rows that a batch touches and caches don't hold, once they have been in use for long.
+    """Compute (n,) unique rows a batch that miss their cache once it is warm.
 
     They fall with `cached` (n,), from `touched_rows` where it is 0 to none where it is 1.
 
@@ -83,12 +83,12 @@ class Popularity:
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """(n, A) different rows that so many batches (A,) touch together."""
+        """Compute (n, A) unique rows that so many batches (A,) touch together."""
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched
 
     def missed_share(self, cached: FloatArray) -> FloatArray:
-        """(n,) of the different rows that a batch touches, the share that caches for such shares (n,) of all miss."""
+        """Compute (n,) miss rates, of the unique rows of a batch, of caches for such shares (n,) of all rows."""
         held = self.unique_rows(_AGES)
         missed = self.rows @ (np.exp(-np.multiply.outer(self.rate, _AGES)) * -np.expm1(-self.rate)[:, None])
         return _where(held / np.maximum(held[:, -1:], _TINY), cached, missed / np.maximum(missed[:, :1], _TINY))

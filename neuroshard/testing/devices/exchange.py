@@ -11,7 +11,7 @@ from neuroshard.plans.form import Form
 from neuroshard.testing.devices.lookups import bounded_by
 from neuroshard.traffic import Collective, Traffic
 
-_HELD_UP = 0.7  # of the busiest device's time, by which all others are held up
+_HELD_UP = 0.7  # of the straggler's time, which all others take at least
 
 # How many times an all-to-all's bytes go over a link: sums are sent on and sent back, or made on the way.
 _ROUNDS = {
@@ -25,7 +25,7 @@ _ROUNDS = {
 
 @dataclass(frozen=True)
 class MadeUpExchange(CommModel):
-    """A latency, and bytes over a link; the busiest device and a switch that carries everything hold all devices up.
+    """A latency, and bytes over a link; all devices wait for the straggler, and for a switch that carries everything.
 
     Attributes:
         latency_ms: of an exchange.

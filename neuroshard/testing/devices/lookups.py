@@ -12,7 +12,7 @@ _SHARPNESS = 4.0  # of the change from one bound to another
 
 
 def unique_rows(loads: Loads) -> FloatArray:
-    """(n,) different rows that a batch looks up."""
+    """Compute (n,) unique rows that a batch looks up."""
     lookups = np.maximum(loads.lookups, 1)
     unique: FloatArray = np.clip(lookups / (loads.reuse @ MEAN_COUNTS), 1, np.minimum(loads.rows, lookups))
     return unique
@@ -25,7 +25,7 @@ def rounded_up(size_bytes: FloatArray, piece_bytes: int) -> FloatArray:
 
 
 def hit_share(cache_bytes: float, used_bytes: FloatArray) -> FloatArray:
-    """(n,) share of repeated lookups that a cache serves: all that fits, and of more the hottest rows."""
+    """Compute (n,) cache hit rates of repeated lookups: 1 where all fits; else the hottest rows hit."""
     share: FloatArray = np.minimum(1.0, np.sqrt(cache_bytes / np.maximum(used_bytes, 1.0)))
     return share
 
