@@ -90,7 +90,7 @@ class GridSearch:
         """(P, M) the plans' costs; infinite where a shard has no place, or the placement doesn't count.
 
         Those that are the previous cap's again don't count, nor do those without a cap beside others. A plan costs at
-        least what its slowest device computes, so those that can't be among the `keep` cheapest aren't costed.
+        least what its straggler computes, so those that can't be among the `keep` cheapest aren't costed.
         """
         counts = grid.alive & ~grid.repeated
         counts[:, -1] &= ~grid.alive[:, :-1].any(axis=1)

@@ -156,9 +156,9 @@ def _devices(found: Explanation) -> Section:
     )
     marked = frozenset[int]() if found.is_balanced else frozenset({found.bottleneck})
     grid = Grid(columns, rows, marked, frozenset(), _short(found))
-    text = "The devices are balanced: none keeps the others waiting."
+    text = "The devices are balanced: there is no straggler."
     if not found.is_balanced:
-        text = f"Device {found.bottleneck}, marked, keeps the others waiting."
+        text = f"Device {found.bottleneck}, marked, is the straggler."
     if set(plan.forms) != {Form.COLUMNS}:
         text += " Columns are those of tables in columns: rows and copies give out none."
     text += "" if cost.input is None else " Input, the exchange of indices before a step, isn't counted."

@@ -102,17 +102,17 @@ class Explanation:
 
     @property
     def slowest(self) -> int:
-        """The device that computes longest: the others wait for it, so that sums of parts don't tell it apart."""
+        """Return the straggler of compute: others wait for it, so that sums of parts don't tell it apart."""
         return int(np.argmax(self.cost.compute))
 
     @property
     def widest(self) -> int:
-        """The device with the most columns: it takes longest in the exchanges."""
+        """Return the straggler of the exchanges: the device with the most columns."""
         return int(np.argmax(self.plan.device_dims))
 
     @property
     def compute_excess_ms(self) -> float:
-        """How far the slowest device lies above the mean."""
+        """Compute by how many ms the compute straggler lies above the mean."""
         return float(self.cost.compute.max() - self.cost.compute.mean())
 
     @property
@@ -122,7 +122,7 @@ class Explanation:
 
     @property
     def bottleneck(self) -> int:
-        """The device that costs the plan most: the slowest or the widest."""
+        """Return the straggler that costs the plan most: in compute or in the exchanges."""
         return self.slowest if self.compute_excess_ms >= self.exchange_excess_ms else self.widest
 
 

@@ -127,7 +127,7 @@ class MeasuredPlacements:
 
     @property
     def total(self) -> torch.Tensor:
-        """(N,) plan cost, ms: of the slowest device."""
+        """Compute (N,) plan costs, ms: that of the straggler."""
         return self.parts.sum(dim=-1).amax(dim=-1)
 
     def __len__(self) -> int:

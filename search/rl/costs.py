@@ -91,7 +91,7 @@ class SimulatorCosts(PlacementCosts):
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """(B,) plan cost, ms: the slowest device's sum of parts."""
+        """Compute (B,) plan costs, ms: the sum of parts of the straggler."""
         return parts.sum(dim=-1).amax(dim=1)
 
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:

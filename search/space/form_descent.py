@@ -32,7 +32,7 @@ def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]
     """(T,) forms after every step, from `first` on to where no step helps; `allowed` (T, F) holds throughout.
 
     A step gives one table another form, or those 2, 3, 4, 6, 8, ... that promise most each their own: where many tables
-    hold a device up, none of them alone helps.
+    make a straggler, none of them alone helps.
     """
     path, lowest = [first], float(costs(first[None])[0][0])
     likely = np.empty((0, 2), dtype=np.int64)

@@ -144,7 +144,7 @@ def test_a_plan_without_columns_is_explained():
 def test_learned_models_of_every_form_explain_mixed_plans():
     shown = _shown(explain(_mixed(), Simulator(random_form_models())))
     assert "input" in shown
-    assert "isn't counted" in shown
+    assert "isn't counted" in " ".join(shown.split())
     assert "input" not in _shown(explain(assemble(_task([64, 8]), [(0, 64, 0), (1, 8, 1)]), SIMULATOR))
 
 
@@ -378,7 +378,7 @@ def test_a_balanced_plan_has_no_bottleneck():
         assert found.is_balanced == balanced
         assert (_summary_of(found)["bottleneck"] == "none: the devices are balanced") == balanced
         assert ("What slows device" in text) != balanced
-        assert ("keeps the others waiting" in text and "none keeps" not in text) != balanced
+        assert ("is the straggler" in text) != balanced
 
 
 def test_copies_and_rows_are_the_reason_where_there_is_no_bound():
