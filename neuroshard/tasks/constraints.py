@@ -139,28 +139,32 @@ class Constraints:
             object.__setattr__(self, name, tuple(tuple(group) for group in getattr(self, name)))
 
     def limits(self, table: Table, num_devices: int) -> TableLimits:
-        """Everything that the rules say of one table.
+        """Combine all that the rules say of one table: each limit is that of the strictest rule.
 
         Raises:
             UserError: they contradict each other or the topology.
         """
-        matching = self.rules_of(table.name)
+        rules = self.rules_of(table.name)
         together = any(table.name in group for group in self.together)
         whole = self._whole(table) if together else []  # they lie where one of them is pinned to
-        only = [rule.devices for rule in matching if rule.devices is not None] + [shard.devices for shard in whole]
-        devices = tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices))
-        least = max((rule.min_shards or 1 for rule in matching), default=1)
-        narrowest = max(_narrowest(table, matching, least), *(rule.min_dim or DIM_MULTIPLE for rule in matching), 1)
-        narrowest = min(-(-narrowest // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)  # a table that isn't split is no wider
-        most = 1 if together else min((rule.max_shards for rule in matching if rule.max_shards), default=MAX_DEVICES)
-        tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in matching))
+        only = [rule.devices for rule in rules if rule.devices is not None] + [shard.devices for shard in whole]
+        min_shards = max((rule.min_shards or 1 for rule in rules), default=1)
+        most = 1 if together else min((rule.max_shards for rule in rules if rule.max_shards), default=MAX_DEVICES)
+        min_dim = _min_dim(table, rules, min_shards)
+        tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
         known = Form if table.pooled and Tier.DEVICE in tiers else SEQUENCE_FORMS
-        forms = frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in matching))
-        cached = _cached_share(table, matching)
-        blocks = max(least, *(rule.min_blocks or 1 for rule in matching), 1)
-        shards = min(most, table.dim // narrowest)
-        equal = any(rule.equal_widths for rule in matching)
-        limits = TableLimits(devices, least, shards, blocks, most, narrowest, forms, tiers, cached, equal)
+        limits = TableLimits(
+            devices=tuple(sorted(set(range(num_devices)).intersection(*only))),
+            min_shards=min_shards,
+            max_shards=min(most, table.dim // min_dim),
+            min_blocks=max([min_shards, *(rule.min_blocks or 1 for rule in rules)]),
+            max_blocks=most,
+            min_dim=min_dim,
+            forms=frozenset(form for form in known if all(rule.forms is None or form in rule.forms for rule in rules)),
+            tiers=tiers,
+            cached=_cached_share(table, rules),
+            equal_widths=any(rule.equal_widths for rule in rules),
+        )
         _check_limits(table, limits, together, num_devices)
         return limits
 
@@ -179,7 +183,7 @@ class Constraints:
         return [rule for rule in self.rules if _is_wild(rule)]
 
     def rules_of(self, name: str) -> list[TableRule]:
-        """Those that hold for a table of that name."""
+        """Return the rules that hold for a table of that name."""
         return [rule for rule in self._of_names if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
     def homes(self, tables: Sequence[Table], num_devices: int) -> tuple[Home, ...]:
@@ -341,15 +345,22 @@ def _concerns(rule: TableRule, names: Collection[str]) -> bool:
     return rule.tables in names or (_is_wild(rule) and any(fnmatchcase(name, rule.tables) for name in names))
 
 
-def _narrowest(table: Table, rules: Sequence[TableRule], least: int) -> int:
-    """Columns that a shard of a table that is split may have at least, of which there are `least` or more.
+def _min_dim(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
+    """Compute the columns that a shard has at least: a multiple of 4, or all of a table that can't be split."""
+    asked = (rule.min_dim for rule in rules if rule.min_dim)
+    least = max([_narrowest(table, rules, min_shards), *asked])
+    return min(-(-least // DIM_MULTIPLE) * DIM_MULTIPLE, table.dim)
+
+
+def _narrowest(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
+    """Compute the columns of the narrowest shard of a table that is split into `min_shards` or more, by its kind alone.
 
     Of sequence tables, and where widths must be equal, those of one of as many equal parts as there may be: then no
     wider shards are possible beside it.
     """
     if table.pooled and not any(rule.equal_widths for rule in rules):
         return DIM_MULTIPLE
-    parts = max(least, 2) if table.pooled else 2
+    parts = max(min_shards, 2) if table.pooled else 2
     return table.dim if table.dim % (parts * DIM_MULTIPLE) else table.dim // parts
 
 
