@@ -47,11 +47,9 @@ class CallsApart(ComputeModel):
 class SideBySide(SumModel):
     """Several sums as one: vectors of all kinds stand side by side, and one head takes them all.
 
-    A call that isn't made costs nothing, though its head gives something for a sum of 0, and has an offset. So each
-    kind has a number more, -1 for each of its loads: relu(1 + number) is 1 where there are none, and takes out what the
-    call would cost. A last number, always 0, holds the offsets: an empty device scores 0.
-
-    Costs are those of all calls, but where a call alone would have come out below 0.
+    The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each call k the sum v_k of its model's vectors, and
+    the number n_k of its loads. `head` makes the cost of all calls of it, one after the other; only where one of them
+    alone would come out below 0 it isn't their sum.
 
     Attributes:
         of_calls: the K calls, each with its model.
@@ -60,7 +58,7 @@ class SideBySide(SumModel):
     of_calls: tuple[tuple[Call, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, sum of all H, and K + 1)."""
+        """Embed n loads as (n, H_1 + ... + H_K + K + 1): the model's vector and a -1 in its call's columns."""
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)
         first, numbers = 0, loads.call
@@ -78,11 +76,20 @@ class SideBySide(SumModel):
 
     @cached_property
     def head(self) -> ReluHead:
-        """Of all calls, in ms."""
-        scaled = [head.weight.astype(np.float64) * head.scale_ms for head in self._heads]
+        """Return the head that adds up the ms of the calls that are made.
+
+        With b_k, w_k and o_k the bias, weight and offset of call k's own head, both of the latter in ms, it computes
+
+            sum over k of relu(v_k + b_k) . w_k + o_k - idle_k relu(1 - n_k), where idle_k = relu(b_k) . w_k + o_k.
+
+        A call that is made (n_k >= 1) costs what its own head says. One that isn't has v_k = 0, for which its own head
+        would say idle_k: that is taken off. The last number, 0, is there for the offsets: relu(0 + 1) times their sum.
+        """
+        biases = [head.bias for head in self._heads]
+        weights = [head.weight.astype(np.float64) * head.scale_ms for head in self._heads]
         offsets = [head.offset * head.scale_ms for head in self._heads]
-        nothing = [float(np.maximum(head.bias, 0) @ own) for head, own in zip(self._heads, scaled, strict=True)]
-        calls = [offset + none for offset, none in zip(offsets, nothing, strict=True)]
-        bias = np.concatenate([*(head.bias for head in self._heads), np.ones(len(calls) + 1)])
-        weight = np.concatenate([*scaled, -np.array(calls), [sum(offsets)]])
+        own = zip(biases, weights, offsets, strict=True)
+        idle = [offset + float(np.maximum(bias, 0) @ weight) for bias, weight, offset in own]
+        bias = np.concatenate([*biases, np.ones(len(idle) + 1)])
+        weight = np.concatenate([*weights, -np.array(idle), [sum(offsets)]])
         return ReluHead(bias.astype(np.float32), weight.astype(np.float32), 0.0, 1.0)
