@@ -118,14 +118,30 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
     return min(count + 1, len(best.estimate))
 
 
+@leaf
+def _too_late(costs: Costs, score: float, units: float, widest: float, left_ms: float, worth: float) -> bool:
+    """Return whether a step is no better than `worth` because a device with such score and units is ready late."""
+    return bool(ready_ms(costs, score, units, widest) + left_ms >= worth)
+
+
 @kernel
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
     """Fill `best` with the best steps from `source` that are allowed and estimated below `worth`, ms.
 
-    A step moves a shard of the source, or a half, quarter, ... of it, to another device, or swaps it for a shard
-    there. Most are ruled out by what a shard adds to a score at least.
+    A step moves a shard i, or a half, quarter, ... of it, from the source s to a target t; for a whole one, a shard b
+    may come back. Let S(d) and u(d) be the score and the units of device d, S(d + i - b) its score with i more and b
+    less, g(i) the units of a shard, a(i) the least that it adds to any score (`least_score`), r(S, u) when a device is
+    ready (`ready_ms`), and T what is left of the transfers then, about. A step costs the largest r + T of any device.
+    So it is ruled out where one of these is `worth` or more, in this order:
+
+        floor   max r(S(d), u(d)) + T over all devices d but s and t
+        target  r(S(t - b) + a(i), u(t) + g(i) - g(b)) + T
+        source  r(S(s - i) + a(b), u(s) - g(i) + g(b)) + T; without b, a(b) = g(b) = 0
+        sums    both once more, with S(t + i) - S(t) for a(i), and S(s + b) - S(s) for a(b)
+
+    The sums are estimates: a shard adds another amount beside what goes than beside what takes its place.
 
     Returns:
         how many there are, in no order, and how many were looked at.
@@ -133,90 +149,96 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     held, sums, size, units, score = contents
     limits, first, size_bytes, _, given, vectors, least = all_shards
     weight, num_devices = costs.weight, held.shape[1]
-    shards, start, items = _contents(held)
+    num_shards, start, items = _contents(held)
     ready = ready_all(contents, costs)
     now = (units.max(), float(int(units.mean())))
-    transfer = step_ms(costs.exchanges, ready, units) - ready.max()  # is left after the last start, about
-    without = np.empty(len(items))  # score of each shard's device without it
-    joining = np.empty(len(items))  # what each shard would add to the source's score
-    gives = np.empty(len(items))  # units of each shard
+    widest, left_ms = now[0], step_ms(costs.exchanges, ready, units) - ready.max()  # T
+    without = np.empty(len(items))  # S(d - x) of each shard x, on its own device d
+    gives = np.empty(len(items))  # g(x)
+    joining = np.full(len(items), np.nan)  # S(s + x) - S(s); NaN until it is asked for
     for d in range(num_devices):
         for p in range(start[d], start[d + 1]):
-            here = first[items[p]]
-            without[p] = score_with(sums[d], vectors[here], vectors[here + held[items[p], d]], weight)
-            gives[p] = given[here + held[items[p], d]]
-    for p in range(len(items)):
-        joining[p] = np.nan  # not known yet
-    out, count, looked = np.empty_like(sums[source]), 0, 0
+            empty = first[items[p]]
+            shard = empty + held[items[p], d]
+            without[p] = score_with(sums[d], vectors[empty], vectors[shard], weight)
+            gives[p] = given[shard]
+    rest, count, looked = np.empty_like(sums[source]), 0, 0
     for target in np.argsort(ready):  # from the most promising on: the better a step is, the more it rules out
         if target == source:
             continue
         others = others_of(ready, units, source, target)
-        floor = others.last + transfer  # no step with this target costs less, about
-        for p_out in range(start[source], start[source + 1]):
-            i = items[p_out]
-            portion = held[i, source]
+        floor = others.last + left_ms
+        for p_item in range(start[source], start[source + 1]):
+            item = items[p_item]
+            portion = held[item, source]
             while portion > 0 and floor < worth:
-                whole = portion == held[i, source]
-                out0, out1 = first[i] + held[i, source], first[i] + held[i, source] - portion
-                gone = given[first[i] + portion]
-                left = units[source] - gone
-                left_score = without[p_out] if whole else score_with(sums[source], vectors[out1], vectors[out0], weight)
-                in0, in1 = first[i] + held[i, target], first[i] + held[i, target] + portion
-                adds = least[in1] if in0 == first[i] else -np.inf
-                none_back = ready_ms(costs, left_score, left, now[0]) + transfer >= worth
-                hopeless = none_back and least[first[i]] == 0  # whatever came back would only add to it
-                arriving = 0.0  # what the shard would add to the target's score
+                whole = portion == held[item, source]
+                # What both devices hold of the item before and after the step, as entries of `all_shards`.
+                source_old, target_old = first[item] + held[item, source], first[item] + held[item, target]
+                source_new, target_new = source_old - portion, target_old + portion
+                gone = given[first[item] + portion]
+                source_units, source_score = units[source] - gone, without[p_item]  # while nothing comes back
+                if not whole:
+                    source_score = score_with(sums[source], vectors[source_new], vectors[source_old], weight)
+                target_least = least[target_new] if target_old == first[item] else -np.inf  # a(i)
+                needs_back = _too_late(costs, source_score, source_units, widest, left_ms, worth)
+                hopeless = needs_back and least[first[item]] == 0  # whatever came back would only add to it
+                target_gain = 0.0  # S(t + i) - S(t)
                 if whole:
-                    out[:] = sums[source] - vectors[out0]
-                    arriving = score_with(sums[target], vectors[in1], vectors[in0], weight) - score[target]
-                swaps = start[target + 1] if whole and not hopeless else start[target]
-                for p in range(start[target] - 1 + none_back, swaps):
+                    rest[:] = sums[source] - vectors[source_old]
+                    target_gain = score_with(sums[target], vectors[target_new], vectors[target_old], weight)
+                    target_gain -= score[target]
+                last_back = start[target + 1] if whole and not hopeless else start[target]
+                for p_back in range(start[target] - 1 + needs_back, last_back):  # the first: nothing comes back
                     if floor >= worth:
                         break
-                    back = items[p] if p >= start[target] else -1
+                    back = items[p_back] if p_back >= start[target] else -1
                     looked += 1
                     back_units = held[back, target] if back >= 0 else 0
-                    there = score[target] if back < 0 else without[p]
-                    returning = gives[p] if back >= 0 else 0.0
-                    arrived = units[target] + gone - returning
-                    if back == i or ready_ms(costs, there + adds, arrived, now[0]) + transfer >= worth:
+                    returning = gives[p_back] if back >= 0 else 0.0
+                    target_score = score[target] if back < 0 else without[p_back]
+                    target_units = units[target] + gone - returning
+                    if back == item:
                         continue
-                    moved, returned, c0 = 0, left_score, first[i]  # an empty shard: nothing comes back
-                    source_size = size[source] + size_bytes[out1] - size_bytes[out0]
-                    target_size = size[target] + size_bytes[in1] - size_bytes[in0]
+                    if _too_late(costs, target_score + target_least, target_units, widest, left_ms, worth):
+                        continue
+                    moved, source_after, back_left = 0, source_score, first[item]  # an empty shard: nothing comes back
+                    source_bytes = size[source] + size_bytes[source_new] - size_bytes[source_old]
+                    target_bytes = size[target] + size_bytes[target_new] - size_bytes[target_old]
                     if back >= 0:
-                        b0 = first[back] + held[back, source]
-                        b1, c0 = b0 + back_units, first[back] + back_units
-                        brings = least[b1] if b0 == first[back] else -np.inf
-                        if ready_ms(costs, left_score + brings, left + returning, now[0]) + transfer >= worth:
+                        back_old = first[back] + held[back, source]
+                        back_new, back_left = back_old + back_units, first[back] + back_units
+                        source_least = least[back_new] if back_old == first[back] else -np.inf  # a(b)
+                        both = source_units + returning
+                        if _too_late(costs, source_score + source_least, both, widest, left_ms, worth):
                             continue
-                        if np.isnan(joining[p]):
-                            joining[p] = score_with(sums[source], vectors[b1], vectors[b0], weight) - score[source]
-                        about = max(
-                            ready_ms(costs, left_score + joining[p], left + returning, now[0]),
-                            ready_ms(costs, there + arriving, arrived, now[0]),
-                        )
-                        if about + transfer >= worth:
+                        if np.isnan(joining[p_back]):
+                            joined = score_with(sums[source], vectors[back_new], vectors[back_old], weight)
+                            joining[p_back] = joined - score[source]
+                        if _too_late(costs, source_score + joining[p_back], both, widest, left_ms, worth):
                             continue
-                        if not may_move(limits, held, shards[back], back, back_units, (target, source), i):
+                        if _too_late(costs, target_score + target_gain, target_units, widest, left_ms, worth):
                             continue
-                        source_size += size_bytes[b1] - size_bytes[b0]
-                        target_size -= size_bytes[c0] - size_bytes[first[back]]
+                        if not may_move(limits, held, num_shards[back], back, back_units, (target, source), item):
+                            continue
+                        source_bytes += size_bytes[back_new] - size_bytes[back_old]
+                        target_bytes -= size_bytes[back_left] - size_bytes[first[back]]
                         moved = moved_by(all_shards, held, bounds.before, back, back_units, (target, source))
-                        returned = score_with(out, vectors[b1], vectors[b0], weight)
-                    if source_size > bounds.memory_bytes[source] or target_size > bounds.memory_bytes[target]:
+                        source_after = score_with(rest, vectors[back_new], vectors[back_old], weight)
+                    if source_bytes > bounds.memory_bytes[source] or target_bytes > bounds.memory_bytes[target]:
                         continue
-                    if not may_move(limits, held, shards[i], i, portion, (source, target), back):
+                    if not may_move(limits, held, num_shards[item], item, portion, (source, target), back):
                         continue
-                    moved += moved_by(all_shards, held, bounds.before, i, portion, (source, target))
+                    moved += moved_by(all_shards, held, bounds.before, item, portion, (source, target))
                     if moved > bounds.bytes_left:
                         continue
-                    there = _score_after_swap(sums[target], vectors[in1], vectors[in0], vectors[c0], weight)
-                    ends = (returned, left + returning), (there, arrived)
+                    target_after = _score_after_swap(
+                        sums[target], vectors[target_new], vectors[target_old], vectors[back_left], weight
+                    )
+                    ends = (source_after, source_units + returning), (target_after, target_units)
                     value = after_ms(costs, others, num_devices, ends, now)
                     if value < worth:
-                        count = _keep(best, count, (source, target, i, portion, back), value)
+                        count = _keep(best, count, (source, target, item, portion, back), value)
                         if count == len(best.estimate):
                             worth = best.estimate.max()
                 portion //= 2
@@ -227,7 +249,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
-    """As `score_with`, with another vector gone."""
+    """Return the score of sums `base` after one vector more and two less."""
     total = np.float32(0)
     for h in range(len(weight)):
         total += max(base[h] + plus[h] - minus[h] - gone[h], np.float32(0)) * weight[h]
