@@ -10,12 +10,12 @@ from neuroshard.traffic import Collective, Traffic, given_bytes
 
 
 def beside(simulator: Simulator, formed: FormedTask) -> Simulator:
-    """A simulator for steps of a task's columns; where all tables lie in columns, the one that is given."""
+    """Return a simulator of whole plans, by their columns; the given one where all tables lie in columns."""
     return simulator if formed.whole else _Beside(simulator, formed)
 
 
 class _Beside(Simulator):
-    """A simulator for steps of columns: exchanges are of whole plans, whose other tables stay where they are."""
+    """A simulator of plans whose columns alone move: tables in rows and copies stay, and add what they cost."""
 
     def __init__(self, simulator: Simulator, formed: FormedTask) -> None:
         super().__init__(simulator.models, simulator.count_input)
@@ -28,12 +28,14 @@ class _Beside(Simulator):
         self._host_size = task.topology.host_size
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Of devices whose columns have such traffic and compute costs (B, D): of all tables, (B, D) ms each.
+        """Predict (B, D) ms forward and backward of whole plans, from traffic and compute ms (B, D) of columns alone.
 
-        What the others compute comes with backward communication: forward communication waits for both.
+        Tables in rows and copies add the same traffic and compute to each of the B plans. The caller adds the compute
+        of columns alone to what it gets: so that of the others is counted as backward, which comes before forward
+        communication, too.
         """
-        sent = np.repeat(self._given[None], len(traffic), axis=0)
-        sent[..., Collective.ALL_TO_ALL] += traffic.given(Collective.ALL_TO_ALL)
-        whole = Traffic(sent, traffic.batch_size, self._host_size)
-        forward, backward = super().communication(whole, compute_ms + self._compute_ms)
-        return forward, backward + self._compute_ms
+        given = np.repeat(self._given[None], len(traffic), axis=0)  # (B, D, C) bytes
+        given[..., Collective.ALL_TO_ALL] += traffic.given(Collective.ALL_TO_ALL)
+        whole = Traffic(given, traffic.batch_size, self._host_size)
+        forward_ms, backward_ms = super().communication(whole, compute_ms + self._compute_ms)
+        return forward_ms, backward_ms + self._compute_ms

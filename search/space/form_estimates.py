@@ -27,7 +27,7 @@ _TOGETHER = 256  # estimates made at once, at most
 
 @dataclass(frozen=True, eq=False)
 class FormEstimates:
-    """Estimates for one task.
+    """Estimates plans of one task by the form of each table.
 
     Attributes:
         task: the task.
@@ -45,7 +45,7 @@ class FormEstimates:
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None) -> "FormEstimates":
-        """Of a task whose tables may lie in forms `allowed` (T, F), with a catalog of those that may lie in columns.
+        """Prepare for a task whose tables may lie in forms `allowed` (T, F), from a catalog of those in columns.
 
         None stands for the catalog of no table.
         """
@@ -67,7 +67,7 @@ class FormEstimates:
         )
 
     def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Of B choices of a form for each table, (B, T): (B,) ms, and (B,) ms if no shard held a device up.
+        """Estimate (B,) ms of B choices of forms (B, T), and (B,) ms if no shard made its device a straggler.
 
         Infinite where memory can't do.
         """
@@ -75,12 +75,12 @@ class FormEstimates:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def placed_ms(self, forms: IntArray, compute_ms: FloatArray, columns: FloatArray | IntArray) -> float:
-        """Of one choice (T,) whose columns are placed: their compute and their number on each device, (D,)."""
+        """Compute the ms of one choice of forms (T,), from compute (D,) and number (D,) of its columns as placed."""
         shared = self.everywhere(forms[None])
         return float(self._total(compute_ms[None] + shared.compute_ms[:, None], shared.given, columns[None])[0])
 
     def everywhere(self, forms: IntArray) -> "Shared":
-        """What of B choices (B, T) lies in rows and copies."""
+        """Compute what tables in rows and copies cost every device, for B choices of forms (B, T)."""
         compute_ms, given, size_bytes = (np.zeros((len(forms), *each)) for each in ((), (len(Collective),), ()))
         for part in self.others:
             chosen = part.chosen(forms)
@@ -90,20 +90,29 @@ class FormEstimates:
         return Shared(compute_ms, given, size_bytes)
 
     def _costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
-        devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(forms)
-        chosen = forms == COLUMNS
-        in_columns = chosen.astype(np.float64)
-        spread_ms = _kernel(self.head, np.tensordot(in_columns, cuts.vectors, 1) / devices, in_columns)  # (B, Q)
-        mean = (in_columns @ cuts.given / devices)[:, None]
-        fits = self._fits(shared.size_bytes, in_columns @ cuts.total_bytes, cuts.size_bytes.among(chosen))
-        held_up = np.where(fits, np.maximum(spread_ms, cuts.cost_ms.among(chosen)), np.inf)
-        columns = np.maximum(mean, cuts.columns.among(chosen))
-        lowest = self._alike(shared, held_up, columns).min(axis=1)
-        evenly = self._alike(shared, spread_ms.min(axis=1, keepdims=True), mean)[:, 0]
-        return lowest, np.where(np.isfinite(lowest), evenly, np.inf)
+        """Estimate `costs`, of all B choices at once.
+
+        At cut q, D devices that share the columns evenly compute even_q ms each and give out `mean` columns; but one of
+        them holds the dearest shard, and one the widest. With total(compute, columns) the cost of a plan whose devices
+        all compute and give out so much, beside their rows and copies, the estimates are
+
+            min over cuts q that fit of total(max(even_q, dearest_q), max(mean, widest_q))   and
+            total(min over q of even_q, mean), without stragglers.
+        """
+        num_devices, cuts, shared = self.task.topology.num_devices, self.cuts, self.everywhere(forms)
+        in_columns = forms == COLUMNS  # (B, T)
+        counted = in_columns.astype(np.float64)
+        even_ms = _kernel(self.head, np.tensordot(counted, cuts.vectors, 1) / num_devices, counted)  # (B, Q)
+        mean = (counted @ cuts.given / num_devices)[:, None]  # (B, 1)
+        fits = self._fits(shared.size_bytes, counted @ cuts.total_bytes, cuts.size_bytes.among(in_columns))
+        straggler_ms = np.where(fits, np.maximum(even_ms, cuts.cost_ms.among(in_columns)), np.inf)  # (B, Q)
+        widest = np.maximum(mean, cuts.columns.among(in_columns))  # (B, Q)
+        lowest_ms = self._alike(shared, straggler_ms, widest).min(axis=1)
+        evenly_ms = self._alike(shared, even_ms.min(axis=1, keepdims=True), mean)[:, 0]
+        return lowest_ms, np.where(np.isfinite(lowest_ms), evenly_ms, np.inf)
 
     def _fits(self, base: FloatArray, total: FloatArray, largest: FloatArray) -> BoolArray:
-        """(B, Q) whether memory may do: base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
+        """Return (B, Q) whether memory may do: base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
         free = device_memory(self.task)[None, :] - base[:, None]  # (B, D)
         fits: BoolArray = ((free.min(axis=1) >= 0) & (total <= free.sum(axis=1)))[:, None] & (
             largest <= free.max(axis=1)[:, None]
@@ -111,7 +120,7 @@ class FormEstimates:
         return fits
 
     def _alike(self, shared: "Shared", cost_ms: FloatArray, columns: FloatArray) -> FloatArray:
-        """(B, Q) ms of a device where all are alike, with compute (B, Q) and columns (B, Q) of its column shards.
+        """Compute (B, Q) ms of plans whose devices all have the same compute (B, Q) and columns (B, Q).
 
         Infinite where another cut of the same choice has neither more of the one nor of the other.
         """
@@ -125,7 +134,7 @@ class FormEstimates:
         return total
 
     def _total(self, compute_ms: FloatArray, given: FloatArray, columns: FloatArray | IntArray) -> FloatArray:
-        """(N,) ms of devices with compute (N, D) and columns (N, D); each gives (N, C) for what isn't in columns."""
+        """Compute (N,) ms of plans from compute (N, D), columns (N, D), and bytes (N, C) that others exchange."""
         sent = np.repeat(given[:, None], columns.shape[1], axis=1)
         sent[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * self.task.batch_size)
         batch_size = np.full(len(sent), self.task.batch_size)
@@ -150,14 +159,14 @@ class Shared(NamedTuple):
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
-    """(B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
+    """Compute (B, ...) ms of sums of vectors (B, ..., H), of the tables that are `called` (B, T); 0 without any."""
     cost = head(sums.astype(np.float32))
     any_called = called.any(axis=1).reshape(-1, *[1] * (cost.ndim - 1))
     return np.where(any_called, cost, 0.0)
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """(B, Q) whether a cut has a finite cost and no other has as low a cost and width; of equals, the first."""
+    """Return (B, Q) whether a cut has a finite cost and no other has as low a cost and width; of equals, the first."""
     no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
     earlier = np.triu(np.ones(no_worse.shape[1:], dtype=np.bool_), 1)
     beaten = (no_worse & (earlier | ~no_worse.transpose(0, 2, 1))).any(axis=1)
