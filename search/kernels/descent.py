@@ -26,7 +26,7 @@ def explore(
     start: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, shake_steps: int, seeds: IntArray,
     found: Contents, estimate: FloatArray,
 ) -> int:  # fmt: skip
-    """From one plan, K others: each shaken by random steps, then improved by the best step until none helps.
+    """Make K plans of one, each shaken by random steps, then improved by the best step until none helps.
 
     Args:
         start: the plan.
@@ -147,7 +147,7 @@ def _take_back(held: IntArray, step: tuple[int, int, int, int, int], back_units:
 
 @kernel
 def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: int) -> None:
-    """So many units more (or less) of an item on a device; its score is left alone."""
+    """Put so many units more (or less) of an item on a device; its score is left alone."""
     before = all_shards.first[item] + plan.held[item, device]
     plan.sums[device] += all_shards.vectors[before + units] - all_shards.vectors[before]
     plan.size_bytes[device] += all_shards.size_bytes[before + units] - all_shards.size_bytes[before]

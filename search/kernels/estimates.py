@@ -129,7 +129,7 @@ class Others(NamedTuple):
 
 @kernel
 def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) -> Others:
-    """Of all devices but two, from when they are ready and their units, (D,)."""
+    """Summarise when all devices but two are ready, and their units, from both (D,) of all devices."""
     last, before, first, total, last_units, widest = -np.inf, -np.inf, np.inf, 0.0, 0.0, 0.0
     for d in range(len(ready)):
         if d not in (source, target):

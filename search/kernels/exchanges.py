@@ -32,7 +32,7 @@ class Exchanges(NamedTuple):
 
 @leaf
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Where a position lies between whole numbers from 0 to count - 1."""
+    """Return the whole number below a position, clipped to 0 ... count - 1, and how far beyond it that lies."""
     within = min(max(position, 0.0), count - 1.0)
     low = min(int(within), max(count - 2, 0))
     return low, within - low
@@ -72,7 +72,7 @@ def transfer_ms(
 
 @kernel
 def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
-    """Of D devices that give out so many units and start forward communication when they are ready, ms; both (D,)."""
+    """Estimate the ms of a step of D devices with so many units (D,), each ready at so many ms (D,)."""
     order = np.argsort(ready)
     last = ready[order[-1]]
     next_wait = last - ready[order[-2]] if len(ready) > 1 else 0.0

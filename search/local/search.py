@@ -250,7 +250,7 @@ class LocalSearch:
         return self._simulator.communication(self._traffic(units), compute_ms)
 
     def _traffic(self, units: IntArray | FloatArray) -> Traffic:
-        """Of devices with so many units (n, D)."""
+        """Return the traffic of n plans whose devices give out so many units (n, D)."""
         task = self._catalog.items.task
         return Traffic.of_columns(units * DIM_MULTIPLE, task.batch_size, task.topology.devices_per_host)
 

@@ -70,7 +70,7 @@ class FormChoices:
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start) -> "FormChoices":
-        """With forms `allowed` (T, F), but for columns of tables that are too large for them."""
+        """Prepare choices among forms `allowed` (T, F); tables too large for columns may not lie in them."""
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
             sizes = Sizes.of(Items.of(part_of(task, may.tolist(), device_memory(task))))
@@ -264,7 +264,7 @@ class _Tried:
         return len(self._cost_ms)
 
     def cost_ms(self, forms: IntArray) -> float:
-        """Of forms (T,), ms; infinite where nothing is found that fits."""
+        """Return the ms of the best plan with forms (T,); infinite where nothing is found that fits."""
         if forms not in self:
             self._cost_ms[forms.tobytes()] = self._choices.quick_ms(forms)
         return self._cost_ms[forms.tobytes()]

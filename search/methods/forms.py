@@ -59,7 +59,7 @@ class FormSearch(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With what the search of the columns has to say."""
+        """Find a plan in any forms, with what the search of the columns has to say."""
         found = self._found(task, simulator)
         if self.rows_over == "all":
             return found
@@ -67,13 +67,13 @@ class FormSearch(Searcher):
         return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Of the plan's own forms, of columns alone, and of the best choices with all forms and with one fewer."""
+        """Return the best plans with the plan's own forms, columns alone, and other choices of forms."""
         calls = known_calls(simulator.models, self.forms)
         others = in_other_forms(plan, simulator, calls, self.quick, self.tries)
         return of_forms(plan, self.columns, others, simulator, count)
 
     def _found(self, task: Task, simulator: Simulator) -> Found:
-        """With rows over all devices."""
+        """Find the best plan with rows over all devices."""
         calls = known_calls(simulator.models, self.forms)
         if all(call.form is Form.COLUMNS for call in calls):
             return self.columns.find(task, simulator)
@@ -100,7 +100,7 @@ class FormSearch(Searcher):
             return None
 
     def _in_any_forms(self, choices: FormChoices, error: InfeasibleError) -> Found:
-        """With as few of the largest tables in rows as let the others fit in columns; else in any forms that fit.
+        """Find a plan with as few large tables in rows as let the rest fit in columns; else in any forms that fit.
 
         Raises:
             InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.

@@ -62,7 +62,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 
 def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
-    """With some tables, by their index, in rows on the host of that number."""
+    """Return the plan with some tables, by their index, in rows on the host of that number."""
     hosts = plan.task.topology.hosts
     kept = (placed for placed in plan.placements if placed.shard.table not in homes)
     moved = (placed for table, home in homes.items() for placed in in_rows(plan.task, table, hosts[home]))

@@ -48,7 +48,7 @@ class ImprovedSearch(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With the cheaper plan that isn't believed."""
+        """Find a plan, and the cheaper one that isn't believed."""
         return within_hosts(task, lambda given: self._found(given, simulator))
 
     def _found(self, task: Task, simulator: Simulator) -> Found:
@@ -71,7 +71,7 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(catalog.items.plan, first), shaken), simulator, count)
 
     def _ends(self, first: list[IntArray], catalog: Catalog, simulator: Simulator, times: int) -> Iterator[Plan]:
-        """Of local searches from each of some plans (I, D), so many times; the cheapest plan's comes first."""
+        """Search locally from each of some plans (I, D), so many times; yield the cheapest plan's end first."""
         costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in first])
         order = sorted(range(len(first)), key=lambda index: costs[index].total_ms)
         for number in range(times):

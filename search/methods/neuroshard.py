@@ -85,7 +85,7 @@ class NeuroShard(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With the cheaper plan that isn't believed."""
+        """Find a plan, and the cheaper one that isn't believed."""
         found = self.tier_search.find(task, simulator)
         calls = known_calls(simulator.models, self.forms)
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance))

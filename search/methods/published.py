@@ -85,7 +85,7 @@ def _candidates(layout: IntArray, catalog: Catalog, count: int) -> IntArray:
 
 
 def _rank(placed: PlacedLayout, catalog: Catalog) -> tuple[float, int]:
-    """By cost; among layouts that don't fit, the one whose largest shard is smallest is nearest to fitting."""
+    """Rank layouts by cost; those that don't fit, by their largest shard: the smallest is nearest to fitting."""
     if placed.cost_ms < float("inf"):
         return placed.cost_ms, 0
     return placed.cost_ms, int(catalog.size_bytes[placed.layout].max())

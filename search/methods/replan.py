@@ -82,7 +82,7 @@ class Replan(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With a warning if nothing of the starting plan can stay."""
+        """Find a plan; warn if nothing of the old one can stay."""
         before = self._before
         begun = self._begun(before, task, simulator)
         start = settled(begun.plan)
@@ -221,7 +221,7 @@ def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:
 
 
 def _came_and_went(before: Task, after: Task) -> Iterator[str]:
-    """Of tables and devices, a few words for each; none where all are as before."""
+    """Tell in a few words which tables and devices came or went; nothing where all are as before."""
     old, new = ({_key(table) for table in task.tables} for task in (before, after))
     for tables, what in ((new - old, "new or of another shape"), (old - new, "gone")):
         if tables:

@@ -35,7 +35,7 @@ def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance
 
 
 def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
-    """With shards of tables in columns merged."""
+    """Merge shards of tables in columns while the plan costs no more than `most_ms`."""
     formed = FormedTask.of_plan(plan)
     if not len(formed.in_columns):
         return plan

@@ -43,7 +43,7 @@ class EvenLayouts:
     grid: GridSettings = field(default_factory=GridSettings)
 
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
-        """None if no layout fits."""
+        """Place even layouts by grid search; return the cheapest plan, None if none fits."""
         grid = GridSearch(catalog, simulator, self.grid)
         for shares in (_EVEN_SHARES, _NARROW_SHARES):
             even = (even_layout(catalog, most) for most in shares)
@@ -67,7 +67,7 @@ class Heuristic:
     score: str
 
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
-        """None if it finds no plan."""
+        """Place tables by the heuristic; return its plan, None if it finds none."""
         try:
             return catalog.items.held(Greedy(self.score).search(catalog.items.task, simulator))
         except InfeasibleError:

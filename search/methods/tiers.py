@@ -54,7 +54,7 @@ class TierSearch(Searcher):
         return self.find(task, simulator).plan
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With what the search of the places has to say."""
+        """Find a plan in any memories, with what the search of the places has to say."""
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
         if not known or not task.topology.host_bytes or task.fixed_homes:
             return self.placing.find(task, simulator)
@@ -84,7 +84,7 @@ class TierSearch(Searcher):
             return None, error
 
     def _improved(self, choices: "HomeChoices", found: Found) -> Found:
-        """With memories chosen anew on every device, and searched again, as long as that helps."""
+        """Choose memories anew on every device, and search again, as long as that helps."""
         for _ in range(self.rounds):
             plan = choices.grown(choices.chosen_anew(found.plan))
             again, _ = self._placed(choices.task, plan.homes, choices.simulator)
@@ -112,7 +112,7 @@ class HomeChoices:
         self._quick = quick
 
     def cost_ms(self, found: Found) -> float:
-        """Of a plan of the task."""
+        """Predict the ms of a plan of the task."""
         return self.simulator.cost(self.task, found.plan).total_ms
 
     def ranked(self) -> Iterator[tuple[Home, ...]]:

@@ -63,7 +63,7 @@ class SimulatorEstimates(Estimates):
     """Our simulator's cost models: TorchRec's search, under our predictions."""
 
     def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
-        """By the simulator, every shard as if it were alone on its device."""
+        """Return an estimator that costs every shard by the simulator, as if it were alone on its device."""
         from neuroshard.torchrec import SimulatorShardEstimator
 
         return SimulatorShardEstimator(task, simulator)

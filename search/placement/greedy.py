@@ -77,7 +77,7 @@ class _CompiledPlacer:
         self._memory_bytes = device_memory(catalog.items.task)
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
-        """In threads where that is worth it; the result doesn't depend on it."""
+        """Place layouts under every cap, in threads where that is worth it; the result doesn't depend on it."""
         shards = self._in_order(layouts)
         work = shards.shape[0] * shards.shape[1] * len(caps)
         pieces = min(useful_threads(), len(layouts)) if work > _WORTH_A_THREAD else 1

@@ -34,7 +34,7 @@ def sections(found: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Sec
 
 
 def titled(section: Section, name: str) -> Section:
-    """With a plan's name before the title, if there is one."""
+    """Put a plan's name before a section's title, if it has one."""
     title = f"{name}: {section.title[0].lower()}{section.title[1:]}" if name else section.title
     return replace(section, title=title)
 
@@ -203,7 +203,7 @@ def _at_home(share: ShardShare) -> str:
 
 
 def _read(share: ShardShare) -> str:
-    """By how many features, where that are several; and what isn't pooled."""
+    """Tell by how many features a table is read, where that are several, and whether it isn't pooled."""
     features = f", {share.features} features" if share.features > 1 else ""
     return features if share.pooled else f"{features}, sequence"
 

@@ -148,7 +148,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
 
 
 def _bound_ms(plan: Plan, simulator: Simulator) -> float | None:
-    """Of plans in columns; None for others, and for those that break their task."""
+    """Compute a lower bound of all costs, ms; None unless the plan is in columns and keeps its constraints."""
     if plan.violations or set(plan.forms) != {Form.COLUMNS}:
         return None
     return lower_bound_ms(Catalog.checked(plan.task, simulator), simulator)

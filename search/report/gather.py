@@ -93,7 +93,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
 
 
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
-    """Its tasks are named by what tells sets of them apart, a digest; what they are is added to `sets`, by that."""
+    """Read a search; name its tasks by a digest that tells sets of them apart, and describe them in `sets`."""
     _need_files(folder, "results.parquet", "tasks.json")
     run = SearchRun.load(folder)
     path = folder / "results.parquet"
@@ -106,7 +106,7 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """With tasks called what they are; sets that look alike are numbered."""
+    """Name tasks by what they are; sets that look alike are numbered."""
     alike: dict[str, list[str]] = {}
     for digest, text in sets.items():
         alike.setdefault(text, []).append(digest)

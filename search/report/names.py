@@ -48,7 +48,7 @@ def named(runs: Sequence[NamedRun]) -> dict[str, Name]:
 
 
 def _of_group(group: Sequence[NamedRun]) -> dict[str, Name]:
-    """Of runs of one method on the same tasks."""
+    """Name the runs of one method on the same tasks so that they can be told apart."""
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for given in settings.values() for key in given)
     differing = [key for key in keys if len({repr(given.get(key)) for given in settings.values()}) > 1]

@@ -36,7 +36,7 @@ class SplitWorth:
 
 
 def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWorth, ...]:
-    """Of every such table: first those that fit nowhere whole, then those that would cost most whole."""
+    """Compute what each split is worth: first of tables that fit nowhere whole, then of those dearest whole."""
     groups = _spread_tables(plan)
     parts = _Parts.of(plan, groups, simulator)
     tried = [
@@ -106,7 +106,7 @@ class _Parts:
         )
 
     def worth_trying(self, plan: Plan, cost: Cost, own: IntArray, form: Form) -> IntArray:
-        """Those of a table's shards on whose devices it is tried whole."""
+        """Return those of a table's shards on whose devices it is tried whole."""
         if form is Form.COLUMNS or len(own) <= _MOST_DEVICES:
             return own
         there, caps = self.device[own], np.array(plan.task.shard_memory)

@@ -85,7 +85,7 @@ def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
-    """Of sweeps over a number, on the tasks that all values of a setting solved.
+    """Compare the values of each setting swept over numbers, on the tasks that all of them solved.
 
     Returns:
         tasks, setting, value, solved (how many tasks), mean_ms; relative: mean over tasks of the cost over the task's

@@ -47,13 +47,13 @@ class Evaluated:
         return None if known is None else known.caveat
 
     def checked(self) -> "Evaluated":
-        """With an error if the plan doesn't fit in memory, or breaks its task's constraints."""
+        """Return this with an error if the plan doesn't fit in memory, or breaks its task's constraints."""
         if self.plan is None or not self.plan.violations:
             return self
         return replace(self, error=f"doesn't fit its task: {self.plan.violations[0]}")
 
     def measured_as(self, result: Cost | str) -> "Evaluated":
-        """With its measured cost, or the error that stopped the measurement."""
+        """Return this with its measured cost, or the error that stopped the measurement."""
         return replace(self, error=result) if isinstance(result, str) else replace(self, measured=result)
 
     @property
@@ -67,7 +67,7 @@ class Evaluated:
         return float("nan") if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
-        """For `results.parquet`."""
+        """Return the plan's row of `results.parquet`."""
         return {
             "method": self.method,
             "task": self.task,
@@ -80,7 +80,7 @@ class Evaluated:
         }
 
     def device_rows(self) -> list[dict[str, Any]]:
-        """For `devices.parquet`: one row for every device of a measured plan."""
+        """Return the rows of `devices.parquet`: one for every device of a measured plan."""
         if self.plan is None or self.measured is None:
             return []
         cost = self.measured

@@ -52,7 +52,7 @@ class MeasuredOnce:
 
     @classmethod
     def of(cls, outcome: Cost | str) -> "MeasuredOnce":
-        """From what was measured."""
+        """Return the parts of a measured cost, or the error in their place."""
         if isinstance(outcome, str):
             return cls(error=outcome)
         compute, forward, backward = (tuple(ms.tolist()) for ms in (outcome.compute, outcome.forward, outcome.backward))
@@ -60,7 +60,7 @@ class MeasuredOnce:
 
     @property
     def total_ms(self) -> float:
-        """Not a number where it couldn't be measured."""
+        """Return the plan's measured cost, ms; NaN where it couldn't be measured."""
         if self.error is not None:
             return float("nan")
         if self.step_ms is not None:
@@ -110,7 +110,7 @@ class FinalistFiles:
     task: int
 
     def plan(self, number: int) -> str:
-        """Where a plan stands, from the run's directory on."""
+        """Return the path of a finalist's plan, from the run's directory on."""
         return f"finalists/task-{self.task:04d}/plan-{number:02d}.json"
 
     def begin(self, plans: Sequence[Plan], seconds: float, warning: str | None) -> Finalists:
@@ -143,7 +143,7 @@ class FinalistFiles:
         return Finalists(plans, found, tuple(passes))
 
     def rows(self, finalists: Finalists) -> list[dict[str, Any]]:
-        """For `finalists.parquet`: one for each plan."""
+        """Return the rows of `finalists.parquet`: one for each plan."""
         verdict, costs, errors = finalists.verdict, finalists.costs_ms, finalists.errors
         return [
             {

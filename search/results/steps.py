@@ -117,7 +117,7 @@ class StepTimes:
 
 
 def phase_rows(times: StepTimes, names: Sequence[str], task: int) -> list[dict[str, Any]]:
-    """For `phases.parquet`: a row for each plan, with ms of each phase, and of lookups alone."""
+    """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups alone."""
     return [
         {"method": name, "task": task, **dict(zip(PHASES, its.tolist(), strict=True)), LOOKUPS_ALONE: float(alone_ms)}
         for name, its, alone_ms in zip(names, times.phase_ms, times.alone_ms, strict=True)

@@ -30,7 +30,7 @@ class Verdict:
 
     @classmethod
     def of(cls, costs_ms: FloatArray) -> "Verdict":
-        """From what each cost in P >= 2 passes (K, P), ms; not a number where it couldn't be measured.
+        """Judge K plans by what each cost in P >= 2 passes (K, P), ms; NaN where one couldn't be measured.
 
         Passes are taken as blocks: what slows one of them down slows all plans alike, and counts for nothing. What is
         left differs by chance, alike for all plans. With two plans it is the paired test of Student.

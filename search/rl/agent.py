@@ -133,7 +133,7 @@ def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
 
 
 def agent_digest(name: str) -> str:
-    """Of an agent's files, by the name that `load_agent` takes."""
+    """Compute a digest of an agent's files, by the name that `load_agent` takes."""
     path = _path_of(name)
     return digest_of(path / "policy.json", path / "policy.safetensors")
 

@@ -53,7 +53,7 @@ class SimulatorCosts(PlacementCosts):
     """What the simulator's pre-trained cost models say of placements."""
 
     def __init__(self, simulator: Simulator) -> None:
-        """For models of the papers' form.
+        """Keep a simulator with models of the papers' form.
 
         Raises:
             UserError: the compute model isn't a sum over tables.

@@ -39,7 +39,7 @@ class DescendingCost(Order):
     """The order of the papers, and of searches: the dearest items first."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
-        """None: the environment's own order."""
+        """Return None: items are placed in the environment's own order, by descending cost."""
 
 
 @dataclass(frozen=True)

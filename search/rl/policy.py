@@ -34,7 +34,7 @@ class Policy(nn.Module):
 
     @abstractmethod
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the items in the order (B, I) of their placement.
+        """Encode the items in the order (B, I) of their placement.
 
         Returns:
             (B, I, H) what each leaves on its device, not negative; (B, I, C) what is known when it is placed.

@@ -95,7 +95,7 @@ class Evaluate:
         ]
 
     def _within_host(self, entry: Evaluated) -> Evaluated:
-        """With an error if a device's weights don't fit in this host's memory, where CPU kernels want them."""
+        """Return the entry, with an error if CPU kernels have no room for a device's weights on this host."""
         if entry.plan is None or entry.error is not None:
             return entry
         return replace(entry, error=beyond_memory(entry.plan, self.hardware))

@@ -89,7 +89,7 @@ def models_of(plans: Sequence[Plan], given: str | None) -> ChosenModels:
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
-    """Where the page goes: never where something else is.
+    """Return where the page goes: never where something else is.
 
     Raises:
         UserError: it is not named as a page, or is a directory or one of the plans.

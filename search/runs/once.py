@@ -17,8 +17,6 @@ from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.results.finalists import MeasuredOnce
 from neuroshard.tasks.task import Task
 
-_PROTOCOL = StepProtocol(turns=8)  # in each pass over the finalists, of which there are several
-
 
 class Once(Protocol):
     """Measures all of some plans of one task once, in the order that they are given in."""
@@ -44,7 +42,7 @@ class Means(Protocol):
         ...
 
     def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> AbstractContextManager[Once]:
-        """With the processes that these tasks need.
+        """Start the processes that these tasks need, and end them with the block.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
@@ -88,10 +86,10 @@ class _Parts:
 class InSteps:
     """TorchRec trains on each plan: a pass is one build of all of them, in fresh processes."""
 
-    protocol: StepProtocol = _PROTOCOL
+    protocol: StepProtocol = StepProtocol()
 
     def check(self, tasks: Sequence[Task], hardware: Hardware) -> None:
-        """Of the hosts, and that TorchRec is installed."""
+        """Raise UserError unless the hardware has the tasks' hosts, and TorchRec is installed."""
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
         for task in tasks:

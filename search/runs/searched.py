@@ -30,7 +30,7 @@ class Searched:
 
     @classmethod
     def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":
-        """With so many finalists at most; others than the plan that was found are looked for where they are wanted."""
+        """Search a task, and for so many finalists at most where they are wanted."""
         start = time.perf_counter()
         try:
             found = searcher.find(task, simulator)

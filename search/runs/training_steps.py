@@ -95,7 +95,7 @@ class TrainingSteps:
 
 
 def _by_task(entries: Sequence[Evaluated]) -> list[tuple[int, list[Evaluated]]]:
-    """Those that can be run, by the number of their task."""
+    """Group the plans that can be run by the number of their task."""
     runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
     return [(task, list(its)) for task, its in groupby(runnable, key=lambda entry: entry.task)]
 
@@ -118,7 +118,7 @@ class TaskSteps:
         return [entry.method for entry in self.entries]
 
     def rows(self) -> list[dict[str, Any]]:
-        """For `results.parquet`: one for each plan."""
+        """Return the rows of `results.parquet`: one for each plan."""
         ratios = self.times.ratios
         return [
             entry.row()
@@ -155,7 +155,7 @@ class TaskSteps:
         return grid
 
     def phases(self) -> Grid:
-        """For people: ms of each phase."""
+        """Make the table of every plan's ms of each phase, for people."""
         grid = Grid(title=f"Phases of a step, ms, task {self.task}")
         grid.add_column("plan by")
         for phase in PHASES:

@@ -62,7 +62,7 @@ class Verify:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], warn: Warn) -> Iterator["Verifier"]:
-        """With the meters of these tasks open.
+        """Open the meters that these tasks need.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.

@@ -49,7 +49,7 @@ class Catalog(Sizes):
 
     @classmethod
     def costed(cls, sizes: Sizes, model: ComputeModel) -> "Catalog":
-        """With costs, in one call of the compute model."""
+        """Cost every shard, in one call of the compute model."""
         model = columns_model(model, sizes.items.task.loads)
         vectors, cost_ms = _vectors_and_costs(sizes, model)
         return cls(

@@ -16,7 +16,7 @@ _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 @cache
 def sources_digest(search: Path = _SEARCH) -> str:
-    """Of all files below a folder of the search that hold compiled functions."""
+    """Compute a digest of all files in a search's folders that hold compiled functions."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in _SOURCES for path in (search / folder).glob("*.py")):
         digest.update(path.read_bytes())

@@ -18,7 +18,7 @@ class DeviceLoads:
         self._table, self._units = np.array([part for item in items.items for part in item.parts], dtype=np.int64).T
 
     def sets(self, contents: IntArray) -> LoadSets:
-        """Of n devices that hold so many units of 4 columns of each item, (n, I).
+        """Return the loads of n devices that hold so many units of 4 columns of each item, (n, I).
 
         Of an item that is several tables kept together, a device holds all columns or none.
         """

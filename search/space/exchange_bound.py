@@ -34,7 +34,7 @@ class Widest:
 
     @classmethod
     def of(cls, task: Task) -> "Widest":
-        """Of the exchanges of any plan of a task."""
+        """Cover the bytes that the widest device may give out, in ranges, for any plan of a task."""
         columns = np.array([[task.output_columns]])
         total = float(Traffic.of_columns(columns, task.batch_size).size_bytes.sum())
         exchange = (total, task.topology.num_devices, task.batch_size)

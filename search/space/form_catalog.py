@@ -42,7 +42,7 @@ def _renumbered(item: Item, number: IntArray) -> Item:
 
 
 def _limits(limits: Limits, kept: BoolArray) -> Limits:
-    """Of the items that are kept (I,): with all of their rivals."""
+    """Return the limits of the items that are kept (I,): with all of their rivals."""
     place, count = kept.cumsum() - 1, np.diff(limits.rival_first)
     return Limits(
         limits.allowed[kept],

@@ -77,14 +77,14 @@ class Cuts:
 
     @classmethod
     def none(cls, num_tables: int, numbers: int) -> "Cuts":
-        """Of no table, with vectors of so many numbers."""
+        """Return the cuts of no table, with vectors of so many numbers."""
         shape = (num_tables, len(_SHARES))
         nothing = Largest.of(np.zeros(shape))
         return cls(np.zeros((*shape, numbers)), nothing, nothing, nothing, *np.zeros((2, num_tables)))
 
     @classmethod
     def of(cls, catalog: Catalog, tables: IntArray, num_tables: int) -> "Cuts":
-        """Of a catalog of `tables` (t,) out of so many; zeros for all others.
+        """Cut `tables` (t,) of a catalog, out of so many; zeros for all others.
 
         What is kept together counts as the first table of it.
         """
@@ -127,7 +127,7 @@ class Everywhere:
 
     @classmethod
     def of(cls, task: Task, models: ModelSet, call: Call, allowed: BoolArray) -> "Everywhere":
-        """Of the tables that may lie so, by the forms `allowed` (T, F) to each; zeros for all others."""
+        """Gather what tables cost everywhere that may lie so, by forms `allowed` (T, F); zeros for others."""
         form, head = FORMS.index(call.form), head_of(models, call)
         each = zip(task.tables, task.homes, strict=True)
         called = np.array([(table.pooled, home.tier) == (call.pooled, call.tier) for table, home in each])

@@ -114,7 +114,7 @@ class Spread:
         self._made: dict[tuple[int, int], list[Placement]] = {}
 
     def placements(self, table: int, form: int) -> list[Placement]:
-        """Those of a table, by its index, in a form, by its place in `FORMS`."""
+        """Return the placements of a table, by its index, in a form, by its place in `FORMS`."""
         if (table, form) not in self._made:
             devices = range(self._task.topology.num_devices)
             made = in_rows(self._task, table, devices) if form == ROWS else in_copies(self._task, table)
@@ -138,7 +138,7 @@ class FormedTask:
 
     @classmethod
     def of(cls, task: Task, forms: IntArray, spread: Spread) -> "FormedTask":
-        """With forms (T,) of the tables, by their places in `FORMS`; rows are over all devices."""
+        """Place all tables but those in columns by forms (T,), places in `FORMS`; rows are over all devices."""
         tables = np.flatnonzero(forms != COLUMNS)
         pairs = zip(tables.tolist(), forms[tables].tolist(), strict=True)
         others = tuple(placed for table, form in pairs for placed in spread.placements(table, form))

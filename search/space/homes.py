@@ -34,7 +34,7 @@ class HomeOptions:
 
     @classmethod
     def of(cls, task: Task, model: ComputeModel) -> "HomeOptions":
-        """Of a task's tables, by a compute model of kernel calls."""
+        """Gather the memories that each table may lie in, with bytes and costs by a compute model of calls."""
         limits = [task.constraints.limits(table, task.topology.num_devices) for table in task.tables]
         shares = sorted({*_SHARES, *(its.cached for its in limits if its.cached is not None)})
         homes = (ON_DEVICE, *(Home(Tier.CACHED, share) for share in shares), Home(Tier.HOST))
@@ -44,7 +44,7 @@ class HomeOptions:
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
-        """Those of some tables (t,)."""
+        """Return the options of some tables (t,) alone."""
         return replace(
             self,
             cost_ms=self.cost_ms[tables],

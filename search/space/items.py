@@ -180,7 +180,7 @@ def _items(task: Task) -> tuple[Item, ...]:
 
 
 def _rivals(task: Task, items: Sequence[Item]) -> list[set[int]]:
-    """Of each item, those that may not share a device with it: of tables kept apart, and of its own table."""
+    """Return, for each item, those that may not share its device: of tables kept apart, and of its own table."""
     of_table: dict[str, set[int]] = defaultdict(set)
     for number, item in enumerate(items):
         for table, _ in item.parts:

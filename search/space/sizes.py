@@ -39,7 +39,7 @@ class Sizes:
 
     @classmethod
     def of(cls, items: Items) -> "Sizes":
-        """Of every shard of every item."""
+        """Compute the bytes and units of every shard of every item."""
         full_width = np.array([item.width for item in items.items], dtype=np.int64)
         first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
         entry, shards = entry_loads(items, first)
