@@ -2,14 +2,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 # Runs a command and says how long it took.
 timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test lint types format docs bench clean
+.PHONY: help install demo test test-all lint types format docs bench clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 install: $(INSTALLED)  ## make .venv with everything needed on a CPU
 
@@ -36,8 +37,11 @@ demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's
 	@echo "try next, with your own tables (a CSV with the columns name,rows,dim,pooling_factor):"
 	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=YOUR.csv"
 
-test: lint types  ## everything CI runs: style, types, tests
-	$(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
+test: lint types  ## what CI runs: style, types, tests but for the slow ones
+	$(PYTEST) -m "not slow"
+
+test-all: lint types  ## style, types and every test, slow ones too
+	$(PYTEST)
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .
