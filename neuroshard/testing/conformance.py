@@ -42,17 +42,26 @@ _ROUNDING = 1e-5  # of single precision
 
 
 class SearcherConformance:
-    """For every search method."""
+    """For every search method; `most_tasks` of a kind and `most_tables` in one spare those that take long."""
+
+    most_tasks = 12
+    most_tables = 23
 
     def make(self) -> "Searcher":
         """The searcher under test."""
         raise NotImplementedError
 
+    def _seeds(self, count: int) -> range:
+        return range(min(count, self.most_tasks))
+
+    def _toy_task(self, count: int, num_devices: int = 4, seed: int = 0) -> Task:
+        return toy_task(min(count, self.most_tables), num_devices, seed=seed)
+
     def test_covers_every_column_within_memory(self) -> None:
         """Plans are valid and fit, for many tasks and device counts."""
         for num_devices in (1, 2, 4):
-            for seed in range(5):
-                task = toy_task(3 + 5 * seed, num_devices, seed=seed)
+            for seed in self._seeds(5):
+                task = self._toy_task(3 + 5 * seed, num_devices, seed=seed)
                 plan = self.make().search(task, Simulator(random_models(num_devices, seed)))
                 assert plan.task == task
                 assert sum(plan.device_dims) == task.output_columns
@@ -60,8 +69,9 @@ class SearcherConformance:
 
     def test_serves_tables_of_several_features(self) -> None:
         """Each has outputs of its own: plans are valid and fit with them, and calls repeat."""
-        for seed in range(3):
-            task, simulator = shared_task(5 + 4 * seed, 2 + seed, seed), Simulator(linear_models(2 + seed))
+        for seed in self._seeds(3):
+            count, num_devices = min(5 + 4 * seed, self.most_tables), 2 + seed
+            task, simulator = shared_task(count, num_devices, seed), Simulator(linear_models(num_devices))
             plan = self.make().search(task, simulator)
             assert sum(plan.device_dims) == task.output_columns
             assert plan.violations == ()
@@ -80,13 +90,13 @@ class SearcherConformance:
 
     def test_repeats_exactly(self) -> None:
         """The same call gives the same plan."""
-        task, simulator = toy_task(20), Simulator(random_models())
+        task, simulator = self._toy_task(20), Simulator(random_models())
         assert self.make().search(task, simulator) == self.make().search(task, simulator)
 
     def test_respects_a_tight_cap(self) -> None:
         """With little memory to spare a plan either fits or is refused."""
-        for seed in range(10):
-            loose = toy_task(16, seed=seed)
+        for seed in self._seeds(10):
+            loose = self._toy_task(16, seed=seed)
             cap = max(int(loose.size_bytes * 0.3), *(table.size_bytes for table in loose.tables))
             task = Task(loose.tables, Topology(4, cap), loose.batch_size)
             try:
@@ -106,7 +116,7 @@ class SearcherConformance:
 
     def test_keeps_constraints_or_refuses(self) -> None:
         """Plans break no constraint; a method that can't keep one says so."""
-        for seed in range(12):
+        for seed in self._seeds(12):
             task, num_devices = constrained_task(seed), 2 + seed % 3
             found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
             if isinstance(found, Plan):
@@ -125,15 +135,15 @@ class SearcherConformance:
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
         """Whatever forms tables are laid out in, limits are kept and calls repeat."""
         simulator = Simulator(CostModels.load("roofline:h100"))
-        for seed in range(4):
+        for seed in self._seeds(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
         """Under a target's rules plans keep them and repeat, and the target has words for them."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in TARGETS.values():
-            for seed in range(2):
-                task = target.constrained(toy_task(8, 2 + seed, seed=seed))
+            for seed in self._seeds(2):
+                task = target.constrained(self._toy_task(8, 2 + seed, seed=seed))
                 if isinstance(found := self._keeps_limits_or_refuses(task, simulator), Plan):
                     target.check(found)
 

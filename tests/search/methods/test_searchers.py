@@ -45,19 +45,39 @@ SETTINGS = {
 }
 
 
+PEERS = [name for name in choices("searcher") if name.startswith("torchrec")]  # whose planner copies what it looks at
+ALIKE = ["lookup_greedy", "size_lookup_greedy", "without_augmentation", "without_splits"]  # others with other settings
+
+
 @cache
 def _searcher(name):
     return build("searcher", name, **SETTINGS.get(name, {}))
 
 
-@pytest.mark.parametrize("name", [name for name in choices("searcher") if name != "replan"])
-class TestEverySearcher(SearcherConformance):
+class _Configured(SearcherConformance):
     @pytest.fixture(autouse=True)
     def _name(self, name):
         self.name = name
 
     def make(self):
         return _searcher(self.name)
+
+
+@pytest.mark.parametrize("name", [name for name in choices("searcher") if name not in (*PEERS, *ALIKE, "replan")])
+class TestEverySearcher(_Configured):
+    pass
+
+
+@pytest.mark.parametrize("name", PEERS)
+class TestPeers(_Configured):
+    most_tasks = 2
+    most_tables = 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PEERS, *ALIKE])
+class TestEverySearcherInFull(_Configured):
+    pass
 
 
 def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):
@@ -115,9 +135,13 @@ def test_models_of_any_form_are_searched():
     task, simulator = toy_task(5), Simulator(opaque)
     greedy, published, ours = (
         simulator.cost(task, searcher.search(task, simulator)).total_ms
-        for searcher in (Greedy("lookup"), BeamSearch(), NeuroShard(improvement=Improvement(shakes=10)))
+        for searcher in (
+            Greedy("lookup"),
+            BeamSearch(max_splits=3),
+            NeuroShard(max_splits=3, improvement=Improvement(shakes=10)),
+        )
     )
-    _, expected = oracle_search(task, simulator)
+    _, expected = oracle_search(task, simulator, max_splits=3)
     assert published == pytest.approx(expected, rel=1e-4)
     assert ours < published <= greedy
 

@@ -38,7 +38,7 @@ def test_it_splits_what_does_not_fit_whole():
 
 
 def test_the_best_of_its_settings_counts():
-    task, simulator = toy_task(14, seed=3), Simulator(linear_models())
+    task, simulator = toy_task(8, seed=3), Simulator(linear_models())
     alone = [
         simulator.cost(task, TorchRecSearch((factor,), (sort,)).search(task, simulator)).total_ms
         for factor in (1, 2)
@@ -54,7 +54,7 @@ def test_our_estimates_make_its_plans_cheaper():
     simulator = Simulator(linear_models())
     theirs, ours = [], []
     for seed in range(2):
-        task = toy_task(12, seed=seed)
+        task = toy_task(7, seed=seed)
         theirs.append(simulator.cost(task, TorchRecSearch((1, 2)).search(task, simulator)).total_ms)
         found = TorchRecSearch((1, 2), estimates=SimulatorEstimates()).search(task, simulator)
         ours.append(simulator.cost(task, found).total_ms)
