@@ -73,9 +73,10 @@ def test_its_command_line_finds_its_configs(unpacked, tmp_path):
     assert "size_lookup_greedy" in _run(unpacked, tmp_path, sys.executable, "-c", code)
 
 
-def test_a_first_search_works_with_the_models_inside(unpacked, tmp_path):
+@pytest.mark.parametrize("searcher", ["dim_greedy", pytest.param("neuroshard", marks=pytest.mark.slow)])  # compiles
+def test_a_first_search_works_with_the_models_inside(unpacked, tmp_path, searcher):
     command = [sys.executable, "-m", "neuroshard", "search", "tables=criteo", "topology.memory_bytes=34359738368"]
-    out = _run(unpacked, tmp_path, *command, "out=found")
+    out = _run(unpacked, tmp_path, *command, f"searcher={searcher}", "out=found")
     assert "solved 1 of 1 tasks" in out
     plan = json.loads((tmp_path / "found" / "plans" / "task-0000.json").read_text())
     assert (plan["format"], plan["prediction"]["models"]) == ("neuroshard-plan-2", "cpu")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
@@ -13,9 +12,8 @@ from neuroshard.app.commands import COMMANDS
 from neuroshard.app.settings import settings_of
 from neuroshard.configs import choices, chosen_in, settings_in
 from neuroshard.errors import UserError
-from neuroshard.hydra_source import register
 from neuroshard.models import CostModels
-from neuroshard.registry import chosen_of, compose_config, instantiate_config, plain
+from neuroshard.registry import _composed, chosen_of, compose_config, instantiate_config, plain
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import Greedy
 
@@ -40,25 +38,44 @@ MANDATORY = {
     "export": ["plan=plan.json", "to=sok", "out=tables.py"],
     "report": ["runs=runs"],
 }
+FEWER = {"tables.num_tables": 60, "tasks.draw.count": 21}  # drawn when a command is built
 GROUP_NAMES = {group for groups in GROUPS.values() for group in groups}
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 
-def _compose(command, overrides):
-    register()
-    with initialize_config_module("neuroshard.conf", version_base="1.3"):
-        config = compose(command, overrides=overrides, return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
+pytestmark = pytest.mark.xdist_group("configs")  # what one test composed serves others
+
+
+def _compose(command, choices, settings=()):
+    """The config of a command, where what it takes from Hydra's own can be read."""
+    HydraConfig.instance().set_config(_composed(command, tuple(choices)))
+    config = compose_config(command, choices)
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value))
     return config
 
 
-@pytest.fixture
-def files(tmp_path):
+def _chosen(command, given, files):
+    """The config of a command under a choice of a group, with the settings that have to be given."""
+    needed = [text for group, name in given.items() for text in NEEDED.get(group, {}).get(name, [])]
+    needed = [f"{key}={files.get(value, value)}" for key, value in (text.split("=") for text in needed)]
+    choices = [f"{group}={name}" for group, name in given.items()]
+    config = _compose(command, choices, [*needed, *MANDATORY.get(command, [])])
+    for key, few in FEWER.items():
+        if OmegaConf.select(config, key):
+            OmegaConf.update(config, key, few)
+    return config
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
     import torch
 
     from neuroshard.tasks.draw import save_tasks
     from neuroshard.testing import toy_task
 
+    tmp_path = tmp_path_factory.mktemp("files")
     save_tasks(tmp_path / "tasks.json", [toy_task()])
     (tmp_path / "tables.csv").write_text("name,rows,dim,pooling_factor\na,10,4,1\nb,20,8,2\nc,30,16,3\n")
     lengths = torch.ones(3, 4, dtype=torch.int64)
@@ -74,13 +91,7 @@ def files(tmp_path):
 
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
 def test_every_choice_of_every_command_builds(command, group, name, files):
-    needed = NEEDED.get(group, {}).get(name, [])
-    overrides = [f"{group}={name}", *MANDATORY.get(command, [])]
-    for need in needed:
-        key, value = need.split("=")
-        overrides.append(f"{key}={files.get(value, value)}")
-    built = instantiate_config(_compose(command, overrides).run)
-    assert hasattr(built, "run")
+    assert hasattr(instantiate_config(_chosen(command, {group: name}, files).run), "run")
 
 
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
@@ -128,10 +139,7 @@ def _with(config, key, value):
 
 @pytest.mark.parametrize(("command", "given", "key", "values"), _closed())
 def test_listed_values_are_those_that_are_taken(command, given, key, values, files, monkeypatch):
-    needed = [text for group, name in given.items() for text in NEEDED.get(group, {}).get(name, [])]
-    needed = [text.replace(name, str(path)) for text in needed for name, path in files.items() if name in text]
-    choice = [f"{group}={name}" for group, name in given.items()]
-    config = _compose(command, [*choice, *needed, *MANDATORY.get(command, [])])
+    config = _chosen(command, given, files)
     for value in values:
         assert hasattr(_with(config, key, yaml.safe_load(value)), "run")
     with pytest.raises(UserError) as refused:
@@ -145,7 +153,7 @@ def test_listed_values_are_those_that_are_taken(command, given, key, values, fil
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])
 def test_commands_without_groups_build(command):
-    assert hasattr(instantiate_config(_compose(command, MANDATORY.get(command, [])).run), "run")
+    assert hasattr(instantiate_config(_compose(command, [], MANDATORY.get(command, [])).run), "run")
 
 
 @pytest.mark.parametrize("name", choices("experiment"))
@@ -167,7 +175,7 @@ def test_every_command_has_a_config():
 def test_sweeps_go_to_slurm():
     """As far as that can be seen without a cluster."""
     overrides = ["experiment=search_beam", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu"]
-    launcher = _compose("search", overrides).hydra.launcher
+    launcher = _composed("search", tuple(overrides)).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert launcher.partition == "cpu"
 
