@@ -40,8 +40,8 @@ demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's
 test: lint types  ## what CI runs: style, types, tests but for the slow ones
 	$(PYTEST) -m "not slow"
 
-test-all: lint types  ## style, types and every test, slow ones too
-	$(PYTEST)
+test-all: lint types  ## style, types and every test, slow ones too; files are damaged in more ways
+	NEUROSHARD_FUZZ=150 $(PYTEST)
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

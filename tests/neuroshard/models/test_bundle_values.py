@@ -27,7 +27,7 @@ from neuroshard.testing import (
     toy_task,
 )
 
-TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "150"))
+TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "50"))
 NUMBERS = (0, -1, 1, -1e-30, 1e-30, 1e30, -1e30, 1e300, 5e-324, 3.4e38, 0.5, 2, 1 << 31, 1 << 62, 1 << 70)
 OTHERS = (None, True, False, "", "x", "1", "nan", [], [1], {}, {"a": 1}, [[]], "paper", "log", "set", "sorted")
 EXTREMES = (0.0, -0.0, np.nan, np.inf, -np.inf, 1e38, -1e38, 1e-38, 1e308, -1.0, 1.0, 1e6, -1e6)

@@ -141,7 +141,7 @@ def _train_all(rank, world_size, plans):
             raise
 
 
-@pytest.mark.parametrize(("world_size", "placed"), [(2, PLANS), (4, PLANS | WIDE)])
+@pytest.mark.parametrize(("world_size", "placed"), [pytest.param(2, PLANS, marks=pytest.mark.slow), (4, PLANS | WIDE)])
 def test_sharded_training_computes_what_the_whole_module_does(world_size, placed):
     tables = tuple(Table(name, rows, dim, 2.0, ONCE) for name, (rows, dim) in SHAPES.items())
     task = Task(tables, Topology(world_size, 1 << 30, devices_per_host=2), BATCH_SIZE * world_size)

@@ -146,6 +146,6 @@ def _train(rank, world_size, keep):
             assert not torch.equal(shard.tensor, shard_of(_weights(_table_of(name)), shard))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_model_with_every_kind_of_tables_trains_as_the_whole_model_does(world_size, tmp_path):
     on_gloo(world_size, _train, world_size, tmp_path, local_world_size=2)

@@ -18,7 +18,7 @@ from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 
-TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "60"))
+TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "20"))
 
 
 @pytest.fixture(scope="module")
