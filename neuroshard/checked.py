@@ -38,8 +38,7 @@ def _checked_class(cls: type[Any]) -> type[Any]:
     def check_fields(self: Any) -> None:
         """Replace every field by its checked value, then run the class's own `__post_init__`."""
         try:
-            for name, kind in _plain_hints(cast(Hashable, type(self))):
-                object.__setattr__(self, name, _checked_value(getattr(self, name), kind, name))
+            vars(self).update(_checked_fields(self))
         except UserError as error:
             raise UserError(f"{_described(self)}: {error}") from None
         if ours is not None:
@@ -47,6 +46,21 @@ def _checked_class(cls: type[Any]) -> type[Any]:
 
     cls.__post_init__ = check_fields
     return cls
+
+
+def _checked_fields(owner: Any) -> dict[str, Any]:
+    """Check the fields of plain type, all at once if they are right as they are, else one by one; by name."""
+    kind = cast(Hashable, type(owner))
+    try:
+        return msgspec.structs.asdict(msgspec.convert(vars(owner), _as_struct(kind)))
+    except msgspec.ValidationError:
+        return {name: _checked_value(getattr(owner, name), hint, name) for name, hint in _plain_hints(kind)}
+
+
+@cache
+def _as_struct(target: Hashable) -> type[msgspec.Struct]:
+    """Make a class of msgspec's of the fields of plain type: it reads annotations once, not for every value."""
+    return msgspec.defstruct("Fields", _plain_hints(target))
 
 
 def _described(value: object) -> str:

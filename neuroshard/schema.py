@@ -159,14 +159,20 @@ def refuse_unknown(content: object, kind: Any) -> None:
         for key, value in content.items():
             if key not in hints:
                 raise unknown_name("field", str(key), hints)
-            refuse_unknown(value, hints[key])
+            if hints[key] is not None:
+                refuse_unknown(value, hints[key])
 
 
 @cache
 def _hints(kind: Hashable) -> dict[str, Any]:
+    """The kind of each field of a dataclass; None where no dataclass stands within, so that nobody looks there."""
     target: Any = kind
     known = get_type_hints(target, include_extras=True)
-    return {field.name: known[field.name] for field in fields(target)}
+    return {field.name: known[field.name] if _has_fields(known[field.name]) else None for field in fields(target)}
+
+
+def _has_fields(kind: Any) -> bool:
+    return is_dataclass(kind) or any(_has_fields(inner) for inner in get_args(kind))
 
 
 def reason(message: str, content: object, name: str = "") -> str:
