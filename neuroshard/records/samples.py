@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic, TypeVar, final
 
 from neuroshard.arrays import FloatArray
@@ -88,7 +89,7 @@ class ComputeSample:
         if not self.call.pooled and len(widths := {table.dim for table in self.tables}) > 1:
             raise UserError(f"sequence tables of {' and '.join(map(str, sorted(widths)))} columns in one kernel call")
 
-    @property
+    @cached_property
     def call(self) -> Call:
         """What the kernel is called with."""
         return Call(self.form, all(table.pooled for table in self.tables), self.home.tier)
@@ -187,10 +188,12 @@ def collective_named(name: str) -> Collective:
     Raises:
         UserError: there is none.
     """
-    named = {name_of(collective): collective for collective in Collective}
-    if name not in named:
-        raise unknown_name("collective", name, named)
-    return named[name]
+    if name not in _NAMED:
+        raise unknown_name("collective", name, _NAMED)
+    return _NAMED[name]
+
+
+_NAMED = {name_of(collective): collective for collective in Collective}
 
 
 Sample = TypeVar("Sample", ComputeSample, CommSample)

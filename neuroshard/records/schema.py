@@ -7,6 +7,8 @@ their own number of features, pooled or not.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import repeat
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -223,22 +225,29 @@ class _CommRow(_Row):
         return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
 
 
-def read_compute(row: object, tables: Mapping[str, Table]) -> Measurement[ComputeSample]:
-    """One row of a compute part.
+def compute_reader(tables: Mapping[str, Table]) -> Callable[[object], Measurement[ComputeSample]]:
+    """Return what reads a row of a compute part, and makes each table once at every width that it was measured at.
 
-    Raises:
-        UserError: it is malformed, or names a table that isn't among `tables`.
+    Raises (when called):
+        UserError: the row is malformed, or names a table that isn't among `tables`.
     """
-    read = parse(row, _ComputeRow, "sample")
-    for name, values in (("dims", read.dims), ("features", read.features)):
-        if len(read.tables) != len(values):
-            raise UserError(f"sample {read.sample_id} has {len(read.tables)} tables but {len(values)} {name}")
-    for name in read.tables:
-        if name not in tables:
-            raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
-    shapes = zip(read.tables, read.dims, read.features, strict=True)
-    sized = tuple(replace(tables[name], dim=dim, features=count, pooled=read.pooled) for name, dim, count in shapes)
-    return _measurement(_named(read, lambda: read.sample(sized)), read, ())
+
+    @cache
+    def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
+        return replace(tables[name], dim=dim, features=features, pooled=pooled)
+
+    def read_compute(row: object) -> Measurement[ComputeSample]:
+        read = parse(row, _ComputeRow, "sample")
+        for name, values in (("dims", read.dims), ("features", read.features)):
+            if len(read.tables) != len(values):
+                raise UserError(f"sample {read.sample_id} has {len(read.tables)} tables but {len(values)} {name}")
+        for name in read.tables:
+            if name not in tables:
+                raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
+        its = tuple(map(sized, read.tables, read.dims, read.features, repeat(read.pooled)))
+        return _measurement(_named(read, lambda: read.sample(its)), read, ())
+
+    return read_compute
 
 
 def read_comm(row: object) -> Measurement[CommSample]:

@@ -108,8 +108,7 @@ class DataDirectory:
 
     def compute(self) -> Parts[ComputeSample]:
         """The compute measurements."""
-        tables = self.tables()
-        return Parts(self.path / "compute", schema.compute_rows, lambda row: schema.read_compute(row, tables))
+        return Parts(self.path / "compute", schema.compute_rows, schema.compute_reader(self.tables()))
 
     def comm(self) -> Parts[CommSample]:
         """The exchange measurements."""
