@@ -1,5 +1,6 @@
 """What a data directory holds for models to be fitted to: by kernel call, by collective."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,16 +64,18 @@ class Measured:
         samples = _numbered([directory.compute().read() for directory in directories])
         exchanges = _numbered([directory.comm().read() for directory in directories])
         _check_splits(samples, where)
+        of_call = _grouped(samples, "call")
         compute = {
-            call: SplitMeasurements.of(its, _of_call(call), where)
+            call: SplitMeasurements.of(of_call[call], _of_call(call), where)
             for call in CALLS
-            if call in wanted and ((its := _those(samples, "call", call)) or call in needed)
+            if call in wanted and (of_call[call] or call in needed)
         }
         known = {Collective.INPUT, *(one for call in compute if call.pooled for one in EXCHANGED[call.form])}
+        of_collective = _grouped(exchanges, "collective")
         comm = {
-            one: SplitMeasurements.of(its, _of_collective(one), where).by_group()
+            one: SplitMeasurements.of(of_collective[one], _of_collective(one), where).by_group()
             for one in Collective
-            if one in known and ((its := _those(exchanges, "collective", one)) or one is Collective.ALL_TO_ALL)
+            if one in known and (of_collective[one] or one is Collective.ALL_TO_ALL)
         }
         return cls(compute, comm)
 
@@ -122,7 +125,7 @@ def columns_of(directories: Sequence[DataDirectory]) -> list[SplitMeasurements]:
         UserError: a directory has none for a split; or a table is in different splits, in one directory or in two.
     """
     found = [
-        SplitMeasurements.of(_those(one.compute().read(), "call", IN_COLUMNS), _of_call(IN_COLUMNS), str(one.path))
+        SplitMeasurements.of(_grouped(one.compute().read(), "call")[IN_COLUMNS], _of_call(IN_COLUMNS), str(one.path))
         for one in directories
     ]
     _check_splits([m for one in found for m in one.everything], _named(directories))
@@ -138,25 +141,28 @@ def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measuremen
     found: list[Measurement[Sample]] = []
     for part in parts:
         first = 1 + max((m.sample_id for m in found), default=-1)
-        found += [replace(m, sample_id=first + m.sample_id) for m in part]
+        found += [replace(m, sample_id=first + m.sample_id) for m in part] if first else part
     return found
 
 
 def _check_splits(calls: Sequence[Measurement[ComputeSample]], where: str) -> None:
     """Raise UserError unless every table's samples have one split: tables to test with must not be trained on."""
     split: dict[Table, str] = {}
-    for measurement in calls:
-        for table in measurement.sample.tables:
-            whole = table.with_dim(DIM_MULTIPLE)
-            if split.setdefault(whole, measurement.split) != measurement.split:
-                raise UserError(
-                    f"{where}: table {table.name!r} is in the {split[whole]} and in the {measurement.split} split; "
-                    "collect with the same tables and seed, or with other tables"
-                )
+    for table, drawn_for in dict.fromkeys((table, m.split) for m in calls for table in m.sample.tables):
+        whole = table.with_dim(DIM_MULTIPLE)
+        if split.setdefault(whole, drawn_for) != drawn_for:
+            raise UserError(
+                f"{where}: table {table.name!r} is in the {split[whole]} and in the {drawn_for} split; "
+                "collect with the same tables and seed, or with other tables"
+            )
 
 
-def _those(measurements: Sequence[Measurement[Any]], field: str, value: Any) -> list[Measurement[Any]]:
-    return [m for m in measurements if getattr(m.sample, field) == value]
+def _grouped(measurements: Sequence[Measurement[Any]], field: str) -> defaultdict[Any, list[Measurement[Any]]]:
+    """The measurements in order, by the value of a field of their samples; none of what isn't there."""
+    groups: defaultdict[Any, list[Measurement[Any]]] = defaultdict(list)
+    for measurement in measurements:
+        groups[getattr(measurement.sample, field)].append(measurement)
+    return groups
 
 
 def _of_call(call: Call) -> str:
