@@ -13,7 +13,8 @@ from msgspec import Meta
 from neuroshard.checked import checked
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form
-from neuroshard.plans.shard import Home, Tier
+from neuroshard.plans.row_blocks import has_row_blocks, row_blocks
+from neuroshard.plans.shard import Home, Tier, block_rows
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
 from neuroshard.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
@@ -141,7 +142,7 @@ class ComputeAugmentation:
         """A block of each table; which one is drawn for each."""
         sharers = one_of(self.sharers, rng)
         tables = combine(_cut_by(sharers, group), sharers, rng)
-        blocks = tuple(_block(table.rows, sharers, int(rng.integers(sharers))) for table in tables)
+        blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_first_share else 0.0
         return ComputeSample(tables, batch_size, Form.ROWS, blocks, hot_first)
 
@@ -223,18 +224,9 @@ def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
 
 
 def _cut_by(sharers: int, group: tuple[Table, ...]) -> tuple[Table, ...]:
-    """Tables of which each of so many equal blocks, the last one the shorter, has a row."""
-    return tuple(table for table in group if (sharers - 1) * _block_rows(table.rows, sharers) < table.rows)
-
-
-def _block(rows: int, sharers: int, index: int) -> RowBlock:
-    most = _block_rows(rows, sharers)
-    return RowBlock(index * most, min(most, rows - index * most))
-
-
-def _block_rows(rows: int, sharers: int) -> int:
-    return -(-rows // sharers)
+    """Tables of which each of so many blocks has a row."""
+    return tuple(table for table in group if has_row_blocks(table, sharers))
 
 
 def _part_bytes(table: Table, sharers: int) -> int:
-    return replace(table, rows=_block_rows(table.rows, sharers)).size_bytes
+    return replace(table, rows=block_rows(table.rows, sharers)).size_bytes

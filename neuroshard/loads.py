@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plans.form import CALLS, FORMS, Call, Form, forms_of
-from neuroshard.plans.shard import ON_DEVICE, TIERS, Home, Placement, Tier
+from neuroshard.plans.shard import ON_DEVICE, TIERS, Home, Placement, Tier, block_rows
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.tables.spread import lookup_share, range_reuse
@@ -160,7 +160,7 @@ class Loads:
 
     def first_blocks(self, count: int) -> "Loads":
         """Of whole tables whose lookups are spread evenly: of each the first of `count` blocks of rows."""
-        rows, form = np.ceil(self.rows / count), np.full(len(self), FORMS.index(Form.ROWS))
+        rows, form = block_rows(self.rows, count), np.full(len(self), FORMS.index(Form.ROWS))
         sharers = np.full(len(self), count, dtype=np.int64)
         return replace(self, rows=rows, lookups=self.lookups * (rows / self.rows), form=form, sharers=sharers)
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from neuroshard.errors import UserError
-from neuroshard.plans.shard import Placement
+from neuroshard.plans.shard import Placement, block_rows
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Topology
 
@@ -18,7 +18,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
     Raises:
         UserError: a block would be empty.
     """
-    size = -(-table.rows // count)
+    size = block_rows(table.rows, count)
     if not has_row_blocks(table, count):
         raise UserError(
             f"table {table.name!r} has {table.rows} rows: in {count} blocks of {size} the last would be empty; "
@@ -29,7 +29,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
 
 def has_row_blocks(table: Table, count: int) -> bool:
     """Whether a table has rows for `count` blocks, none of them empty."""
-    return -(-table.rows // count) * (count - 1) < table.rows
+    return block_rows(table.rows, count) * (count - 1) < table.rows
 
 
 def check_row_blocks(table: Table, placements: Sequence[Placement], topology: Topology) -> None:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
+from neuroshard.arrays import FloatArray
 from neuroshard.checked import checked
 from neuroshard.errors import UserError, unknown_name
 from neuroshard.schema import CacheShare, Count, Device, Dim, FirstRow, Offset, Rows
@@ -89,6 +91,14 @@ class Shard:
     def row_end(self) -> int:
         """The first row behind it."""
         return self.row + self.rows
+
+
+_Rows = TypeVar("_Rows", int, FloatArray)
+
+
+def block_rows(rows: _Rows, count: int) -> _Rows:
+    """Count the rows of each of `count` equal blocks of a table of `rows`; the last one has what is left."""
+    return -(-rows // count)
 
 
 @dataclass(frozen=True, order=True)
