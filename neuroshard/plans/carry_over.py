@@ -9,7 +9,7 @@ from neuroshard.loads import Loads
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import ON_DEVICE, Home, Placement
+from neuroshard.plans.shard import ON_DEVICE, Home, Placement, by_table
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task
@@ -50,7 +50,8 @@ class Carried:
         given, tables = self.task.constraints, self.task.tables
         pins = tuple(PinnedShard(tables[index].name, dim, (device,)) for index, dim, device in self.columns)
         taken = {shard.table for shard in given.pinned} | {name for group in given.together for name in group}
-        rules = tuple(_rule(tables[index], its) for index, its in self._by_table().items())
+        others = zip(tables, by_table(self.others, len(tables)), strict=True)
+        rules = tuple(_rule(table, its) for table, its in others if its)
         rules += tuple(_stays_in(tables[index], home) for index, home in self.homes.items())
         pinned = Constraints(
             given.rules + rules,
@@ -93,12 +94,6 @@ class Carried:
         table, dim, _ = column
         return self.task.tables[table].with_dim(dim).size_bytes
 
-    def _by_table(self) -> dict[int, list[Placement]]:
-        grouped: dict[int, list[Placement]] = {}
-        for placed in self.others:
-            grouped.setdefault(placed.shard.table, []).append(placed)
-        return grouped
-
 
 def carried_over(before: Plan, task: Task) -> Carried:
     """What of the plan stays: shards of tables that both have, on devices that both have.
@@ -112,7 +107,7 @@ def carried_over(before: Plan, task: Task) -> Carried:
     columns: list[tuple[int, int, int]] = []
     others: list[Placement] = []
     homes: dict[int, Home] = {}
-    for number, placements in enumerate(_placements(before)):
+    for number, placements in enumerate(before.by_table):
         table, form = before.task.tables[number], before.forms[number]
         new = index.get(table.name)
         if new is None or _shape(task.tables[new]) != _shape(table) or not _allowed(task, new, form, placements):
@@ -133,14 +128,6 @@ def _allowed(task: Task, index: int, form: Form, placements: Sequence[Placement]
     home = placements[0].home
     has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)
     return form in limits.forms and staying.issubset(limits.devices) and has_home
-
-
-def _placements(plan: Plan) -> list[list[Placement]]:
-    """(T,) those of each table."""
-    grouped: list[list[Placement]] = [[] for _ in plan.task.tables]
-    for placed in plan.placements:
-        grouped[placed.shard.table].append(placed)
-    return grouped
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:

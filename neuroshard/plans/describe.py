@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from neuroshard.plans.form import Form, forms_of
 from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement, Shard, Tier
+from neuroshard.plans.shard import Placement, Shard, Tier, by_table
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
@@ -26,7 +26,7 @@ def plan_lines(
 
     These hold `device_bytes` (D,), and a sample gets `device_dims` (D,) columns of them, as `Plan` has both.
     """
-    tiers = Counter({placement.shard.table: placement.home.tier for placement in placements}.values())
+    tiers = Counter(its[0].home.tier for its in by_table(placements, len(task.tables)))
     devices, forms = task.topology.num_devices, forms_of(task.tables, placements)
     what = f"{len(task.tables)} tables in {len(placements)} shards on {devices} devices, batch {task.batch_size}"
     other = [f"{forms.count(form)} in {form.value}" for form in (Form.ROWS, Form.COPIES) if form in forms]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from neuroshard.errors import unknown_name
-from neuroshard.plans.shard import TIERS, Placement, Shard, Tier
+from neuroshard.plans.shard import TIERS, Placement, Shard, Tier, by_table
 from neuroshard.tables import Table
 
 
@@ -77,7 +77,5 @@ def form_of(table: Table, shards: Sequence[Shard]) -> Form:
 
 def forms_of(tables: Sequence[Table], placements: Sequence[Placement]) -> tuple[Form, ...]:
     """(T,) the form of every table that is placed so."""
-    shards: list[list[Shard]] = [[] for _ in tables]
-    for placement in placements:
-        shards[placement.shard.table].append(placement.shard)
-    return tuple(form_of(table, its) for table, its in zip(tables, shards, strict=True))
+    pairs = zip(tables, by_table(placements, len(tables)), strict=True)
+    return tuple(form_of(table, [placed.shard for placed in its]) for table, its in pairs)

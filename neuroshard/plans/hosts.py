@@ -57,17 +57,13 @@ def kept_on_hosts(plan: Plan) -> Plan:
     task = plan.task
     if not may_overfill(task):
         return plan
-    held: dict[int, list[tuple[int, int]]] = {}
-    for placed in plan.placements:
-        if placed.home.tier is not Tier.DEVICE:
-            shard = placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE
-            held.setdefault(placed.shard.table, []).append(shard)
     constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
     pinned = {shard.table for shard in constraints.pinned}
-    for table, parts in held.items():
-        piece = _Piece.of_table(task, table)
-        if piece.names[0] in pinned:
+    for table, its in enumerate(plan.by_table):
+        if its[0].home.tier is Tier.DEVICE or task.tables[table].name in pinned:
             continue
+        piece = _Piece.of_table(task, table)
+        parts = [(placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE) for placed in its]
         if len({host for host, _ in parts}) > 1:
             pins += piece.pins(parts)
         else:

@@ -90,10 +90,8 @@ def _held(plan: Plan) -> Mapping[tuple[str, int], Shard]:
 
 def _places(plan: Plan) -> dict[str, _Places]:
     """The places of every table, by name."""
-    found: dict[str, list[tuple[int, int]]] = {table.name: [] for table in plan.task.tables}
-    for placement in plan.placements:
-        found[plan.task.tables[placement.shard.table].name].append((placement.device, placement.shard.dim))
-    return {name: tuple(sorted(places)) for name, places in found.items()}
+    pairs = zip(plan.task.tables, plan.by_table, strict=True)
+    return {table.name: tuple(sorted((placed.device, placed.shard.dim) for placed in its)) for table, its in pairs}
 
 
 def _told(places: _Places) -> str:

@@ -17,7 +17,7 @@ from neuroshard.plans.describe import plan_lines
 from neuroshard.plans.form import FORMS, Form, forms_of
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Home, Placement, Tier
+from neuroshard.plans.shard import Home, Placement, Tier, by_table
 from neuroshard.plans.tiling import check_tiling
 from neuroshard.plans.violations import violations
 from neuroshard.tables import Table
@@ -85,6 +85,11 @@ class Plan:
         return tuple(sorted(self.placements, key=lambda placement: placement.device))
 
     @cached_property
+    def by_table(self) -> tuple[tuple[Placement, ...], ...]:
+        """(T,) the placements of each table, in the plan's order."""
+        return by_table(self.placements, len(self.task.tables))
+
+    @cached_property
     def table_loads(self) -> Loads:
         """(T,) of the whole tables, each in columns on a device, in the memory that it lies in."""
         return Loads.of(self.task.tables, self.task.batch_size).at(self.homes)
@@ -127,8 +132,7 @@ class Plan:
     @cached_property
     def homes(self) -> tuple[Home, ...]:
         """(T,) the memory that each table lies in."""
-        of_table = {placement.shard.table: placement.home for placement in self.placements}
-        return tuple(of_table[table] for table in range(len(self.task.tables)))
+        return tuple(placed[0].home for placed in self.by_table)
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Parts of tables and where they lie: a shard is a rectangle, a placement puts it on a device, in a tier of memory."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -115,3 +116,11 @@ class Placement:
     shard: Shard
     device: Device
     home: Home = ON_DEVICE
+
+
+def by_table(placements: Iterable[Placement], num_tables: int) -> tuple[tuple[Placement, ...], ...]:
+    """Group placements by table: (T,) those of each, in their order."""
+    grouped: list[list[Placement]] = [[] for _ in range(num_tables)]
+    for placed in placements:
+        grouped[placed.shard.table].append(placed)
+    return tuple(map(tuple, grouped))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from neuroshard.errors import UserError
 from neuroshard.plans.form import Form, form_of
 from neuroshard.plans.row_blocks import check_row_blocks
-from neuroshard.plans.shard import ON_DEVICE, Home, Placement, Shard
+from neuroshard.plans.shard import ON_DEVICE, Home, Placement, Shard, by_table
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 
@@ -17,12 +17,10 @@ def check_tiling(task: Task, placements: Sequence[Placement]) -> None:
     Raises:
         UserError: they don't; it names the table, and the row and column or the device.
     """
-    placed: list[list[Placement]] = [[] for _ in task.tables]
     for placement in placements:
         table_of(task, placement.shard.table)
-        placed[placement.shard.table].append(placement)
     _check_devices(task, placements)
-    for table, its in zip(task.tables, placed, strict=True):
+    for table, its in zip(task.tables, by_table(placements, len(task.tables)), strict=True):
         _check_table(table, its, task.topology)
 
 

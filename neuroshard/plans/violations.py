@@ -6,7 +6,7 @@ import numpy as np
 
 from neuroshard.matching import own_places
 from neuroshard.plans.form import Form, forms_of
-from neuroshard.plans.shard import Home, Placement
+from neuroshard.plans.shard import Home, Placement, by_table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.units import readable_bytes
@@ -27,23 +27,17 @@ def violations(
     for host, used in enumerate(host_bytes):
         if used > (free := task.topology.host_bytes):
             yield f"host {host} needs {readable_bytes(used)} of its memory for tables, it has {readable_bytes(free)}"
-    held, forms = _held(task, placements), forms_of(task.tables, placements)
-    homes = {placement.shard.table: placement.home for placement in placements}
-    for number, (table, form) in enumerate(zip(task.tables, forms, strict=True)):
+    placed, forms = by_table(placements, len(task.tables)), forms_of(task.tables, placements)
+    pairs = zip(task.tables, placed, strict=True)
+    held = {table.name: {one.device: one.shard.dim for one in its} for table, its in pairs}
+    for table, form, its in zip(task.tables, forms, placed, strict=True):
         limits = task.constraints.limits(table, task.topology.num_devices)
         yield from _broken_limits(table.name, form, limits, held[table.name])
-        yield from _broken_home(table.name, homes[number], limits)
+        yield from _broken_home(table.name, its[0].home, limits)
         if not table.pooled:
             yield from _broken_sequence(table.name, form, held[table.name], task.topology.num_devices)
     others = {table.name for table, form in zip(task.tables, forms, strict=True) if form is not Form.COLUMNS}
     yield from _broken_groups(task.constraints, held, others)
-
-
-def _held(task: Task, placements: Sequence[Placement]) -> _Held:
-    held = {table.name: dict[int, int]() for table in task.tables}
-    for placement in placements:
-        held[task.tables[placement.shard.table].name][placement.device] = placement.shard.dim
-    return held
 
 
 def _broken_limits(name: str, form: Form, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:

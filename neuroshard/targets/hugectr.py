@@ -15,7 +15,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
-from neuroshard.targets.target import Splits, Target, placements_by_table
+from neuroshard.targets.target import Splits, Target
 
 _FORMAT = "neuroshard-hugectr-1"
 
@@ -46,7 +46,7 @@ def _write(plan: Plan) -> Exported:
 def _sharding(plan: Plan) -> _Sharding:
     matrix: list[list[str]] = [[] for _ in range(plan.task.topology.num_devices)]
     groups: dict[tuple[str, int], list[_Entry]] = defaultdict(list)
-    for table, form, placed in zip(plan.task.tables, plan.forms, placements_by_table(plan), strict=True):
+    for table, form, placed in zip(plan.task.tables, plan.forms, plan.by_table, strict=True):
         for placement in placed:
             matrix[placement.device].append(table.name)
         groups[_group(table, form)].append(_entry(table, placed))

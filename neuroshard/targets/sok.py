@@ -14,7 +14,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
-from neuroshard.targets.target import Splits, Target, placements_by_table
+from neuroshard.targets.target import Splits, Target
 from neuroshard.units import readable_bytes
 
 _FORMAT = "neuroshard-sok-1"
@@ -84,7 +84,7 @@ _Variable = _Static | _Hybrid
 
 
 def _write(plan: Plan) -> Exported:
-    placed = placements_by_table(plan)
+    placed = plan.by_table
     _check_every_gpu(plan, placed)
     variables = [_variable(table, its) for table, its in zip(plan.task.tables, placed, strict=True)]
     num_gpus = plan.task.topology.num_devices

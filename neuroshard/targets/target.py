@@ -79,7 +79,7 @@ class Target:
         Raises:
             UserError: it doesn't; the line names the table, the limit and what to do.
         """
-        for number, placed in enumerate(placements_by_table(plan)):
+        for number, placed in enumerate(plan.by_table):
             table, form = plan.task.tables[number], plan.forms[number]
             self._check_stored(table)
             if (why := self._refused(table, form, placed, plan.task)) is not None:
@@ -145,14 +145,6 @@ class Target:
         if form is Form.ROWS and len(placed) < devices and self.rows_over == "all":
             return f"lies in rows on {len(placed)} devices, and {self.title} has rows on all {devices}"
         return None
-
-
-def placements_by_table(plan: Plan) -> tuple[tuple[Placement, ...], ...]:
-    """(T,) the placements of each table, in order of device."""
-    grouped: list[list[Placement]] = [[] for _ in plan.task.tables]
-    for placed in plan.by_device:
-        grouped[placed.shard.table].append(placed)
-    return tuple(map(tuple, grouped))
 
 
 def _listed(forms: Collection[Form]) -> str:

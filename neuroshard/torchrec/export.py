@@ -63,10 +63,8 @@ def to_sharding_plan(
     local = topology.host_size if local_world_size is None else local_world_size
     if local < 1 or topology.num_devices % local:
         raise UserError(f"local_world_size={local} must divide the plan's {topology.num_devices} devices")
-    placements: dict[int, list[Placement]] = {}
-    for placed in sorted(plan.placements):
-        placements.setdefault(placed.shard.table, []).append(placed)
-    kinds = [_sharding_type(placements[index], plan.forms[index], topology) for index in range(len(plan.task.tables))]
+    placements = [sorted(its) for its in plan.by_table]
+    kinds = [_sharding_type(its, form, topology) for its, form in zip(placements, plan.forms, strict=True)]
     paths = [_module_of(table, modules) for table in plan.task.tables]
     cut = {path for path, kind in zip(paths, kinds, strict=True) if kind is ShardingType.COLUMN_WISE}
     found: dict[str, EmbeddingModuleShardingPlan] = {}

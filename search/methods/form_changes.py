@@ -113,13 +113,13 @@ class FormChanges:
 
 def _on_hosts(plan: Plan) -> BoolArray:
     """(T,) which tables lie in rows, but not with all columns on all devices."""
-    shards = np.bincount([placed.shard.table for placed in plan.placements], minlength=len(plan.forms))
-    whole = np.ones(len(plan.forms), dtype=np.bool_)
-    for placed in plan.placements:
-        whole[placed.shard.table] &= placed.shard.dim == plan.task.tables[placed.shard.table].dim
-    in_rows = np.array([form is Form.ROWS for form in plan.forms])
-    on_hosts: BoolArray = in_rows & ~(whole & (shards == plan.task.topology.num_devices))
-    return on_hosts
+    devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.forms, plan.by_table, strict=True)
+    return np.array(
+        [
+            form is Form.ROWS and (len(its) < devices or any(placed.shard.dim < table.dim for placed in its))
+            for table, form, its in each
+        ]
+    )
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:

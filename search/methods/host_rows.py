@@ -47,14 +47,13 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
     host, devices = task.topology.host_size, task.topology.num_devices
     if not 1 < host < devices or not _NEEDED.issubset(models.forward.collectives & models.backward.collectives):
         return []
-    blocks = np.bincount([placed.shard.table for placed in plan.placements], minlength=len(task.tables))
     bound = {name for group in (*task.constraints.together, *task.constraints.apart) for name in group}
     return [
         index
-        for index, (table, form) in enumerate(zip(task.tables, plan.forms, strict=True))
+        for index, (table, form, blocks) in enumerate(zip(task.tables, plan.forms, plan.by_table, strict=True))
         if form is Form.ROWS
         and table.pooled  # rows of sequence tables lie on all devices
-        and blocks[index] == devices
+        and len(blocks) == devices
         and table.name not in bound
         and has_row_blocks(table, host)
         and task.constraints.limits(table, devices).min_blocks <= host

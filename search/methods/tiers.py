@@ -174,10 +174,9 @@ class HomeChoices:
 
         The dearest first, each as far as it goes.
         """
-        devices = np.bincount([placed.shard.table for placed in plan.placements], minlength=len(self.task.tables))
         now = np.array([self._options.homes.index(home) for home in plan.homes])
         cost_ms = self._options.cost_ms[np.arange(len(now)), now]
-        spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if devices[t] > 1 and now[t] > 0]
+        spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
         best_ms = self.simulator.cost(self.task, plan).total_ms
         for table in spread[:_MOST_GROWN]:
             for option in np.argsort(self._options.cost_ms[table], kind="stable").tolist():
