@@ -6,28 +6,34 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.arrays import IntArray
+from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Shard
 from neuroshard.units import readable_bytes
 
-_Places = tuple[tuple[int, int], ...]
+Places = tuple[tuple[int, int], ...]
+
+_NOWHERE: tuple[Places, Form] = (), Form.COLUMNS
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """A table that lies elsewhere afterwards, is new, or is gone.
+    """A table that lies elsewhere or in another form afterwards, is new, or is gone.
 
     Attributes:
         table: its name.
         before, after: (device, columns) of its shards; empty where there is no such table.
         size_bytes: of weights and optimizer state that come to devices that don't hold them yet; those of a new table
             are made there, not moved.
+        form_before, form_after: that it lies in; columns where there is no such table.
     """
 
     table: str
-    before: _Places
-    after: _Places
+    before: Places
+    after: Places
     size_bytes: int
+    form_before: Form = Form.COLUMNS
+    form_after: Form = Form.COLUMNS
 
     @property
     def is_new(self) -> bool:
@@ -37,19 +43,22 @@ class TableChange:
     def __str__(self) -> str:
         if not self.after:
             return f"table {self.table}: gone"
+        after = _told(self.after, self.form_after)
         if self.is_new:
-            return f"table {self.table}: new, {readable_bytes(self.size_bytes)} on {_told(self.after)}"
-        return (
-            f"table {self.table}: {readable_bytes(self.size_bytes)} moved, {_told(self.before)} -> {_told(self.after)}"
-        )
+            return f"table {self.table}: new, {readable_bytes(self.size_bytes)} on {after}"
+        before = _told(self.before, self.form_before)
+        return f"table {self.table}: {readable_bytes(self.size_bytes)} moved, {before} -> {after}"
 
 
 def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
-    """Every table that lies elsewhere, is new or is gone, the most bytes first."""
-    old, new = _places(before), _places(after)
+    """List every table that lies elsewhere or in another form, is new or is gone, the most bytes first."""
+    old, new = _lying(before), _lying(after)
     arriving = dict(zip(new, moved_between(before, after).tolist(), strict=True))
-    found = [TableChange(name, old.get(name, ()), new.get(name, ()), arriving.get(name, 0)) for name in {**new, **old}]
-    changed = (change for change in found if change.before != change.after)
+    changed = []
+    for name in {**new, **old}:
+        (was, form_before), (now, form_after) = old.get(name, _NOWHERE), new.get(name, _NOWHERE)
+        if (was, form_before) != (now, form_after):
+            changed.append(TableChange(name, was, now, arriving.get(name, 0), form_before, form_after))
     return tuple(sorted(changed, key=lambda change: (-change.size_bytes, change.table)))
 
 
@@ -88,11 +97,14 @@ def _held(plan: Plan) -> Mapping[tuple[str, int], Shard]:
     return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}
 
 
-def _places(plan: Plan) -> dict[str, _Places]:
-    """The places of every table, by name."""
-    pairs = zip(plan.task.tables, plan.by_table, strict=True)
-    return {table.name: tuple(sorted((placed.device, placed.shard.dim) for placed in its)) for table, its in pairs}
+def _lying(plan: Plan) -> dict[str, tuple[Places, Form]]:
+    """The places of every table and its form, by name."""
+    return {
+        table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), form)
+        for table, its, form in zip(plan.task.tables, plan.by_table, plan.forms, strict=True)
+    }
 
 
-def _told(places: _Places) -> str:
-    return ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
+def _told(places: Places, form: Form) -> str:
+    told = ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
+    return told if form is Form.COLUMNS else f"{told}, in {form.value}"

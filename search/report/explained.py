@@ -8,10 +8,10 @@ import numpy as np
 from neuroshard.cost import Cost, described_expectation
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.form import Form
+from neuroshard.plans.moves import Places, TableChange, table_changes
 from neuroshard.plans.picture import plan_png
 from neuroshard.plans.shard import Tier
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
-from neuroshard.stages.search.report.moves import Places, TableMove, table_moves
 from neuroshard.stages.search.report.page import Grid, Picture, Section
 from neuroshard.stages.search.report.split_worth import SplitWorth
 from neuroshard.units import readable_bytes
@@ -56,7 +56,7 @@ def all_shards(found: Explanation) -> Section:
 def difference(first: Explanation, second: Explanation) -> Section:
     """What it takes to get from one plan to the other, the most bytes first."""
     change = second.cost.total_ms - first.cost.total_ms
-    steps = table_moves(first.plan, second.plan)
+    steps = table_changes(first.plan, second.plan)
     facts = (
         ("predicted cost", f"{first.cost.total_ms:.2f} -> {second.cost.total_ms:.2f} ms{_caveat(second.cost)}"),
         ("change", f"{change:+.2f} ms ({change / first.cost.total_ms:+.1%})"),
@@ -254,7 +254,7 @@ def _next_step(found: Explanation) -> Section:
     )
 
 
-def _moves_grid(steps: tuple[TableMove, ...]) -> Grid:
+def _moves_grid(steps: tuple[TableChange, ...]) -> Grid:
     rows = tuple(
         (
             move.table,

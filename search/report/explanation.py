@@ -9,12 +9,12 @@ from neuroshard.cost import Cost
 from neuroshard.errors import UserError
 from neuroshard.loads import LoadSets
 from neuroshard.plans.form import Form
+from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.shard import Home
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.local.steps import local_steps
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.report.moves import TableMove, table_moves
 from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.stages.search.space.bound import lower_bound_ms
@@ -62,7 +62,7 @@ class NextMove:
         total_ms: plan cost after it.
     """
 
-    moves: tuple[TableMove, ...]
+    moves: tuple[TableChange, ...]
     total_ms: float
 
 
@@ -184,7 +184,7 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
     if better is None:
         return "no single move, split or swap of shards makes the plan cheaper"
     after = formed.whole_plan(catalog.items.plan(better.held))
-    return NextMove(table_moves(plan, after), simulator.cost(plan.task, after).total_ms)
+    return NextMove(table_changes(plan, after), simulator.cost(plan.task, after).total_ms)
 
 
 def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:

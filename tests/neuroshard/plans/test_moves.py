@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from neuroshard.plans.lay_out import in_copies, in_rows
-from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
+from neuroshard.plans.moves import TableChange, moved_between, moved_bytes, table_changes
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
@@ -15,6 +15,11 @@ ONCE = (1.0, *(0.0,) * 16)
 def _task(names, devices=2, **fields):
     tables = tuple(Table(name, 10, 8, 1.0, ONCE) for name in names)
     return Task(tables, Topology(devices, 1 << 20), 64, **fields)
+
+
+def _shaped(*tables):
+    made = tuple(Table(name, rows, dim, 1.0, ONCE) for name, rows, dim in tables)
+    return Task(made, Topology(2, 1 << 30), 256)
 
 
 def test_tables_are_known_by_their_names():
@@ -51,3 +56,30 @@ def test_other_forms_and_optimizers_count():
     assert moved_bytes(whole, copies) == 10 * 8 * 12
     assert moved_bytes(copies, rows) == 0
     assert moved_bytes(replace(whole, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12
+
+
+def test_only_columns_that_are_not_there_yet_are_moved():
+    task = _shaped(("a", 100, 32), ("b", 100, 16), ("c", 100, 8))
+    before = assemble(task, [(0, 32, 0), (1, 16, 1), (2, 8, 1)])
+    after = assemble(task, [(0, 20, 0), (0, 12, 1), (1, 16, 1), (2, 8, 0)])
+    assert table_changes(before, after) == (
+        TableChange("a", ((0, 32),), ((0, 20), (1, 12)), 100 * 12 * 4),
+        TableChange("c", ((1, 8),), ((0, 8),), 100 * 8 * 4),
+    )
+    assert table_changes(after, after) == ()
+
+
+def test_the_most_bytes_come_first():
+    task = _shaped(("narrow", 10_000, 4), ("b", 10, 64), ("a", 10, 64), ("wide", 100, 128))
+    before = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
+    after = assemble(task, [(i, table.dim, 1) for i, table in enumerate(task.tables)])
+    assert [move.table for move in table_changes(before, after)] == ["narrow", "wide", "a", "b"]
+
+
+def test_another_form_in_the_same_places_is_a_change():
+    task = _task("a")
+    copies, rows = Plan(task, tuple(in_copies(task, 0))), Plan(task, tuple(in_rows(task, 0, [0, 1])))
+    (only,) = table_changes(copies, rows)
+    assert (only.before == only.after, only.size_bytes) == (True, 0)
+    there = "device 0 (8 columns), device 1 (8 columns)"
+    assert str(only) == f"table a: 0 bytes moved, {there}, in copies -> {there}, in rows"

@@ -10,6 +10,7 @@ from neuroshard.errors import UserError
 from neuroshard.models import CostModels
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.searcher import Searcher
 from neuroshard.simulator import Simulator
@@ -17,7 +18,6 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.report.moves import table_moves
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables import Table
 from neuroshard.tables.criteo import criteo
@@ -96,7 +96,7 @@ def test_explain_says_the_same_number_of_moved_bytes():
     task = replace(toy_task(10), memory=ns.MemoryUse("adam"))
     searcher = Replan(Random().search(task, Simulator(random_models())), improvement=FEW)
     plan = searcher.search(task, Simulator(random_models()))
-    shown = readable_bytes(sum(move.size_bytes for move in table_moves(searcher.start, plan)))
+    shown = readable_bytes(sum(move.size_bytes for move in table_changes(searcher.start, plan)))
     assert shown != readable_bytes(0)
     assert searcher.remark(task, Simulator(random_models()), plan).startswith(f"moves {shown} of ")
 
@@ -239,7 +239,7 @@ def test_columns_move_beside_rows_and_copies_that_stay(use):
         moved = moved_between(start, plan).tolist()
         assert most is None or sum(moved) <= most
         assert {plan.forms[table] for table in np.flatnonzero(moved)} <= {Form.COLUMNS}
-        assert sum(move.size_bytes for move in table_moves(start, plan)) == sum(moved)
+        assert sum(move.size_bytes for move in table_changes(start, plan)) == sum(moved)
     costs = [_ms(plan) for plan in found.values()]
     assert costs[0] == pytest.approx(_ms(start))
     assert max(costs[1:]) < 0.9 * costs[0]

@@ -13,13 +13,13 @@ from neuroshard.models.cost_models import CostModels
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plans.prediction import Prediction
 from neuroshard.searching import search
 from neuroshard.simulator import Simulator
 from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.report.moves import table_moves
 from neuroshard.stages.search.report.terminal import show_sections
 from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_of
 from neuroshard.tables import Table
@@ -120,7 +120,7 @@ def test_the_next_best_move_leaves_rows_and_copies_where_they_are():
 def test_moves_between_forms_are_named():
     rows = _mixed()
     columns = assemble(rows.task, [(0, 64, 0), (1, 8, 1), (2, 32, 0), (3, 16, 1)])
-    moves = {move.table: move for move in table_moves(rows, columns)}
+    moves = {move.table: move for move in table_changes(rows, columns)}
     assert {name: (move.form_before, move.form_after) for name, move in moves.items()} == {
         "t0": (Form.ROWS, Form.COLUMNS), "t1": (Form.COPIES, Form.COLUMNS),
     }  # fmt: skip
