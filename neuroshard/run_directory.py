@@ -104,7 +104,7 @@ class RunDirectory:
         if "format" not in content:
             return None
         facts = of_format(content, _FORMAT, where)
-        return RunFile(parse({"kind": facts.pop("kind", None)}, _Kind, where).kind, facts)
+        return RunFile(parse({"kind": facts.pop("kind", None)}, _KindOnly, where).kind, facts)
 
     def facts(self, kind: RunKind) -> dict[str, Any]:
         """What `run.json` says of a whole run of that kind.
@@ -125,7 +125,7 @@ class RunDirectory:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _KindOnly:
     kind: RunKind
 
 

@@ -21,7 +21,7 @@ from neuroshard.records.asked import loads_of, traffic_of
 from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes, check_start
 from neuroshard.stages.pretrain.host_tiers import fit_host_tiers
-from neuroshard.stages.pretrain.measured import Exchange, Measured
+from neuroshard.stages.pretrain.measured import Measured, StepExchange
 from neuroshard.stages.pretrain.metrics import accuracy_of
 from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
@@ -79,7 +79,7 @@ class Fit:
             fitted[call] = self.compute.fit(its, start, self.seed, told)
         return fitted
 
-    def _exchange(self, measured: Measured, one: Exchange, progress: Progress) -> CommModel:
+    def _exchange(self, measured: Measured, one: StepExchange, progress: Progress) -> CommModel:
         told = bar(progress, one.part, self.comm.epochs)
         its, start = measured.comm[one.collective], _comm_start(self.start, one)
         return self.comm.fit(its, one.repeats, start, self.seed, told)
@@ -137,7 +137,7 @@ def _predict_comm(model: CommModel, repeats: int) -> Predict:
     return lambda some: predict_comm(model, some, repeats)
 
 
-def _model_of(models: CostModels, one: Exchange) -> Any:
+def _model_of(models: CostModels, one: StepExchange) -> Any:
     """The model of an exchange by itself; None if there is none."""
     if one.collective is Collective.INPUT:
         return models.input
@@ -145,7 +145,7 @@ def _model_of(models: CostModels, one: Exchange) -> Any:
     return model.of_collective(one.collective) if one.collective in model.collectives else None
 
 
-def _comm_start(start: CostModels | None, one: Exchange) -> Any:
+def _comm_start(start: CostModels | None, one: StepExchange) -> Any:
     return None if start is None else _model_of(start, one)
 
 
@@ -156,7 +156,7 @@ def _compute_start(start: CostModels | None, call: Call) -> Any:
     return start.compute.of_call(call) if isinstance(start.compute, SumModel) else start.compute
 
 
-def _in_direction(exchanges: dict[Exchange, CommModel], direction: str, measured: Measured) -> CommModel:
+def _in_direction(exchanges: dict[StepExchange, CommModel], direction: str, measured: Measured) -> CommModel:
     its: dict[Collective, CommModel] = {
         one.collective: model
         for one, model in exchanges.items()

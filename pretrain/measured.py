@@ -22,7 +22,7 @@ _EITHER_WAY = (Collective.ALL_REDUCE, Collective.INPUT)
 
 
 @dataclass(frozen=True)
-class Exchange:
+class StepExchange:
     """One collective in one direction of a step.
 
     Attributes:
@@ -87,20 +87,20 @@ class Measured:
         )
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
+    def exchanges(self) -> tuple[StepExchange, ...]:
         """Those of a step, in the order that they follow one another in each direction; the input last.
 
         Copies exchange nothing forward.
         """
         there, back = (
             [
-                Exchange(name, one, records.FORWARD if one in _EITHER_WAY else direction)
+                StepExchange(name, one, records.FORWARD if one in _EITHER_WAY else direction)
                 for one in self.comm
                 if one is not Collective.INPUT and (name == BACKWARD or one is not Collective.ALL_REDUCE)
             ]
             for name, direction in ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
         )
-        before = [Exchange(FORWARD, Collective.INPUT, records.FORWARD)] if Collective.INPUT in self.comm else []
+        before = [StepExchange(FORWARD, Collective.INPUT, records.FORWARD)] if Collective.INPUT in self.comm else []
         return (*there, *back, *before)
 
     def serves(self, direction: str) -> frozenset[Form]:

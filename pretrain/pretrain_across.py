@@ -24,7 +24,7 @@ from neuroshard.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.stages.pretrain.across import Across
 from neuroshard.stages.pretrain.fit_all import bar
 from neuroshard.stages.pretrain.fitting import CommFitter
-from neuroshard.stages.pretrain.measured import Exchange, Measured, columns_of
+from neuroshard.stages.pretrain.measured import Measured, StepExchange, columns_of
 from neuroshard.stages.pretrain.pretrain import save_or_keep
 from neuroshard.stages.pretrain.result import PretrainResult, predict_compute, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
@@ -101,7 +101,7 @@ class PretrainAcross:
         both = exchanges[FORWARD], exchanges[BACKWARD]
         return CostModels(shared, *both, None, ranges, input=exchanges.get(INPUT))
 
-    def _exchange(self, first: Measured, one: Exchange, progress: Progress) -> CommModel:
+    def _exchange(self, first: Measured, one: StepExchange, progress: Progress) -> CommModel:
         told = bar(progress, one.part, self.comm_model.epochs)
         return self.comm_model.fit(first.comm[one.collective], one.repeats, None, self.seed, told)
 

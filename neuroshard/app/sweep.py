@@ -16,7 +16,7 @@ from rich.text import Text
 
 from neuroshard.errors import InfeasibleError
 from neuroshard.files import read_json, write_json
-from neuroshard.outcome import Outcome
+from neuroshard.outcome import JobFigures
 from neuroshard.schema import parse
 
 _SHARED = Path("runs") / "sweeps"
@@ -30,7 +30,7 @@ class Compared(Protocol):
     """A result that jobs of a sweep are compared by."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobFigures:
         """Return the figures that the sweep's table shows of this job."""
         ...
 
@@ -41,7 +41,7 @@ class Job:
 
     number: int
     settings: tuple[str, ...]
-    outcome: Outcome | None = None
+    outcome: JobFigures | None = None
     failure: str | None = None
 
     def keep(self, folder: Path) -> None:

@@ -43,7 +43,7 @@ class DrawsExchanges(Protocol):
         ...
 
 
-class Learner(Protocol):
+class LearnsModels(Protocol):
     """What fits cost models further to new measurements."""
 
     def check(self, start: CostModels) -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from neuroshard.models import CostModels
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
-from neuroshard.refine.interfaces import Learner
+from neuroshard.refine.interfaces import LearnsModels
 from neuroshard.refine.speed import levelled
 
 
 def fit_levelled(
-    learner: Learner,
+    learner: LearnsModels,
     start: CostModels,
     calls: Sequence[Measurement[ComputeSample]],
     exchanges: Sequence[Measurement[CommSample]],

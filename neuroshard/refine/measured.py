@@ -13,7 +13,7 @@ from neuroshard.records import DataDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.refine.amounts import measured_call, measured_exchange, predicted_calls, predicted_exchanges
 from neuroshard.refine.candidates import RoundSamples
-from neuroshard.refine.interfaces import Learner
+from neuroshard.refine.interfaces import LearnsModels
 from neuroshard.refine.learn import fit_levelled
 from neuroshard.refine.measure import Advance, Kind
 from neuroshard.refine.rounds import Again, Foreseen, Round
@@ -51,7 +51,7 @@ class RunSamples:
         """The exchanges of these rounds that were measured."""
         return self.exchanges.measured(rounds)
 
-    def learned(self, learner: Learner, start: CostModels, rounds: Sequence[Round]) -> CostModels:
+    def learned(self, learner: LearnsModels, start: CostModels, rounds: Sequence[Round]) -> CostModels:
         """The start's models, fitted further to all of these rounds.
 
         Kernel calls alone are brought to one speed: exchanges differ by much more than the speeds of rounds.

@@ -25,7 +25,7 @@ from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.refine.budget import Budget, Clock
 from neuroshard.refine.candidates import Candidates, RoundSamples
-from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, Learner
+from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, LearnsModels
 from neuroshard.refine.measured import RunSamples
 from neuroshard.refine.refined import Refined
 from neuroshard.refine.rounds import Round, RoundFiles, Shares, well_predicted
@@ -67,7 +67,7 @@ class Refine:
     hardware: Hardware
     calls: DrawsCalls
     exchanges: DrawsExchanges
-    learner: Learner
+    learner: LearnsModels
     out: PathName
     shares: Shares = field(default_factory=Shares)
     samples: PositiveCount | None = None

@@ -73,7 +73,7 @@ class KeptPlan:
         content = of_format(read_json(path, "kept plan"), _FORMAT, where)
         if content.pop("digest", None) != _digest(content):
             raise UserError(f"{where} was changed or damaged after it was written: its digest doesn't fit")
-        read = parse(content, _File, where)
+        read = parse(content, _KeptFile, where)
         plan = None if read.plan is None else Plan.from_json(read.plan, where)
         return cls(read.made_for, plan, sharding_plan_of(read.modules, where))
 
@@ -84,7 +84,7 @@ class KeptPlan:
 
 
 @dataclass(frozen=True)
-class _File:
+class _KeptFile:
     made_for: dict[str, str]
     plan: dict[str, Any] | None
     modules: ReadModules

@@ -82,7 +82,7 @@ _Extent = tuple[Annotated[int, Meta(ge=0, le=MAX_ROWS)], Annotated[int, Meta(ge=
 
 
 @dataclass(frozen=True)
-class _Shard:
+class _ShardFields:
     offsets: _Extent
     sizes: _Extent
     placement: Name
@@ -116,7 +116,7 @@ class ReadParameter:
     sharding_type: str
     compute_kernel: str
     ranks: tuple[Device, ...] | None
-    shards: tuple[_Shard, ...] | None
+    shards: tuple[_ShardFields, ...] | None
     cache: _Cache | None = None
 
     def __post_init__(self) -> None:

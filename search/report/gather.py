@@ -14,7 +14,7 @@ from neuroshard.files import read_json
 from neuroshard.run_directory import RunDirectory, RunFile, runs_below
 from neuroshard.schema import NonNegative, parse
 from neuroshard.stages.search.report.names import NamedRun, named
-from neuroshard.stages.search.report.rows import Measured, Round, Searched, read_rows, typed
+from neuroshard.stages.search.report.rows import EvaluationRow, SearchRow, TrainingRow, read_rows, typed
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.tasks.draw import from_file
 
@@ -22,7 +22,7 @@ _COSTS = ["predicted_ms", "margin_ms", "seconds"]
 _SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path", "caveat"]
 _MEASURED = ["run", "method", "task", *_COSTS, "measured_ms", "solved"]
 _LEARNED = ["run", "method", "round", "valid_ms"]
-_Search = tuple[NamedRun, tuple[Searched, ...]]
+_Search = tuple[NamedRun, tuple[SearchRow, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +67,8 @@ def gather(paths: Sequence[Path]) -> Gathered:
         UserError: a directory isn't there, none holds a finished run, or a run is damaged.
     """
     searches: list[_Search] = []
-    measured: dict[str, tuple[Measured, ...]] = {}
-    learned: dict[str, tuple[Round, ...]] = {}
+    measured: dict[str, tuple[EvaluationRow, ...]] = {}
+    learned: dict[str, tuple[TrainingRow, ...]] = {}
     references: dict[str, dict[str, float]] = {}
     sets: dict[str, str] = {}
     for folder in find_runs(paths):
@@ -77,11 +77,11 @@ def gather(paths: Sequence[Path]) -> Gathered:
                 searches.append(_search(folder, sets))
             case RunFile("train-policy"):
                 _need_files(folder, "curve.parquet", "policy.json")
-                learned[str(folder)] = read_rows(folder / "curve.parquet", Round)
+                learned[str(folder)] = read_rows(folder / "curve.parquet", TrainingRow)
                 references[str(folder)] = _references(folder / "policy.json")
             case RunFile("evaluate"):
                 _need_files(folder, "results.parquet")
-                measured[str(folder)] = read_rows(folder / "results.parquet", Measured)
+                measured[str(folder)] = read_rows(folder / "results.parquet", EvaluationRow)
     if not (searches or measured or learned):
         raise UserError(f"no finished run in {', '.join(map(str, paths))}")
     return Gathered(
@@ -97,8 +97,8 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
     _need_files(folder, "results.parquet", "tasks.json")
     run = SearchRun.load(folder)
     path = folder / "results.parquet"
-    wanted = [field.name for field in fields(Searched)]
-    rows = typed([{name: getattr(record, name) for name in wanted} for record in run.records], Searched, path)
+    wanted = [field.name for field in fields(SearchRow)]
+    rows = typed([{name: getattr(record, name) for name in wanted} for record in run.records], SearchRow, path)
     digest = hashlib.sha256((folder / "tasks.json").read_bytes()).hexdigest()
     if digest not in sets:  # the runs of a sweep have the same tasks
         sets[digest] = _described(folder / "tasks.json")
@@ -143,7 +143,7 @@ def _searched_frame(searches: Sequence[_Search]) -> pd.DataFrame:
     return _frame(rows, _SEARCHED, [*_COSTS, "value"])
 
 
-def _measured_frame(measured: dict[str, tuple[Measured, ...]]) -> pd.DataFrame:
+def _measured_frame(measured: dict[str, tuple[EvaluationRow, ...]]) -> pd.DataFrame:
     rows = [
         asdict(row) | {"run": path, "solved": row.measured_ms is not None}
         for path, found in measured.items()
@@ -152,7 +152,7 @@ def _measured_frame(measured: dict[str, tuple[Measured, ...]]) -> pd.DataFrame:
     return _frame(rows, _MEASURED, [*_COSTS, "measured_ms"])
 
 
-def _learned_frame(learned: dict[str, tuple[Round, ...]]) -> pd.DataFrame:
+def _learned_frame(learned: dict[str, tuple[TrainingRow, ...]]) -> pd.DataFrame:
     rows = [asdict(row) | {"run": path, "method": Path(path).name} for path, found in learned.items() for row in found]
     return _frame(rows, _LEARNED, ["valid_ms"])
 

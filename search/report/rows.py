@@ -11,7 +11,7 @@ from neuroshard.schema import Count, Name, NonNegative, parse
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchRow:
     """What a search made of one task; None where nobody knows."""
 
     task: Count
@@ -23,7 +23,7 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class Measured:
+class EvaluationRow:
     """What an evaluation made of one plan; None where nobody knows."""
 
     method: Name
@@ -35,14 +35,14 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Round:
+class TrainingRow:
     """A round of a training: mean cost of the policy's plans for the validation tasks; infinite if it found none."""
 
     round: Count
     valid_ms: float | None
 
 
-_Row = TypeVar("_Row", Searched, Measured, Round)
+_Row = TypeVar("_Row", SearchRow, EvaluationRow, TrainingRow)
 
 
 def read_rows(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:

@@ -22,7 +22,7 @@ _FORMAT, _PASS = "neuroshard-finalists-1", "neuroshard-finalists-pass-1"
 
 @dataclass(frozen=True)
 @checked
-class Found:
+class Origin:
     """How a task's finalists were found.
 
     Attributes:
@@ -82,7 +82,7 @@ class Finalists:
     """
 
     plans: tuple[Plan, ...]
-    found: Found
+    found: Origin
     passes: tuple[tuple[MeasuredOnce, ...], ...] = ()
 
     @property
@@ -117,7 +117,7 @@ class FinalistFiles:
         """Write down what is to be measured."""
         for number, plan in enumerate(plans):
             plan.save(self.run / self.plan(number))
-        found = Found(len(plans), seconds, warning)
+        found = Origin(len(plans), seconds, warning)
         write_json(self._found, {"format": _FORMAT, **asdict(found)})
         return Finalists(tuple(plans), found)
 
@@ -134,7 +134,7 @@ class FinalistFiles:
         if not self._found.exists():
             return None
         found = parse(
-            of_format(read_json(self._found, "finalists"), _FORMAT, str(self._found)), Found, str(self._found)
+            of_format(read_json(self._found, "finalists"), _FORMAT, str(self._found)), Origin, str(self._found)
         )
         plans = tuple(self._read_plan(number, task) for number in range(found.count))
         passes: list[tuple[MeasuredOnce, ...]] = []

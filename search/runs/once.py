@@ -51,7 +51,7 @@ class Means(Protocol):
 
 
 @dataclass(frozen=True)
-class OneByOne:
+class InParts:
     """Kernels and exchanges are measured one by one."""
 
     def check(self, tasks: Sequence[Task], hardware: Hardware) -> None:
@@ -64,15 +64,15 @@ class OneByOne:
         hardware.follow()
 
     @contextmanager
-    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> Iterator["_Parts"]:
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> Iterator["_OpenMeters"]:
         """The processes stay for all passes."""
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
-            yield _Parts(meters)
+            yield _OpenMeters(meters)
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _OpenMeters:
     meters: Meters
 
     def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:

@@ -18,7 +18,7 @@ from neuroshard.files import check_directory, digest_of
 from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
-from neuroshard.outcome import Outcome
+from neuroshard.outcome import JobFigures
 from neuroshard.progress import plain_console, progress_bar
 from neuroshard.run_directory import RunDirectory
 from neuroshard.schema import FileName, PathName
@@ -206,11 +206,11 @@ class SearchResult:
     tasks: tuple[Task, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobFigures:
         """What a sweep compares it by."""
         costs = tuple(None if record.error is not None else record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
-        return Outcome(digest_of(self.saved.path / "tasks.json"), costs, seconds)
+        return JobFigures(digest_of(self.saved.path / "tasks.json"), costs, seconds)
 
     def show(self, console: Console) -> None:
         """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""

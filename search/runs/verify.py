@@ -20,7 +20,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.schema import PositiveCount, Seed
 from neuroshard.stages.search.results.finalists import FinalistFiles, Finalists, MeasuredOnce
 from neuroshard.stages.search.results.search_results import SearchRecord
-from neuroshard.stages.search.runs.once import Means, Once, OneByOne
+from neuroshard.stages.search.runs.once import InParts, Means, Once
 from neuroshard.stages.search.runs.searched import Answer
 from neuroshard.tasks.task import Task
 
@@ -44,7 +44,7 @@ class Verify:
     finalists: PositiveCount
     passes: Annotated[int, Meta(ge=2, le=1000)]
     seed: Seed = 0
-    means: Means = field(default_factory=OneByOne)
+    means: Means = field(default_factory=InParts)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UserError unless plans of the tasks can be measured here."""

@@ -25,14 +25,14 @@ _INFEASIBLE = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Packed:
     """What is known: `held` (I, D) that keeps everything, or None, which `proven` says is all there is."""
 
     held: IntArray | None
     proven: bool
 
 
-_UNKNOWN = Answer(None, False)
+_UNKNOWN = Packed(None, False)
 
 
 class Elsewhere(NamedTuple):
@@ -59,7 +59,7 @@ def ways_that_fit(sizes: Sizes, memory_bytes: IntArray, elsewhere: Elsewhere) ->
     return (None, proven) if values is None else (program.ways(values), False)
 
 
-def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Answer:
+def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Packed:
     """A packing that keeps within memory_bytes (D,) and the items' limits, a proof that there is none, or neither.
 
     Neither, where the task is large or the solver's budget runs out before it knows.
@@ -70,10 +70,10 @@ def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> Answer:
             return _UNKNOWN
         values, proven = program.solve()
         if values is None:
-            return Answer(None, proven and sign > 0)
+            return Packed(None, proven and sign > 0)
         held = program.held(values)
         if keeps(sizes, held, memory_bytes):
-            return Answer(held, False)
+            return Packed(held, False)
         # Too large, within the room that rounding was given: with as much less room it isn't.
     return _UNKNOWN
 

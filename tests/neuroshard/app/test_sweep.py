@@ -6,7 +6,7 @@ from rich.console import Console
 
 from neuroshard.app.sweep import Job, compared, failure_of, jobs_in, sweep_folder
 from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.outcome import Outcome
+from neuroshard.outcome import JobFigures
 
 
 def _shown(*jobs):
@@ -17,7 +17,7 @@ def _shown(*jobs):
 
 
 def _job(number, *settings, costs=None, tasks="same", failure=None):
-    return Job(number, settings, None if costs is None else Outcome(tasks, tuple(costs), 0.5), failure)
+    return Job(number, settings, None if costs is None else JobFigures(tasks, tuple(costs), 0.5), failure)
 
 
 def test_costs_are_means_over_the_tasks_that_all_solved():

@@ -137,7 +137,7 @@ def test_a_budget_that_is_spent_proves_nothing(monkeypatch):
     monkeypatch.setattr(exact, "_MOST_UNKNOWNS", 10)
     with pytest.raises(InfeasibleError, match="none found within the search's budget, though there may be a plan"):
         packed(_sizes(tight))
-    monkeypatch.setattr(packing, "pack_exactly", lambda *_: exact.Answer(None, False))
+    monkeypatch.setattr(packing, "pack_exactly", lambda *_: exact.Packed(None, False))
     apart = Constraints((TableRule("t0", (0,)), TableRule("t1", (0,))), apart=(("t0", "t2"), ("t1", "t2")))
     monkeypatch.setattr(packing, "_pack_in_order", lambda *_: None)
     with pytest.raises(InfeasibleError, match="no plan found that keeps the constraints within the search's budget"):
