@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -86,7 +86,7 @@ class _OpenMeters:
 class InSteps:
     """TorchRec trains on each plan: a pass is one build of all of them, in fresh processes."""
 
-    protocol: StepProtocol = StepProtocol()
+    protocol: StepProtocol = field(default_factory=StepProtocol)
 
     def check(self, tasks: Sequence[Task], hardware: Hardware) -> None:
         """Raise UserError unless the hardware has the tasks' hosts, and TorchRec is installed."""
