@@ -11,23 +11,23 @@ import numpy as np
 from msgspec import Meta
 from rich.progress import Progress
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware, Meter, Outcome
-from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import Warn, is_follower
-from neuroshard.plans.shard import Tier
-from neuroshard.progress import printer, progress_bar
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.noise import disturbed, pass_noise
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.records.splits import TableSplit, split_tables
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import BatchSize, Count, Positive, Seed
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.summary import MAX_NOISE, KindSummary, Summary
 from neuroshard.tables import Table, check_unique_names
+from neuroshard.words.fingerprint import versions
+from neuroshard.words.home import Tier
 
 _COMPUTE, _COMM = 0, 1  # streams of random numbers
 _DRAW, _LOOKUPS = 0, 1

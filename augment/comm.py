@@ -6,16 +6,16 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import IntArray
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.records.samples import BETWEEN_HOSTS, CommSample, collective_named
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import Devices, Dim, NonNegative, TableCount
+from neuroshard.plumbing.units import ByteSize
+from neuroshard.records.samples import CommSample
 from neuroshard.records.splits import TEST, TRAIN, VALID
-from neuroshard.schema import Devices, Dim, NonNegative, TableCount
-from neuroshard.stages.augment.draw import one_of
+from neuroshard.stages.augment.compute import one_of
 from neuroshard.tables import halvings
-from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective
-from neuroshard.units import ByteSize
+from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, INDEX_BYTES, Collective, collective_named
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
 _ALL_TO_ALL = "all_to_all"

@@ -3,24 +3,32 @@
 Beyond that method, combinations may lie in blocks of rows, or be copies, as the samples of one of several devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
 from neuroshard.plans.row_blocks import has_row_blocks, row_blocks
-from neuroshard.plans.shard import Home, Tier, block_rows
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
+from neuroshard.plumbing.units import ByteSize
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
-from neuroshard.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
-from neuroshard.stages.augment.draw import one_of
 from neuroshard.tables import Table, halvings
-from neuroshard.units import ByteSize
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import block_rows
+
+T = TypeVar("T")
+
+
+def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
+    """One of the choices, each as likely; a single one draws nothing from `rng`."""
+    return choices[0 if len(choices) == 1 else int(rng.integers(len(choices)))]
+
 
 _BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
 _ONE_FEATURE = (1,)

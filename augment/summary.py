@@ -9,9 +9,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.noise import NINE_IN_TEN, pass_drift, pass_noise, pass_repeatability
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, name_of
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.words.collective import name_of
 
 MAX_NOISE = 0.5  # beyond which a machine is too busy to be measured: one pass takes 1.7 times as long as the other
 

@@ -13,16 +13,15 @@ from pathlib import Path
 import numpy as np
 from shared import silent
 
-from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import ComputeSample
-from neuroshard.stages.pretrain.additive import Additive
-from neuroshard.stages.pretrain.measured import Measured
-from neuroshard.stages.pretrain.metrics import accuracy_of
-from neuroshard.stages.pretrain.result import predict_compute
+from neuroshard.stages.pretrain.fit_additive import Additive
+from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.result import accuracy_of, predict_compute
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables import halvings
+from neuroshard.words.form import IN_COLUMNS
 
 _TRAINING = TrainingSettings(
     epochs=300, batch_size=64, learning_rate=3e-3, schedule="cosine", loss="absolute_relative", patience=300

@@ -11,16 +11,15 @@ from pathlib import Path
 from shared import silent
 
 from neuroshard.models import CommModel
+from neuroshard.plumbing.registry import compose_config, instantiate_config
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import BACKWARD, FORWARD
-from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.pretrain.fitting import CommFitter
-from neuroshard.stages.pretrain.measured import Measured
-from neuroshard.stages.pretrain.metrics import accuracy_of
-from neuroshard.stages.pretrain.result import predict_comm
+from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.result import accuracy_of, predict_comm
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
 
 _DIRECTIONS = (FORWARD, BACKWARD)
 

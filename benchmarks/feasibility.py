@@ -16,11 +16,12 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CostModels
-from neuroshard.registry import build
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.registry import build
+from neuroshard.plumbing.threads import blas_threads
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -29,7 +30,6 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
 from neuroshard.testing.exhaustive import TinyTask, tiny_task
-from neuroshard.threads import blas_threads
 
 SEARCHERS: tuple[tuple[str, Searcher], ...] = (
     ("size_greedy", Greedy("size", max_halvings=0)),

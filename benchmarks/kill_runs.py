@@ -33,14 +33,14 @@ from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import load_bundle
 from neuroshard.models.kinds import tensors_of
 from neuroshard.records import DataDirectory
-from neuroshard.run_directory import runs_below
+from neuroshard.records.run_directory import runs_below
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import random_models
-from neuroshard.testing.devices.hardware import MadeUpHardware
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
 _WORKERS_END_S = 10.0

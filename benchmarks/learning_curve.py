@@ -13,15 +13,14 @@ from shared import silent
 
 from neuroshard.models import CostModels, SumModel
 from neuroshard.models.card import Accuracy
-from neuroshard.plans.form import IN_COLUMNS
+from neuroshard.plumbing.registry import compose_config, instantiate_config
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
-from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.pretrain.fitting import ComputeFitter
-from neuroshard.stages.pretrain.measured import Measured
-from neuroshard.stages.pretrain.metrics import accuracy_of
-from neuroshard.stages.pretrain.result import predict_compute
+from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.result import accuracy_of, predict_compute
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.words.form import IN_COLUMNS
 
 _COUNTS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
 _SEEDS = (0, 1)

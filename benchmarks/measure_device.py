@@ -28,24 +28,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from neuroshard.files import write_json
+from neuroshard.cost.loads import Loads
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.embedding import Arenas, fused_run
-from neuroshard.hardware.fingerprint import versions
-from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.loads import Loads
+from neuroshard.hardware.specs import EmbeddingSettings
+from neuroshard.plumbing.files import write_json
+from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.noise import pass_drift, pass_repeatability
 from neuroshard.records.samples import ComputeSample, Measurement
 from neuroshard.records.splits import split_tables
-from neuroshard.registry import compose_config, instantiate_config
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.tables import Table, halvings
-from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tables.reuse import MEAN_COUNTS
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import toy_tables
-from neuroshard.timing import typical_ms
+from neuroshard.words.fingerprint import versions
 
 MOST_TABLES, MAX_DIM = 60, 128
 SECOND_PASS_SHARE, COPY_BYTES = 0.05, 1 << 30

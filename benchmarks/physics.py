@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables import Table
-from neuroshard.tables.dlrm_like import dlrm_like
-from neuroshard.traffic import Traffic
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 
 _CASES = 2000
 _ROUNDING = 1e-5  # single precision

@@ -13,13 +13,13 @@ import numpy as np
 from shared import timed
 
 from neuroshard.models import CostModels
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.methods.learned import PolicySearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
 

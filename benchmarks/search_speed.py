@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from neuroshard.models import CostModels
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables import Table, halvings
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models

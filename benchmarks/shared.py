@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from neuroshard.errors import InfeasibleError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.tasks.task import Task
 
 

@@ -15,12 +15,12 @@ from shared import timed
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.methods.torchrec import SimulatorEstimates, TorchRecSearch
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.stages.search.methods.torchrec_planner import SimulatorEstimates, TorchRecSearch
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.estimators import torchrec_models

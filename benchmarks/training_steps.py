@@ -22,13 +22,13 @@ from torchrec.distributed.planner import Topology as TorchRecTopology
 
 import neuroshard as ns
 from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware.stand_in import StandIn, renamed
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.training_steps import TrainingSteps
-from neuroshard.tables.criteo import criteo
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.criteo import criteo
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.torchrec import from_sharding_plan
-from neuroshard.torchrec.stand_in import StandIn, renamed
 
 DEVICES, BATCH_SIZE, MEMORY = 2, 2048, "6GiB"
 Tables = tuple[ns.Table, ...]

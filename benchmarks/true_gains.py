@@ -21,29 +21,29 @@ from typing import Any
 import numpy as np
 from shared import silent
 
-from neuroshard.arrays import BoolArray, FloatArray
 from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Ranges
-from neuroshard.plans.form import IN_COLUMNS
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.threads import blas_threads, torch_threads
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.records.splits import split_tables
-from neuroshard.registry import compose_config, instantiate_config
-from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit_all import margins_of
-from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
-from neuroshard.threads import blas_threads, torch_threads
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import IN_COLUMNS
 
 _FORMS = {"default": [], "paper": ["compute_model=paper", "comm_model=paper"]}
 _TRUTH_SEARCH = BeamSearch(num_candidates=3, beam_width=1, max_splits=4, grid=GridSettings(points=4))

@@ -9,7 +9,7 @@ from typing import Any
 import neuroshard as ns
 from neuroshard.app.commands import COMMANDS, usage
 from neuroshard.app.help import command_help
-from neuroshard.configs import choices
+from neuroshard.plumbing.configs import choices
 
 _WIDTH = 120
 DOCS = Path(__file__).resolve().parent

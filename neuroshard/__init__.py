@@ -12,27 +12,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neuroshard.cost import Cost
-    from neuroshard.errors import InfeasibleError, NeuroShardWarning, UserError
+    from neuroshard.app.searching import search
+    from neuroshard.cost.cost import Cost, Prediction
     from neuroshard.models.cost_models import CostModels
+    from neuroshard.models.simulator import Simulator
     from neuroshard.plans.plan import Plan
-    from neuroshard.plans.prediction import Prediction
-    from neuroshard.plans.shard import Home, Placement, Shard, Tier
-    from neuroshard.searcher import Searcher
-    from neuroshard.searching import search
-    from neuroshard.simulator import Simulator
-    from neuroshard.sources import load_tables
-    from neuroshard.tables.from_batches import tables_from_batches
-    from neuroshard.tables.measured import MeasuredTables
+    from neuroshard.plumbing.errors import InfeasibleError, NeuroShardWarning, UserError
+    from neuroshard.searching.searcher import Searcher
     from neuroshard.tables.reuse import zipf_reuse
+    from neuroshard.tables.sources import load_tables
+    from neuroshard.tables.statistics.from_batches import tables_from_batches
+    from neuroshard.tables.statistics.measured import MeasuredTables
+    from neuroshard.tables.statistics.tally import Counted, TableShape
+    from neuroshard.tables.statistics.trace import table_from_trace
     from neuroshard.tables.table import Table
-    from neuroshard.tables.tally import Counted, TableShape
-    from neuroshard.tables.trace import table_from_trace
     from neuroshard.targets.export import export_plan
     from neuroshard.targets.exported import Exported
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
     from neuroshard.tasks.memory import MemoryUse
     from neuroshard.tasks.task import Task, Topology
+    from neuroshard.words.home import Home, Tier
+    from neuroshard.words.shard import Placement, Shard
 
 __version__ = "0.1.0"
 __all__ = [
@@ -70,27 +70,27 @@ __all__ = [
 
 # Where the names live: they are imported when somebody asks for them, so that `import neuroshard` costs nothing.
 _HOMES = {
-    "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),
-    "cost": ("Cost",),
-    "errors": ("InfeasibleError", "NeuroShardWarning", "UserError"),
-    "tasks.memory": ("MemoryUse",),
+    "app.searching": ("search",),
+    "cost.cost": ("Cost", "Prediction"),
     "models.cost_models": ("CostModels",),
+    "models.simulator": ("Simulator",),
     "plans.plan": ("Plan",),
-    "plans.prediction": ("Prediction",),
-    "plans.shard": ("Home", "Placement", "Shard", "Tier"),
-    "searcher": ("Searcher",),
-    "searching": ("search",),
-    "simulator": ("Simulator",),
-    "sources": ("load_tables",),
-    "tables.from_batches": ("tables_from_batches",),
-    "tables.measured": ("MeasuredTables",),
+    "plumbing.errors": ("InfeasibleError", "NeuroShardWarning", "UserError"),
+    "searching.searcher": ("Searcher",),
     "tables.reuse": ("zipf_reuse",),
+    "tables.sources": ("load_tables",),
+    "tables.statistics.from_batches": ("tables_from_batches",),
+    "tables.statistics.measured": ("MeasuredTables",),
+    "tables.statistics.tally": ("Counted", "TableShape"),
+    "tables.statistics.trace": ("table_from_trace",),
     "tables.table": ("Table",),
-    "tables.tally": ("Counted", "TableShape"),
-    "tables.trace": ("table_from_trace",),
     "targets.export": ("export_plan",),
     "targets.exported": ("Exported",),
+    "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),
+    "tasks.memory": ("MemoryUse",),
     "tasks.task": ("Task", "Topology"),
+    "words.home": ("Home", "Tier"),
+    "words.shard": ("Placement", "Shard"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

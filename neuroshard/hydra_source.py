@@ -7,14 +7,14 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from neuroshard.configs import filled_content
+from neuroshard.plumbing.configs import filled_content
 
 _FILES = "pkg://neuroshard.conf"
 _SCHEME = "neuroshard"
 
 
 class FilledSource(ImportlibResourcesConfigSource):
-    """Reads the files of `conf/` as `neuroshard.configs` does."""
+    """Reads the files of `conf/` as `neuroshard.plumbing.configs` does."""
 
     @staticmethod
     def scheme() -> str:

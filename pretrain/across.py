@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError
 from neuroshard.models import SumModel
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.shared import SharedCompute, SharedMember
-from neuroshard.schema import shown
-from neuroshard.stages.pretrain.additive import Additive, AdditiveNetwork, Ensemble
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import shown
 from neuroshard.stages.pretrain.examples import ComputeExamples, ComputeTable
+from neuroshard.stages.pretrain.fit_additive import Additive, AdditiveNetwork, Ensemble
 from neuroshard.stages.pretrain.fitting import OnEpoch
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import fit

@@ -7,14 +7,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import waits
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import comm_inputs
-from neuroshard.records.asked import loads_of, traffic_of
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.timing import typical_ms
+from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
-from neuroshard.timing import typical_ms
 
 
 class Examples(Protocol):

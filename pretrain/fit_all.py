@@ -11,21 +11,19 @@ from neuroshard.models import CommModel, CostModels, SumModel
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import ModelTest
-from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, compute_part
-from neuroshard.models.reach import of_calls, of_exchanges
+from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, compute_part, of_calls, of_exchanges
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.plans.form import IN_COLUMNS, Call, Form
-from neuroshard.plans.shard import Tier
-from neuroshard.progress import progress_bar
-from neuroshard.records.asked import loads_of, traffic_of
+from neuroshard.plumbing.progress import progress_bar
+from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import Measurement
+from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, batch_sizes, check_start
-from neuroshard.stages.pretrain.host_tiers import fit_host_tiers
-from neuroshard.stages.pretrain.measured import Measured, StepExchange
-from neuroshard.stages.pretrain.metrics import accuracy_of
-from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute, tested
+from neuroshard.stages.pretrain.measurements import Measured, StepExchange
+from neuroshard.stages.pretrain.result import Predicted, accuracy_of, predict_comm, predict_compute, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import IN_COLUMNS, Call, Form
+from neuroshard.words.home import Tier
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from neuroshard.errors import UserError
 from neuroshard.models import CommModel, SumModel
 from neuroshard.models.features import FeatureSet
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.networks import checked_widths

@@ -9,13 +9,13 @@ import torch
 from msgspec import Meta
 from torch import nn
 
-from neuroshard.arrays import FloatArray
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.shared import SharedCompute, SharedMember
-from neuroshard.schema import PositiveCount
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import PositiveCount
 from neuroshard.stages.pretrain.across import SharedNetwork
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fitting import OnEpoch, check_start

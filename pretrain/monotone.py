@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from neuroshard.errors import UserError
 from neuroshard.models.mlp import Mlp
-from neuroshard.perceptron import perceptron
+from neuroshard.models.perceptron import perceptron
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.pretrain.networks import linear_layers, load_mlp, to_mlp
 
 

@@ -6,10 +6,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from neuroshard.errors import UserError
 from neuroshard.models.mlp import Mlp
-from neuroshard.perceptron import perceptron
-from neuroshard.schema import shown
+from neuroshard.models.perceptron import perceptron
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import shown
 
 _MOST_UNITS = 4096
 

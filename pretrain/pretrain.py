@@ -9,23 +9,23 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.models.beside import with_host_tiers
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import DataSummary, ModelTest, ModelTests
-from neuroshard.plans.form import IN_COLUMNS, call_named
+from neuroshard.models.roofline import with_host_tiers
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import PathName, PositiveCount, Seed, parse
+from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import PathName, PositiveCount, Seed, parse
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.pretrain.fit_all import Fit, errors_of, margins_of, tests_of
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, batch_sizes
-from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.result import PretrainResult
-from neuroshard.threads import torch_threads
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.fingerprint import Fingerprint, versions
+from neuroshard.words.form import IN_COLUMNS, call_named
 
 _WORSE = 1.1  # times the error before: by less, a few dozen test samples may differ by chance
 

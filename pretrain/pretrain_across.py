@@ -8,28 +8,28 @@ from typing import Any
 
 from rich.progress import Progress
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint, versions
 from neuroshard.models import Card, CommModel, CostModels
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import ModelTest
 from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models.shared import SharedCompute
 from neuroshard.models.trust import Ranges
-from neuroshard.progress import progress_bar
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.progress import progress_bar
+from neuroshard.plumbing.schema import PathName, PositiveCount, Seed, parse
+from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import DataDirectory
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import PathName, PositiveCount, Seed, parse
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.pretrain.across import Across
 from neuroshard.stages.pretrain.fit_all import bar
 from neuroshard.stages.pretrain.fitting import CommFitter
-from neuroshard.stages.pretrain.measured import Measured, StepExchange, columns_of
+from neuroshard.stages.pretrain.measurements import Measured, StepExchange, columns_of
 from neuroshard.stages.pretrain.pretrain import save_or_keep
 from neuroshard.stages.pretrain.result import PretrainResult, predict_compute, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.threads import torch_threads
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.fingerprint import Fingerprint, versions
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
 from neuroshard.models import CommModel, CostModels, SumModel
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.by_collective import CommByCollective
@@ -17,22 +15,23 @@ from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.models.set_comm import SetComm
 from neuroshard.models.shared import SharedCompute
 from neuroshard.models.trust import Margin, Margins, Ranges
-from neuroshard.plans.form import IN_COLUMNS, Form
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import PositiveCount, Seed
+from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import samples as records
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TRAIN, VALID
-from neuroshard.schema import PositiveCount, Seed
-from neuroshard.stages.pretrain.additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.fitting import ComputeFitter
 from neuroshard.stages.pretrain.machine import Machine
-from neuroshard.stages.pretrain.ratios import LEAST_MS, transfer_ratio, typical_ratio
+from neuroshard.stages.pretrain.other_speed import LEAST_MS, scaled_comm, scaled_compute, transfer_ratio, typical_ratio
 from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute
-from neuroshard.stages.pretrain.scaled import scaled_comm, scaled_compute
-from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
-from neuroshard.threads import torch_threads
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import IN_COLUMNS, Form
 
 _COMPUTE = TrainingSettings(60, 32, 1e-3, "cosine", "absolute_relative", patience=60)
 _COMM = TrainingSettings(60, 64, 5e-4, "cosine", "absolute_relative", patience=60)

@@ -9,16 +9,36 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
+from scipy.stats import kendalltau
+from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
-from neuroshard.arrays import FloatArray
 from neuroshard.models import CommModel, ComputeModel
-from neuroshard.models.card import ModelTest
+from neuroshard.models.card import Accuracy, ModelTest
 from neuroshard.models.trust import LEVEL, Margin
-from neuroshard.records.asked import loads_of, traffic_of
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.noise import pass_repeatability
+from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
-from neuroshard.stages.pretrain.metrics import accuracy_of
-from neuroshard.timing import typical_ms
+
+_DECILES = 10
+
+
+def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
+    """Errors of predictions against measurements, both (n,) or, per device, (n, D).
+
+    Every device of a sample counts as much as every other.
+    """
+    predicted, measured = predicted_ms.ravel(), measured_ms.ravel()
+    tau = float(kendalltau(predicted, measured).statistic) if len(predicted) > 1 else float("nan")
+    tenths = np.array_split(np.argsort(measured, kind="stable"), _DECILES)
+    return Accuracy(
+        len(predicted_ms),
+        float(mean_squared_error(measured, predicted)),
+        float(mean_absolute_percentage_error(measured, predicted)),
+        0.0 if np.isnan(tau) else tau,
+        tuple(float(mean_absolute_percentage_error(measured[t], predicted[t])) for t in tenths if len(t)),
+    )
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neuroshard.errors import UserError
-from neuroshard.records.asked import by_group
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.sample_loads import by_group
 from neuroshard.records.samples import Measurement, Sample
 from neuroshard.records.splits import TEST, TRAIN, VALID
 

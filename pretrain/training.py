@@ -9,9 +9,9 @@ import torch
 from msgspec import Meta
 from torch import nn
 
-from neuroshard.checked import checked
-from neuroshard.errors import unknown_name
-from neuroshard.schema import PositiveCount
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.schema import PositiveCount
 from neuroshard.stages.pretrain.examples import Examples
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

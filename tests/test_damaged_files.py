@@ -18,22 +18,20 @@ from rich.console import Console
 
 from neuroshard.app.arguments import as_overrides, split_flags
 from neuroshard.app.overrides import check_overrides
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Range, Ranges
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.registry import build, compose_config, instantiate_config
 from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.registry import build, compose_config, instantiate_config
-from neuroshard.run_directory import RunDirectory
-from neuroshard.simulator import Simulator
-from neuroshard.sources import load_tables
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.gather import gather
-from neuroshard.stages.search.results.finalists import FinalistFiles, MeasuredOnce
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.results.unfinished import Unfinished
 from neuroshard.stages.search.rl.agent import load_agent
@@ -43,12 +41,14 @@ from neuroshard.stages.search.rl.learner import Session
 from neuroshard.stages.search.rl.measures import Simulated
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
+from neuroshard.tables.sources import load_tables
 from neuroshard.tasks.constraints import load_constraints
 from neuroshard.tasks.draw import from_file, save_tasks
 from neuroshard.testing import constrained_task, random_ensemble, random_models, random_set_comm, toy_tables, toy_task
-from neuroshard.testing.damage import damaged
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.kept import KeptPlan
+from neuroshard.words.fingerprint import Fingerprint
+from tests.kit.damage import damaged
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "15"))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -85,7 +85,7 @@ def _meant(text: str, texts: Sequence[str]) -> str:
     before = texts[texts.index(text) - 1] if text in texts[1:] else ""
     if "=" not in before:
         return ""
-    from neuroshard.units import is_size  # slow to import: not for completion
+    from neuroshard.plumbing.units import is_size  # slow to import: not for completion
 
     if is_size(before.partition("=")[2] + text):
         return f"; sizes are written without a blank: {before}{text}"
@@ -122,7 +122,7 @@ def _parsed(text: str) -> "Override":
         raise UserError(f"{key} can't be set; it joins the settings that can")
     if key == _SWEPT or key.startswith(f"{_SWEPT}."):
         raise UserError(f"{key} can't be set; list the values of a setting itself: key=value,value")
-    from neuroshard.registry import check_setting
+    from neuroshard.plumbing.registry import check_setting
 
     check_setting(key, _given(override))
     return override
@@ -140,7 +140,7 @@ def _parse(text: str) -> "Override":
     from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import: not for completion
     from hydra.errors import OverrideParseException
 
-    from neuroshard.schema import shown
+    from neuroshard.plumbing.schema import shown
 
     parser = OverridesParser.create()
     try:

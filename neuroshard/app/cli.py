@@ -12,7 +12,7 @@ from neuroshard import __version__
 from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, usage
 from neuroshard.app.completion import bash_script, completions
 from neuroshard.app.guard import complain, exit_code, one_line
-from neuroshard.errors import UserError, unknown_name
+from neuroshard.plumbing.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +63,7 @@ def _dispatch(given: list[str]) -> None:
         print("\n".join(completions(given[1], given[2], given[3:])))
     elif given[0] == "models":
         from neuroshard.app.listing import show_models  # slow to import: not for --help
-        from neuroshard.progress import plain_console
+        from neuroshard.plumbing.progress import plain_console
 
         show_models(given[1:], plain_console())
     elif given[0] in COMMANDS:
@@ -97,7 +97,7 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     from neuroshard.app.arguments import quoted
     from neuroshard.app.sweep import compared, jobs_in, sweep_folder
     from neuroshard.hydra_source import register
-    from neuroshard.progress import plain_console
+    from neuroshard.plumbing.progress import plain_console
 
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
@@ -113,8 +113,8 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
 
 def _run(config: Any) -> None:
     """Build what the config describes, run it, print its result; Hydra calls it, once for each job."""
-    from neuroshard.progress import plain_console
-    from neuroshard.registry import instantiate_config
+    from neuroshard.plumbing.progress import plain_console
+    from neuroshard.plumbing.registry import instantiate_config
 
     try:
         job = instantiate_config(config.run)

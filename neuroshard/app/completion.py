@@ -6,7 +6,7 @@ from neuroshard.app.arguments import with_reader
 from neuroshard.app.commands import COMMANDS
 from neuroshard.app.settings import settings_of
 from neuroshard.bundles import known_names
-from neuroshard.configs import choices, chosen_in, experiments_of, settings_in
+from neuroshard.plumbing.configs import choices, chosen_in, experiments_of, settings_in
 
 _BASH_SCRIPT = """\
 _neuroshard() {

@@ -5,7 +5,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 
 EXIT_USER_ERROR = 2
 EXIT_BUG = 70

@@ -8,8 +8,8 @@ from shutil import get_terminal_size
 from hydra.core.override_parser.types import Override
 
 from neuroshard.app.settings import Setting, settings_of
-from neuroshard.configs import choices, experiments_of, headline
-from neuroshard.registry import chosen_of, compose_config, plain
+from neuroshard.plumbing.configs import choices, experiments_of, headline
+from neuroshard.plumbing.registry import chosen_of, compose_config, plain
 
 _KEY_WIDTH = 44
 _LEAST_WIDTH = 80

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
-from neuroshard.configs import choices
-from neuroshard.errors import UserError
 from neuroshard.models.bundle import bundle_at, load_bundle
 from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.cost_models import CostModels
-from neuroshard.plans.form import CALLS
-from neuroshard.registry import described
+from neuroshard.plumbing.configs import choices
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.registry import described
+from neuroshard.words.form import CALLS
 
 
 def show_models(arguments: list[str], console: Console) -> None:

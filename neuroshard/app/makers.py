@@ -14,9 +14,9 @@ from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.app.commands import COMMANDS
-from neuroshard.configs import choices, content_of, experiments_of, is_group, leaves_of, settings_in, sweep_of
-from neuroshard.errors import UserError
-from neuroshard.registry import leaves
+from neuroshard.plumbing.configs import choices, content_of, experiments_of, is_group, leaves_of, settings_in, sweep_of
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.registry import leaves
 
 _REFERENCE = re.compile(r"\$\{([^{}]+)\}")
 _CHOICE = "hydra:runtime.choices."

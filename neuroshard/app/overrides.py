@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 
 from neuroshard.app.settings import joins, needed, said_of
 from neuroshard.bundles import ROOFLINE
-from neuroshard.configs import choices, is_group, leaves_of
-from neuroshard.errors import UserError, unknown_name
-from neuroshard.registry import chosen_of, compose_config, leaves, missing, plain
+from neuroshard.plumbing.configs import choices, is_group, leaves_of
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.registry import chosen_of, compose_config, leaves, missing, plain
 
 _MOST_JOBS = 10_000
 _QUOTES = "'\""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from neuroshard.configs import comments, leaves_of
-from neuroshard.errors import UserError
+from neuroshard.plumbing.configs import comments, leaves_of
+from neuroshard.plumbing.errors import UserError
 from neuroshard.signatures import signature_of
 
 _CLOSED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")

@@ -14,10 +14,10 @@ from typing import Protocol, runtime_checkable
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.errors import InfeasibleError
-from neuroshard.files import read_json, write_json
-from neuroshard.outcome import JobFigures
-from neuroshard.schema import parse
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import parse
+from neuroshard.records.run_directory import JobFigures
 
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines

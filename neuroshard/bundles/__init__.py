@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from neuroshard.configs import choices
+from neuroshard.plumbing.configs import choices
 
 ROOFLINE = "roofline:"  # before the name of a datasheet
 _BUNDLES = Path(__file__).resolve().parent

@@ -2,6 +2,6 @@
 
 from neuroshard.hardware.hardware import Hardware, Meter
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link
+from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link
 
 __all__ = ["DeviceSpec", "EmbeddingSettings", "Hardware", "Link", "Meter", "Outcome"]

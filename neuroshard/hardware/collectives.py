@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from neuroshard.records.samples import CommSample
-from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES, Collective
+from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES, Collective
 
 Group = dist.ProcessGroup | None  # None is everybody
 # By the names that torch has given them since 2.13, or those before.

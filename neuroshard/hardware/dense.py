@@ -22,7 +22,7 @@ from neuroshard.hardware.inputs import (
     draw_inputs,
     table_of_feature,
 )
-from neuroshard.hardware.settings import EmbeddingSettings
+from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample
 
 _EPSILON = 1e-8

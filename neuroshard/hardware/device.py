@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from neuroshard.hardware.fingerprint import no_device
-from neuroshard.hardware.settings import DeviceSpec
+from neuroshard.hardware.specs import DeviceSpec
+from neuroshard.plumbing.errors import UserError
 
 
 class Device(ABC):
@@ -154,3 +154,8 @@ def _keep_freed_memory() -> None:
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
         mallopt(top_pad, 256 << 20)
+
+
+def no_device() -> UserError:
+    """The error where a GPU is asked for and there is none."""
+    return UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")

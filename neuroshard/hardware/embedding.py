@@ -28,9 +28,9 @@ from neuroshard.hardware.inputs import (
     draw_inputs,
     table_of_feature,
 )
-from neuroshard.hardware.settings import EmbeddingSettings, check_tiers
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.hardware.specs import EmbeddingSettings, check_tiers
 from neuroshard.records.samples import ComputeSample
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 _OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 _ON_CUDA = {

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from neuroshard.arrays import FloatArray
 from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.settings import DeviceSpec
+from neuroshard.hardware.specs import DeviceSpec
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import Repeats
 
 

@@ -12,19 +12,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from warnings import filterwarnings
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint, fingerprint, no_device
-from neuroshard.hardware.hosts import NUM_HOSTS, Hosts, two_hosts
+from neuroshard.hardware.device import no_device
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.settings import DeviceSpec, EmbeddingSettings, Link, check_tiers
-from neuroshard.hardware.training import StepSample
+from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers
+from neuroshard.hardware.step_samples import StepSample
+from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
-from neuroshard.plans.shard import Tier
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import Seconds
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.schema import Seconds
 from neuroshard.tasks.task import Topology
-from neuroshard.timing import TimingProtocol
+from neuroshard.words.fingerprint import Fingerprint, fingerprint
+from neuroshard.words.home import Tier
 
 if TYPE_CHECKING:  # imports torch
     from neuroshard.hardware.device import Device
@@ -197,7 +198,7 @@ def is_follower() -> bool:
 def _make_compute_bench(
     spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
 ) -> Bench[ComputeSample]:
-    from neuroshard.hardware.compute import ComputeBench  # imports torch and FBGEMM: in the worker only
+    from neuroshard.hardware.compute_bench import ComputeBench  # imports torch and FBGEMM: in the worker only
     from neuroshard.hardware.dense import WARNING
     from neuroshard.hardware.device import make_device
 
@@ -220,7 +221,7 @@ class _Benches(Generic[Sample]):
 
 
 def _exchange_bench(device: "Device", protocol: TimingProtocol, timeout_s: float) -> Bench[CommSample]:
-    from neuroshard.hardware.exchange import ExchangeBench
+    from neuroshard.hardware.exchange_bench import ExchangeBench
 
     return ExchangeBench(device, protocol, timeout_s)
 
@@ -232,7 +233,7 @@ def _step_bench(
     filterwarnings("ignore", category=UserWarning, module="torch")
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
-    from neuroshard.torchrec.step_bench import StepBench
+    from neuroshard.hardware.step_bench import StepBench
 
     return StepBench(device, settings, protocol, timeout_s)
 

@@ -7,12 +7,12 @@ from math import ceil
 import numpy as np
 import torch
 
+from neuroshard.hardware.drawn_lookups import draw_again
 from neuroshard.hardware.inputs import Inputs, Prepared, inputs_of
-from neuroshard.hardware.lookups import draw_again
 from neuroshard.hardware.popular import PopularRows
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import Tier
 from neuroshard.records.samples import ComputeSample
+from neuroshard.words.form import Form
+from neuroshard.words.home import Tier
 
 LookUp = Callable[[torch.Tensor, torch.Tensor], object]  # of indices and offsets
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
 
-from neuroshard.errors import UserError
-from neuroshard.hardware.lookups import draw_batch, seen_in
+from neuroshard.hardware.drawn_lookups import draw_batch, seen_in
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import BlockLookups, ComputeSample
 
 PRECISIONS = {4: (SparseType.FP32, torch.float32), 2: (SparseType.FP16, torch.float16)}

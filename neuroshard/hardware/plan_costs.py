@@ -7,15 +7,15 @@ from itertools import groupby
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.cost import Cost
+from neuroshard.cost.cost import Cost
 from neuroshard.hardware import Hardware, Outcome
 from neuroshard.hardware.meters import Meters, meters_of
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import typical_ms
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
-from neuroshard.timing import typical_ms
-from neuroshard.units import readable_bytes
 
 Advance = Callable[[int], None]
 _SEED_RANGE = 2**31

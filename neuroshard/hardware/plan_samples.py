@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.plans.form import CALLS, Call, Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Home, Placement, Tier
 from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:

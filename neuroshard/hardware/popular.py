@@ -6,7 +6,7 @@ from math import gcd
 import numpy as np
 import torch
 
-from neuroshard.hardware.rows import uniform
+from neuroshard.hardware.drawn_rows import uniform
 from neuroshard.tables import Table
 from neuroshard.tables.misses import Popularity
 

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import BlockLookups, Repeats
-from neuroshard.timing import TimingProtocol
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError
 from neuroshard.hardware.hardware import Hardware, Meter, Warn, under_torchrun
-from neuroshard.hardware.training import BuildTimes, StepProtocol, StepSample
+from neuroshard.hardware.step_samples import BuildTimes, StepProtocol, StepSample
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tasks.task import Topology
-from neuroshard.units import readable_bytes
 
 _SEED_RANGE = 2**31
 

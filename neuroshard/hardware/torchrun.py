@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import join
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.settings import DeviceSpec
+from neuroshard.hardware.specs import DeviceSpec
 from neuroshard.hardware.workers import Bench
 
 _IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples

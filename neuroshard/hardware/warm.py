@@ -3,5 +3,5 @@
 from contextlib import suppress
 
 with suppress(Exception):  # a worker that imports the same says what is wrong with it
-    import neuroshard.hardware.compute
-    import neuroshard.hardware.exchange  # noqa: F401
+    import neuroshard.hardware.compute_bench
+    import neuroshard.hardware.exchange_bench  # noqa: F401

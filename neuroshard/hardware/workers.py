@@ -12,8 +12,8 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from neuroshard.errors import UserError
 from neuroshard.hardware.runs import Outcome, Report
+from neuroshard.plumbing.errors import UserError
 
 Sample = TypeVar("Sample")
 Sample_contra = TypeVar("Sample_contra", contravariant=True)

@@ -5,13 +5,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array
-from neuroshard.loads import Loads
+from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
-from neuroshard.models.settings import Offset, Scale
-from neuroshard.schema import parse
+from neuroshard.models.mlp import Mlp, Normaliser, Offset, Scale, Tensors, check_bounded, checked_tensor
+from neuroshard.plumbing.arrays import Float32Array
+from neuroshard.plumbing.schema import parse
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
 _LARGEST_WEIGHT = 1e9

@@ -14,8 +14,6 @@ import safetensors.numpy
 from msgspec import Meta
 from safetensors import SafetensorError
 
-from neuroshard.errors import UserError
-from neuroshard.files import read_bytes, read_json, write_atomically, write_json
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import MODEL_NAMES, Card
@@ -24,7 +22,9 @@ from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
 from neuroshard.models.parts import INPUT
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.schema import BatchSize, decode, parse
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_bytes, read_json, write_atomically, write_json
+from neuroshard.plumbing.schema import BatchSize, decode, parse
 
 _FAMILY = "neuroshard-bundle-"
 _FORMAT = f"{_FAMILY}3"

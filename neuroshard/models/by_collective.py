@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import FloatArray
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, OneDevice, Outline, waits
 from neuroshard.models.kinds import COMM_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
-from neuroshard.plans.form import Form
-from neuroshard.records.samples import collective_named, name_of
-from neuroshard.schema import parse
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.schema import parse
+from neuroshard.words.collective import Collective, collective_named, name_of
+from neuroshard.words.form import Form
 
 
 @dataclass(frozen=True)

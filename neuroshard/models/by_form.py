@@ -8,15 +8,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.host_tiers import BehindLink, HostLink
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kinds import COMPUTE_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, call_named
-from neuroshard.plans.shard import Tier
-from neuroshard.schema import parse
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.schema import parse
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, call_named
+from neuroshard.words.home import Tier
 
 
 @dataclass(frozen=True)

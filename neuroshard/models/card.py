@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.schema import BatchSize, Count, Devices, NonNegative, Seed, Share
+from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share
+from neuroshard.words.fingerprint import Fingerprint
 
 ModelName = Literal["compute", "forward", "backward"]
 MODEL_NAMES: tuple[ModelName, ...] = ("compute", "forward", "backward")

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
-from neuroshard.errors import UserError, unknown_name
-from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models.bundle import bundle_at, load_with_digest
 from neuroshard.models.model_set import ModelSet
-from neuroshard.registry import build
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.registry import build
+from neuroshard.words.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True)

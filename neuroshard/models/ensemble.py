@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Tensors
-from neuroshard.schema import parse
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.schema import parse
 
 _MOST_MEMBERS = 1000
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError, unknown_name
-from neuroshard.loads import Loads
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.cost.loads import Loads
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
+from neuroshard.words.form import FORMS, Form
 
 _REUSE_NAMES = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
 _BYTES_PER_MIB = 1 << 20

@@ -6,14 +6,14 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
 from neuroshard.models.mlp import Tensors
-from neuroshard.plans.form import CALLS, Call
-from neuroshard.plans.shard import Tier
-from neuroshard.schema import parse
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.schema import parse
+from neuroshard.words.form import CALLS, Call
+from neuroshard.words.home import Tier
 
 _GB = 1e9  # bytes
 _MS_OF_GB_PER_S = 1e3  # that 10^9 bytes take

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads, LoadSets
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
-from neuroshard.traffic import EXCHANGED, Collective, Traffic
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.words.collective import EXCHANGED, Collective
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 
 NUM_WAITS = 5
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.loads import Loads
-from neuroshard.plans.form import FORMS, Form
-from neuroshard.plans.shard import TIERS, Tier
+from neuroshard.cost.loads import Loads
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables.misses import cache_misses, touched_rows
-from neuroshard.traffic import ELEMENT_BYTES, INDEX_BYTES
+from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import TIERS, Tier
 
 _SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
 

@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
-from neuroshard.errors import unknown_name
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.host_tiers import HostTiers
@@ -12,6 +11,7 @@ from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import SetComm
 from neuroshard.models.shared import SharedCompute
+from neuroshard.plumbing.errors import unknown_name
 
 
 class Storable(Protocol):

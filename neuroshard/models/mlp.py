@@ -1,11 +1,15 @@
 """Multi-layer perceptrons at inference, in numpy: small batches cost microseconds and need no torch."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
-from neuroshard.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+
+Scale = Annotated[float, Meta(gt=0, le=1e9)]  # ms
+Offset = Annotated[float, Meta(ge=-1e9, le=1e9)]  # in multiples of a scale
 
 Tensors = dict[str, Any]  # arrays by name, as safetensors takes and gives them
 

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from neuroshard.errors import UserError
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import CommModel, ComputeModel
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.plans.form import CALLS, Call, Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Tier
-from neuroshard.records.samples import name_of
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import EXCHANGED, Traffic
+from neuroshard.words.collective import EXCHANGED, name_of
+from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.home import Tier
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,37 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.loads import Loads
+from neuroshard.cost.loads import Loads
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded
-from neuroshard.models.network_comm import NetworkComm, NetworkSettings
-from neuroshard.models.settings import Scale
-from neuroshard.schema import parse
-from neuroshard.traffic import Traffic
+from neuroshard.models.interface import CommModel, ReluHead, SumModel
+from neuroshard.models.mlp import Mlp, Normaliser, Scale, Tensors, check_bounded
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.schema import parse
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """What of such a model isn't a tensor."""
+
+    scale_ms: Scale
+
+
+@dataclass(frozen=True)
+class NetworkComm(CommModel):
+    """A network on normalised features, in multiples of `scale_ms`; and how a bundle holds it."""
+
+    normaliser: Normaliser
+    network: Mlp
+    scale_ms: float
+
+    def settings(self) -> dict[str, Any]:
+        """The scale, which is no tensor."""
+        return asdict(NetworkSettings(self.scale_ms))
+
+    def tensors(self) -> Tensors:
+        """Normaliser and weights of the network."""
+        return self.normaliser.tensors() | self.network.tensors("network")
 
 
 @dataclass(frozen=True)

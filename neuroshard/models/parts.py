@@ -1,7 +1,12 @@
-"""Names of what a set of cost models is made of: what metrics, margins and ranges are kept by."""
+"""What a set of cost models is made of, by name, and the amounts that say how far each part reaches."""
 
-from neuroshard.plans.form import IN_COLUMNS, Call
-from neuroshard.traffic import Collective
+import numpy as np
+
+from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.traffic import Traffic
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import IN_COLUMNS, Call
 
 INPUT = "input"
 EXCHANGES = "exchanges"  # all of them, of whatever collective
@@ -20,3 +25,24 @@ def exchange_part(direction: str, collective: Collective) -> str:
     if collective is Collective.INPUT:
         return INPUT
     return direction if collective is Collective.ALL_TO_ALL else f"{direction}.{collective.name.lower()}"
+
+
+def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
+    """What kernel calls of one form hang on, (n,) or (B,) each; calls with nothing to do left out."""
+    loads = calls.loads
+    return {
+        "rows": loads.rows,
+        "dim": loads.dim,
+        "lookups of a sample": loads.pooling_factor,
+        "outputs of a sample": loads.outputs / loads.samples,
+        "bytes per element": loads.bytes_per_element,
+        "samples": loads.samples,
+        "tables in a call": calls.counts[calls.counts > 0].astype(np.float64),
+    }
+
+
+def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
+    """What exchanges of one collective hang on, from its traffic by itself: (B,) or (B D,); idle groups left out."""
+    given = alone.size_bytes[..., 0]
+    held = given[given.sum(axis=1) > 0]
+    return {"devices": np.full(len(held), float(alone.num_devices)), "bytes from a device": held.ravel()}

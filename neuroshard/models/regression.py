@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads
+from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Tensors, checked_tensor
-from neuroshard.schema import parse
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.schema import parse
 
 _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
 _LOG = "log_"

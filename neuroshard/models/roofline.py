@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
 from neuroshard.models.kernel_bytes import memory_bytes
-from neuroshard.plans.form import CALLS, ON_DEVICE_CALLS, Call, Form
-from neuroshard.plans.shard import Tier
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call, Form
+from neuroshard.words.home import Tier
 
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _MS_OF_GB_PER_S = 1e3  # that 10^9 bytes take
@@ -169,3 +171,23 @@ def roofline(
     before = replace(comm, latency_ms=2 * latency_ms)  # the number of indices, then the indices
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
     return CostModels(RooflineCompute(memory_gb_per_s, launch_ms, host), comm, comm, None, input=before)
+
+
+def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
+    """The models, and for calls of tables in host memory that they don't know, a datasheet's link and cache besides.
+
+    Args:
+        models: whose compute model is a sum over tables.
+        sheet: a datasheet's name, such as "roofline:h100".
+
+    Raises:
+        UserError: there is no such datasheet, or the compute model isn't a sum over tables.
+    """
+    figures = CostModels.load(sheet).compute
+    if not isinstance(figures, RooflineCompute) or figures.host is None:
+        raise UserError(f"host_tiers={sheet} is no datasheet; take one, such as roofline:h100")
+    known = models.compute
+    if not isinstance(known, SumModel):
+        raise UserError("tables in host memory can be added to compute models only that are sums over tables")
+    by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
+    return replace(models, compute=ComputeByForm(by_call, figures.host))

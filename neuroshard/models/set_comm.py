@@ -5,12 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline, device_waits
 from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
-from neuroshard.models.network_comm import NetworkComm, NetworkSettings
-from neuroshard.schema import parse
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.models.neural import NetworkComm, NetworkSettings
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.schema import parse
+from neuroshard.words.collective import Collective
 
 _MAX_EXPONENT = 20.0
 _ROUNDING = 1e-5

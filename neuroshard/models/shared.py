@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Tensors, checked_tensor
-from neuroshard.schema import parse
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.schema import parse
 
 _MOST_MEMBERS = 1000
 _MOST_MACHINES = 10_000

@@ -5,11 +5,11 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.interface import ComputeModel, ReluHead, SumModel
-from neuroshard.models.one_by_one import OneByOne
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Call
+from neuroshard.models.simplified import OneByOne
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call
 
 
 def columns_model(model: ComputeModel, tables: Loads) -> ComputeModel:

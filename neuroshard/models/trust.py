@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint, fingerprint
 from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import NonNegative
+from neuroshard.plumbing.units import readable_number
 from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.schema import NonNegative
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_number
+from neuroshard.words.fingerprint import Fingerprint, fingerprint
 
 _SLACK = 0.05
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all

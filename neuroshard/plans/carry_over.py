@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from glob import escape
 
-from neuroshard.loads import Loads
-from neuroshard.plans.form import Form
+from neuroshard.cost.loads import Loads
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import ON_DEVICE, Home, Placement, by_table
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import Form
+from neuroshard.words.home import ON_DEVICE, Home
+from neuroshard.words.shard import Placement, by_table
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from neuroshard.plans.form import Form, forms_of
-from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement, Shard, Tier, by_table
+from neuroshard.cost.cost import Prediction
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.words.form import Form
+from neuroshard.words.home import Tier
+from neuroshard.words.shard import Placement, Shard, by_table, forms_of
 
 _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6

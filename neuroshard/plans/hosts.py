@@ -11,14 +11,14 @@ from glob import escape
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Tier
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import Form
+from neuroshard.words.home import Tier
 
 _PRECISION = 1.002  # of the least host memory that is named
 

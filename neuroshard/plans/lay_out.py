@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from neuroshard.plans.row_blocks import row_blocks
-from neuroshard.plans.shard import Placement, Shard
 from neuroshard.plans.tiling import table_of
 from neuroshard.tasks.task import Task
+from neuroshard.words.shard import Placement, Shard
 
 
 def in_columns(task: Task, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:

@@ -1,15 +1,15 @@
 """What has to be moved from one plan to another, whose tables or devices may be others."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Shard
-from neuroshard.units import readable_bytes
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.units import readable_bytes
+from neuroshard.words.form import Form
+from neuroshard.words.shard import Shard
 
 Places = tuple[tuple[int, int], ...]
 
@@ -108,3 +108,17 @@ def _lying(plan: Plan) -> dict[str, tuple[Places, Form]]:
 def _told(places: Places, form: Form) -> str:
     told = ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
     return told if form is Form.COLUMNS else f"{told}, in {form.value}"
+
+
+def layout_key(plan: Plan) -> Hashable:
+    """Equal for plans of one task that differ in nothing but the order of a host's devices, and of hosts.
+
+    Which of a table's columns a shard holds doesn't count, for all cost the same; which of its rows does.
+    """
+    topology = plan.task.topology
+    contents: list[list[tuple[int, ...]]] = [[] for _ in range(topology.num_devices)]
+    for placed in plan.placements:
+        shard = placed.shard
+        contents[placed.device].append((shard.table, shard.dim, shard.row, shard.rows))
+    devices = [tuple(sorted(its)) for its in contents]
+    return tuple(sorted(tuple(sorted(devices[device] for device in host)) for host in topology.hosts))

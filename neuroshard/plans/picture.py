@@ -12,11 +12,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from neuroshard.arrays import FloatArray
-from neuroshard.cost import Cost
-from neuroshard.files import write_atomically
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.cost.cost import Cost
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.files import write_atomically
+from neuroshard.words.form import FORMS, Form
 
 _COLORS = {"backward communication": "#c44e52", "compute": "#4c72b0", "forward communication": "#dd8452"}
 _FORM_COLORS = {Form.COLUMNS: "#55a868", Form.ROWS: "#8172b3", Form.COPIES: "#937860"}

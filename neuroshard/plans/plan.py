@@ -8,21 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_json
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.cost import Prediction
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
-from neuroshard.plans.form import FORMS, Form, forms_of
 from neuroshard.plans.lay_out import in_columns
-from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Home, Placement, Tier, by_table
 from neuroshard.plans.tiling import check_tiling
 from neuroshard.plans.violations import violations
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import Traffic
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement, by_table, forms_of
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from neuroshard.errors import UserError
-from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Home, Placement, Shard, Tier
-from neuroshard.schema import CacheShare, Count, Device, Dim, FirstRow, Name, Offset, Rows, of_format, parse
+from neuroshard.cost.cost import Prediction
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import CacheShare, Count, Device, Dim, FirstRow, Name, Offset, Rows, of_format, parse
 from neuroshard.tasks.task import Task
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement, Shard
 
 _Plan = TypeVar("_Plan")
 _FORMAT = "neuroshard-plan-2"

@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from neuroshard.errors import UserError
-from neuroshard.plans.shard import Placement, block_rows
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Topology
+from neuroshard.words.shard import Placement, block_rows
 
 
 def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:

@@ -3,12 +3,13 @@
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form, form_of
 from neuroshard.plans.row_blocks import check_row_blocks
-from neuroshard.plans.shard import ON_DEVICE, Home, Placement, Shard, by_table
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.form import Form
+from neuroshard.words.home import ON_DEVICE, Home
+from neuroshard.words.shard import Placement, Shard, by_table, form_of
 
 
 def check_tiling(task: Task, placements: Sequence[Placement]) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from neuroshard.matching import own_places
-from neuroshard.plans.form import Form, forms_of
-from neuroshard.plans.shard import Home, Placement, by_table
+from neuroshard.plumbing.matching import own_places
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home
+from neuroshard.words.shard import Placement, by_table, forms_of
 
 _Held = Mapping[str, Mapping[int, int]]  # columns by table and device
 

@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_json
-from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.run_directory import check_same
-from neuroshard.schema import Seed, of_format, parse, shown
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import Seed, of_format, parse, shown
+from neuroshard.records.run_directory import check_same
+from neuroshard.words.fingerprint import Fingerprint
 
 _FORMAT = "neuroshard-data-1"
 _NAME = "manifest.json"

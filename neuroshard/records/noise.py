@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.timing import repeatability, typical_ms
 from neuroshard.records.samples import ComputeSample, Measurement, Sample
-from neuroshard.timing import repeatability, typical_ms
 
 NINE_IN_TEN = 0.9
 

@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar, final
 
-from neuroshard.arrays import FloatArray
-from neuroshard.errors import UserError, unknown_name
-from neuroshard.plans.form import CALLS, Call, Form
-from neuroshard.plans.shard import ON_DEVICE, Home
-from neuroshard.schema import shown
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import shown
 from neuroshard.tables import Table
-from neuroshard.traffic import ELEMENT_BYTES, Collective
+from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, name_of
+from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.home import ON_DEVICE, Home
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
-
-BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
 
 
 @dataclass(frozen=True)
@@ -175,25 +173,6 @@ class CommSample:
         if self.collective in BETWEEN_HOSTS:
             return [self.size_bytes[i : i + self.host_size] for i in range(0, len(self.size_bytes), self.host_size)]
         return []
-
-
-def name_of(collective: Collective) -> str:
-    """The collective as settings and records name it."""
-    return collective.name.lower()
-
-
-def collective_named(name: str) -> Collective:
-    """The collective of that name.
-
-    Raises:
-        UserError: there is none.
-    """
-    if name not in _NAMED:
-        raise unknown_name("collective", name, _NAMED)
-    return _NAMED[name]
-
-
-_NAMED = {name_of(collective): collective for collective in Collective}
 
 
 Sample = TypeVar("Sample", ComputeSample, CommSample)

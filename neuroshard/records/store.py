@@ -11,13 +11,13 @@ from typing import Generic
 
 import pyarrow as pa
 
-from neuroshard.errors import UserError
-from neuroshard.parquet import Row, read_rows, write_table
-from neuroshard.records import schema
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.parquet import Row, read_rows, write_table
+from neuroshard.records import parquet_schema
 from neuroshard.records.manifest import Manifest
 from neuroshard.records.noise import fastest
+from neuroshard.records.run_directory import RunDirectory, begun_otherwise
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
-from neuroshard.run_directory import RunDirectory, begun_otherwise
 from neuroshard.tables import Table
 
 _TABLES = "tables.parquet"
@@ -90,7 +90,7 @@ class DataDirectory:
                 raise begun_otherwise(self.path, "other tables")
             return
         RunDirectory(self.path).check_free()
-        rows = schema.tables_rows(tables)
+        rows = parquet_schema.tables_rows(tables)
         write_table(self.path / _TABLES, rows)
         manifest.save(self.path)
 
@@ -102,17 +102,17 @@ class DataDirectory:
         """The tables that were measured, by name, at their own width."""
         path = self.path / _TABLES
         try:
-            return schema.read_tables(_read_parquet(path))
+            return parquet_schema.read_tables(_read_parquet(path))
         except UserError as error:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
     def compute(self) -> Parts[ComputeSample]:
         """The compute measurements."""
-        return Parts(self.path / "compute", schema.compute_rows, schema.compute_reader(self.tables()))
+        return Parts(self.path / "compute", parquet_schema.compute_rows, parquet_schema.compute_reader(self.tables()))
 
     def comm(self) -> Parts[CommSample]:
         """The exchange measurements."""
-        return Parts(self.path / "comm", schema.comm_rows, schema.read_comm)
+        return Parts(self.path / "comm", parquet_schema.comm_rows, parquet_schema.read_comm)
 
 
 def _read_parquet(path: Path) -> list[Row]:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
 from neuroshard.models import CostModels
 from neuroshard.models.interface import waits
-from neuroshard.records.asked import loads_of, traffic_of
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import typical_ms
+from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Repeats
-from neuroshard.timing import typical_ms
 
 
 def predicted_calls(models: CostModels, samples: Sequence[ComputeSample]) -> list[float]:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from neuroshard.files import read_json, write_json
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import NonNegative, PositiveCount, parse
 from neuroshard.refine.rounds import Round
-from neuroshard.schema import NonNegative, PositiveCount, parse
 
 Clock = Callable[[], float]  # seconds from some moment on
 _DEFAULT = 200

@@ -6,8 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.errors import UserError
 from neuroshard.models import CostModels
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.splits import TableSplit
 from neuroshard.refine.choose import Chosen, Source, content_key, exchange_key, filled, most_doubtful, unseen
@@ -15,8 +16,7 @@ from neuroshard.refine.contents import random_contents
 from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges
 from neuroshard.refine.propose import Proposals, proposed
 from neuroshard.refine.rounds import Shares
-from neuroshard.schema import DIM_MULTIPLE
-from neuroshard.searcher import Searcher
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 

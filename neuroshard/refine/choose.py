@@ -8,7 +8,7 @@ from typing import Generic
 import numpy as np
 
 from neuroshard.models import CostModels
-from neuroshard.records.asked import loads_of
+from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample, Sample
 from neuroshard.refine.rounds import Why
 

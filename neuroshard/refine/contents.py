@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import ComputeSample
-from neuroshard.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from neuroshard.errors import UserError
 from neuroshard.hardware import Meter
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample
 from neuroshard.records.splits import TRAIN, VALID

@@ -5,16 +5,16 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 
 import numpy as np
 
-from neuroshard.errors import InfeasibleError
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.models import CostModels
-from neuroshard.plans.form import IN_COLUMNS
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.records.samples import FORWARD, CommSample, ComputeSample
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import IN_COLUMNS
 
 
 @dataclass(frozen=True)

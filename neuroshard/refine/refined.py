@@ -10,9 +10,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rich.console import Console
 from rich.table import Table as Grid
 
-from neuroshard.arrays import FloatArray
-from neuroshard.parquet import write_frame
 from neuroshard.plans.picture import drawn, save_png
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.parquet import write_frame
 from neuroshard.refine.rounds import PARTS, WHYS, Part, Round, Why, frame_of, noise_of
 from neuroshard.refine.speed import slowness
 

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta
 
-from neuroshard.arrays import FloatArray
-from neuroshard.checked import checked
-from neuroshard.files import read_json, write_json
-from neuroshard.schema import Count, NonNegative, PositiveCount, Share, of_format, parse
-from neuroshard.timing import repeatability
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount, Share, of_format, parse
+from neuroshard.plumbing.timing import repeatability
 
 Part = Literal["compute", "exchange"]
 Why = Literal["proposal", "doubt", "random"]

@@ -11,29 +11,29 @@ import numpy as np
 from msgspec import Meta
 from rich.progress import Progress, TaskID
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
 from neuroshard.hardware import Hardware
-from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.hardware.meters import meters_of
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.card import DataSummary
-from neuroshard.progress import printer, progress_bar
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.schema import NonNegative, PathName, PositiveCount, Seed
+from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.refine.budget import Budget, Clock
 from neuroshard.refine.candidates import Candidates, RoundSamples
 from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, LearnsModels
-from neuroshard.refine.measured import RunSamples
 from neuroshard.refine.refined import Refined
 from neuroshard.refine.rounds import Round, RoundFiles, Shares, well_predicted
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import NonNegative, PathName, PositiveCount, Seed
-from neuroshard.searcher import Searcher
+from neuroshard.refine.run_samples import RunSamples
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tasks.task import Task
-from neuroshard.threads import blas_threads
+from neuroshard.words.fingerprint import versions
 
 Minutes = Annotated[float, Meta(gt=0, le=1e6)]
 

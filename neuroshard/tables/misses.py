@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS
 
 _RATES: FloatArray = 2.0 ** np.arange(-34, 17, 0.5)  # (G,) lookups of a row in a batch

@@ -9,10 +9,10 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.schema import MAX_ROWS, Positive, Rows
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import MAX_ROWS, Positive, Rows
 from neuroshard.tables.table import NUM_REUSE_BINS
 
 BIN_TOPS = 2 ** np.arange(NUM_REUSE_BINS - 1)  # the last bin has no top

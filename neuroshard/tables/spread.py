@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.tables.reuse import MEAN_COUNTS, reuse_of_mean
 from neuroshard.tables.table import Table
 

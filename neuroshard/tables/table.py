@@ -5,9 +5,21 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.schema import BatchSize, BytesPerElement, Dim, Features, Name, PoolingFactor, Rows, Share, parse, shown
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import (
+    DIM_MULTIPLE,
+    BatchSize,
+    BytesPerElement,
+    Dim,
+    Features,
+    Name,
+    PoolingFactor,
+    Rows,
+    Share,
+    parse,
+    shown,
+)
 
 NUM_REUSE_BINS = 17
 Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=NUM_REUSE_BINS)]
@@ -99,3 +111,14 @@ def check_unique_names(tables: tuple[Table, ...]) -> None:
         if table.name in seen:
             raise UserError(f"two tables are named {table.name!r}; names must be unique")
         seen.add(table.name)
+
+
+def halvings(max_dim: int) -> tuple[int, ...]:
+    """(max_dim, max_dim / 2, ..., 4): the widths that column splits by halves lead to.
+
+    Raises:
+        UserError: max_dim is not 4 times a power of two.
+    """
+    if max_dim < DIM_MULTIPLE or max_dim % DIM_MULTIPLE or (max_dim // DIM_MULTIPLE).bit_count() != 1:
+        raise UserError(f"max_dim={max_dim} must be 4 times a power of two (4, 8, 16, 32, 64, 128, ...)")
+    return tuple(max_dim >> i for i in range((max_dim // DIM_MULTIPLE).bit_length()))

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError, unknown_name, warn_of
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import PathName
-from neuroshard.searcher import Searcher
-from neuroshard.targets.equal_parts import EqualParts
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
+from neuroshard.plumbing.schema import PathName
+from neuroshard.searching.equal_parts import EqualParts
+from neuroshard.searching.searcher import Searcher
 from neuroshard.targets.exported import Exported
 from neuroshard.targets.hugectr import HUGECTR
-from neuroshard.targets.plain import PLAIN
+from neuroshard.targets.plain_json import PLAIN
 from neuroshard.targets.sok import SOK
 from neuroshard.targets.target import Splits, Target
 from neuroshard.targets.torchrec import TORCHREC, in_module

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neuroshard.errors import UserError
-from neuroshard.files import write_atomically, write_json
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import write_atomically, write_json
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement, Tier
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
 from neuroshard.targets.target import Splits, Target
+from neuroshard.words.form import Form
+from neuroshard.words.home import Tier
+from neuroshard.words.shard import Placement
 
 _FORMAT = "neuroshard-hugectr-1"
 

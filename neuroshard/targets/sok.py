@@ -8,14 +8,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement, Tier
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
 from neuroshard.targets.target import Splits, Target
-from neuroshard.units import readable_bytes
+from neuroshard.words.form import Form
+from neuroshard.words.home import Tier
+from neuroshard.words.shard import Placement
 
 _FORMAT = "neuroshard-sok-1"
 _TYPES = {2: "float16", 4: "float32"}

@@ -6,15 +6,16 @@ from enum import StrEnum
 from glob import escape
 from typing import Literal
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import TIERS, Placement, Tier
-from neuroshard.schema import MAX_DIM
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import MAX_DIM
 from neuroshard.tables import Table
 from neuroshard.targets.exported import Exported
 from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import TIERS, Tier
+from neuroshard.words.shard import Placement
 
 
 class Splits(StrEnum):

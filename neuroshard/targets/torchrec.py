@@ -3,10 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan
 from neuroshard.targets.exported import Exported
 from neuroshard.targets.target import Target
+from neuroshard.words.form import Form
 
 _SHOWN = 5  # tables that a remark names
 _NO_MODULE = (
@@ -16,8 +16,8 @@ _NO_MODULE = (
 
 
 def _write(plan: Plan, module: str) -> Exported:
-    from neuroshard.torchrec.export import to_sharding_plan  # TorchRec is optional, and slow to import
-    from neuroshard.torchrec.planfile import file_content
+    from neuroshard.torchrec.sharding_file import file_content
+    from neuroshard.torchrec.sharding_plan import to_sharding_plan  # TorchRec is optional, and slow to import
 
     remarks = (*copies_remarks(plan), *(() if module else (_NO_MODULE,)))
     return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.errors import UserError, unknown_name
-from neuroshard.matching import own_places
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import DEFAULT_CACHED, ON_DEVICE, TIERS, Home, Tier
-from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.matching import own_places
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
 from neuroshard.tables import Table
+from neuroshard.words.form import Form
+from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, TIERS, Home, Tier
 
 SEQUENCE_FORMS = (Form.COLUMNS, Form.ROWS)  # and those of tables in host memory
 _WILD = frozenset("*?[")  # what makes a pattern more than a name
@@ -431,7 +431,7 @@ def load_constraints(path: str) -> Constraints:
     Raises:
         UserError: the file is missing or malformed.
     """
-    from neuroshard.plain_yaml import read_yaml  # slow to import: only where it is used
+    from neuroshard.plumbing.plain_yaml import read_yaml  # slow to import: only where it is used
 
     content = read_yaml(Path(path), "constraints")
     if not isinstance(content, dict):

@@ -8,10 +8,10 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_json
-from neuroshard.schema import MAX_TASKS, Dim, Seed, TableCount, of_format, parse
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import MAX_TASKS, Dim, Seed, TableCount, of_format, parse
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse

@@ -7,13 +7,13 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.checked import checked
-from neuroshard.errors import UserError, unknown_name
-from neuroshard.loads import Loads
-from neuroshard.plans.form import FORMS, Form
-from neuroshard.plans.shard import TIERS, Tier
-from neuroshard.units import MAX_BYTES
+from neuroshard.cost.loads import Loads
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.units import MAX_BYTES
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import TIERS, Tier
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
 _INDEX_BYTES = 8

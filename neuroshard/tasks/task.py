@@ -4,15 +4,15 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads
-from neuroshard.plans.shard import Home, Tier
-from neuroshard.schema import MAX_TABLES, BatchSize, Devices, parse
+from neuroshard.cost.loads import Loads
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, Devices, parse
+from neuroshard.plumbing.units import MAX_BYTES, Size, readable_bytes, to_bytes
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.units import MAX_BYTES, Size, readable_bytes, to_bytes
+from neuroshard.words.home import Home, Tier
 
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
 

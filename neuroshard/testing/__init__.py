@@ -8,7 +8,6 @@ from neuroshard.testing.conformance import (
     SearcherConformance,
     SumModelConformance,
 )
-from neuroshard.testing.patience import PATIENCE_S
 from neuroshard.testing.toys import (
     LinearComm,
     LinearCompute,
@@ -30,7 +29,6 @@ from neuroshard.testing.toys import (
 )
 
 __all__ = [
-    "PATIENCE_S",
     "CommModelConformance",
     "ComputeModelConformance",
     "LinearComm",

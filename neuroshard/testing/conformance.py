@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels, SumModel
 from neuroshard.models.interface import OneDevice, device_waits, waits
-from neuroshard.plans.form import FORMS, IN_COLUMNS
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Home, Tier
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tables import Table
 from neuroshard.targets.export import TARGETS
 from neuroshard.tasks.task import Task, Topology
@@ -33,10 +32,11 @@ from neuroshard.testing.toys import (
     toy_tables,
     toy_task,
 )
-from neuroshard.traffic import Traffic
+from neuroshard.words.form import FORMS, IN_COLUMNS
+from neuroshard.words.home import Home, Tier
 
 if TYPE_CHECKING:
-    from neuroshard.searcher import Searcher
+    from neuroshard.searching.searcher import Searcher
 
 _ROUNDING = 1e-5  # of single precision
 

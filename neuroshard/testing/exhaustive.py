@@ -13,10 +13,10 @@ from math import ceil, prod
 
 import numpy as np
 
-from neuroshard.errors import UserError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse

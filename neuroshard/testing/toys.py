@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.by_collective import CommByCollective
@@ -20,15 +20,16 @@ from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
 from neuroshard.models.shared import SharedCompute, SharedMember
-from neuroshard.plans.form import CALLS, Call, Form
-from neuroshard.plans.shard import Tier
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.traffic import ELEMENT_BYTES, Collective, Traffic
+from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.home import Tier
 
 _BATCH_SIZE = 256
 

@@ -3,7 +3,7 @@
 TorchRec is optional; importing this package without it raises MissingPackageError, which says what to install.
 """
 
-from neuroshard.errors import MissingPackageError
+from neuroshard.plumbing.errors import MissingPackageError
 
 try:
     import torchrec as _torchrec  # noqa: F401  # only to see whether it is there
@@ -16,11 +16,11 @@ except ImportError as error:
 
 from neuroshard.torchrec.bags import BagTable, find_bags
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
-from neuroshard.torchrec.export import from_sharding_plan, to_sharding_plan
-from neuroshard.torchrec.planfile import load_sharding_plan, save_sharding_plan
 from neuroshard.torchrec.planner import NeuroShardPlanner
 from neuroshard.torchrec.profiling import profile
 from neuroshard.torchrec.replanned import Replanned
+from neuroshard.torchrec.sharding_file import load_sharding_plan, save_sharding_plan
+from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
 __all__ = [
     "BagTable",

@@ -8,14 +8,14 @@ from typing import Any
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.bags import BagTable, form_rules
 from neuroshard.torchrec.kernels import KERNELS
-from neuroshard.torchrec.statistics import warn_of_guesses, with_statistics
+from neuroshard.torchrec.known_tables import warn_of_guesses, with_statistics
 
 # Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
 _OPTIMIZERS = {

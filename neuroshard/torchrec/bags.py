@@ -13,14 +13,14 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import ON_DEVICE
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
 from neuroshard.torchrec.kernels import kernel_of
 from neuroshard.torchrec.modules import ANY_DEVICE, ELEMENT_BYTES, SPLIT, Division, divide
+from neuroshard.words.form import Form
+from neuroshard.words.home import ON_DEVICE
 
 _log = logging.getLogger(__name__)
 _IN_ROWS = ShardingType.ROW_WISE.value

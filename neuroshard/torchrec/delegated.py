@@ -11,7 +11,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
-from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.torchrec.modules import Parameter, listed
 from neuroshard.torchrec.options import device_bytes, estimate_storage, sharding_options
 

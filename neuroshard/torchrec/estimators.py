@@ -24,17 +24,18 @@ from torchrec.distributed.types import CacheParams, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from neuroshard.arrays import Float32Array
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, FreeComm, ReluHead, SumModel
-from neuroshard.plans.form import Call, Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.shard import TIERS, Home, Placement, Tier
-from neuroshard.plans.shard import Shard as PlanShard
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import Float32Array
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import KERNELS, home_of
-from neuroshard.traffic import Traffic
+from neuroshard.words.form import Call, Form
+from neuroshard.words.home import TIERS, Home, Tier
+from neuroshard.words.shard import Placement
+from neuroshard.words.shard import Shard as PlanShard
 
 
 def options_plan(task: Task, options: Sequence[ShardingOption]) -> Plan:

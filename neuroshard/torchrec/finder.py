@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Call, Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.threads import blas_threads
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tasks.task import Task
-from neuroshard.threads import blas_threads
 from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.torchrec.replanned import replanned
+from neuroshard.words.form import Call, Form
 
 _log = logging.getLogger(__name__)
 _CHANGED = {

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from torchrec.distributed.types import ShardingPlan
 
-from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_json
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import of_format, parse
-from neuroshard.torchrec.planfile import ReadModules, modules_json, sharding_plan_of
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import of_format, parse
+from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 
 _KIND = "neuroshard-kept-plan-"
 _FORMAT = f"{_KIND}2"

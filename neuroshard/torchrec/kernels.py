@@ -6,9 +6,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import CacheParams
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import DEFAULT_CACHED, ON_DEVICE, Home, Tier
+from neuroshard.plumbing.errors import UserError
+from neuroshard.words.form import Form
+from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
 _KERNELS = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED,

@@ -6,8 +6,8 @@ from neuroshard.torchrec.asked import Asked, device_memory
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import digests
 from neuroshard.torchrec.model import Model
-from neuroshard.torchrec.planfile import modules_json
-from neuroshard.torchrec.report import Callback
+from neuroshard.torchrec.planner_report import Callback
+from neuroshard.torchrec.sharding_file import modules_json
 
 
 def made_for(model: Model, asked: Asked, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:

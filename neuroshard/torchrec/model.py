@@ -10,13 +10,13 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 
-from neuroshard.errors import InfeasibleError
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.torchrec.bags import BagTable, bags_of, named
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.export import from_sharding_plan, parameter_name, to_sharding_plan
 from neuroshard.torchrec.modules import SPLIT, WHOLE, Division, Parameter, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
+from neuroshard.torchrec.sharding_plan import from_sharding_plan, parameter_name, to_sharding_plan
 
 _log = logging.getLogger(__name__)
 

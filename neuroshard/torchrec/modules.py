@@ -14,9 +14,9 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
-from neuroshard.plans.shard import Tier
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.kernels import KERNELS
+from neuroshard.words.home import Tier
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value

@@ -18,14 +18,13 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 
-from neuroshard.cost import Cost
-from neuroshard.errors import UserError
+from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator, with_prediction
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
-from neuroshard.searching import searcher_of
-from neuroshard.simulator import Simulator, with_prediction
+from neuroshard.plumbing.errors import UserError
+from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.targets.torchrec import copies_remarks
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
@@ -33,11 +32,11 @@ from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
+from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
+from neuroshard.torchrec.planner_report import Callback, Reports
 from neuroshard.torchrec.replanned import Replanned
-from neuroshard.torchrec.report import Callback, Reports
-from neuroshard.torchrec.statistics import Known, known_tables
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default

@@ -10,18 +10,18 @@ from torch import nn
 from torchrec.distributed.types import ModuleSharder
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.schema import BatchSize, Devices
-from neuroshard.tables.from_batches import MAX_BYTES, count_batches, watched
-from neuroshard.tables.lookups import Lookups
-from neuroshard.tables.measured import MeasuredTables
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import BatchSize, Devices
+from neuroshard.plumbing.units import Size
+from neuroshard.tables.statistics.from_batches import MAX_BYTES, count_batches, watched
+from neuroshard.tables.statistics.lookups import Lookups
+from neuroshard.tables.statistics.measured import MeasuredTables
+from neuroshard.tables.statistics.tally import Features, TableShape
+from neuroshard.tables.statistics.trace import RowBlocks
 from neuroshard.tables.table import MAX_ROW_BLOCKS
-from neuroshard.tables.tally import Features, TableShape
-from neuroshard.tables.trace import RowBlocks
 from neuroshard.torchrec.bags import BagTable, find_bags, named
-from neuroshard.torchrec.statistics import with_statistics
-from neuroshard.units import Size
+from neuroshard.torchrec.known_tables import with_statistics
 
 
 @checked

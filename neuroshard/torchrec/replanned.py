@@ -6,13 +6,12 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import TableChange
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
-from neuroshard.searching import searcher_of
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.units import readable_bytes
+from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 
 _SPLIT = ShardingType.COLUMN_WISE.value

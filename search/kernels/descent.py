@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.stages.search.kernels.estimates import (
     AllShards,
     Contents,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.exchanges import Exchanges, backward_ms, step_ms, transfer_ms
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits

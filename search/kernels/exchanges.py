@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.search.space.compiled import kernel, leaf
 
 

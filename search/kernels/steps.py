@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.kernels.estimates import (
     AllShards,
     Contents,

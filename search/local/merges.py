@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
+from neuroshard.plumbing.arrays import IntArray
 from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
-from neuroshard.stages.search.local.search import CostedPlan, applied
-from neuroshard.stages.search.local.steps import LocalSteps
+from neuroshard.stages.search.local.local_search import CostedPlan, applied
+from neuroshard.stages.search.local.local_steps import LocalSteps
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 

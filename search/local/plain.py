@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.models.one_by_one import OneByOne
-from neuroshard.schema import DIM_MULTIPLE
-from neuroshard.simulator import Simulator
+from neuroshard.cost.traffic import Traffic
+from neuroshard.models.simplified import OneByOne
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.kernels.steps import SOURCE, TARGET
-from neuroshard.stages.search.local.search import LEAST_GAIN, CostedPlan, LocalSearch, MoveLimit, applied
+from neuroshard.stages.search.local.local_search import LEAST_GAIN, CostedPlan, LocalSearch, MoveLimit, applied
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.contents import DeviceLoads
-from neuroshard.traffic import Traffic
+from neuroshard.stages.search.space.sizes import DeviceLoads
 
 _LOOKED_PER_SET = 100  # a device's contents through the model take as long as so many plans that are only estimated
 _LEAST_SHARE = 0.01  # of what a shard costs alone, that it is taken to add to a device

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from neuroshard.models import CostModels, FreeComm
-from neuroshard.models.one_by_one import OneByOne
+from neuroshard.models.simplified import OneByOne
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Found, Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.task import Task
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from neuroshard.checked import checked
-from neuroshard.cost import Cost
-from neuroshard.loads import LoadSets
+from neuroshard.cost.cost import Cost
+from neuroshard.cost.loads import LoadSets
 from neuroshard.models import ComputeModel
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import NonNegative
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import NonNegative
 
 _WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
 

@@ -5,17 +5,17 @@ from itertools import islice, zip_longest
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.errors import InfeasibleError
-from neuroshard.plans.alike import layout_key
-from neuroshard.plans.form import FORMS, Call, Form
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.moves import layout_key
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.forms import FormedTask, Spread, allowed_forms
+from neuroshard.words.form import FORMS, Call, Form
 
 
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.loads import LoadSets
-from neuroshard.plans.form import FORMS, Call, Form
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
 from neuroshard.stages.search.space.moved import moved_between
+from neuroshard.words.form import FORMS, Call, Form
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, IntArray
-from neuroshard.errors import InfeasibleError
+from neuroshard.cost.traffic import Traffic
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement
-from neuroshard.searcher import Found, Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.exact import Elsewhere, ways_that_fit
 from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
 from neuroshard.stages.search.space.form_catalog import part_of_catalog
@@ -34,9 +33,9 @@ from neuroshard.stages.search.space.forms import (
 )
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, pack, shortage
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import Traffic
+from neuroshard.words.shard import Placement
 
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken

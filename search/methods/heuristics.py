@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.checked import checked
-from neuroshard.errors import unknown_name
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import Count, Seed
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.schema import Count, Seed
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.space.feasibility import device_memory, no_room
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.layout import fewest_shards

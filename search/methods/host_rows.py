@@ -5,13 +5,13 @@ from typing import Literal
 
 import numpy as np
 
-from neuroshard.loads import LoadSets
-from neuroshard.plans.form import Form
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import has_row_blocks
-from neuroshard.simulator import Simulator
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
 
 RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
 _NEEDED = frozenset({Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL})

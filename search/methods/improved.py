@@ -3,20 +3,20 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from neuroshard.arrays import IntArray
-from neuroshard.checked import checked
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Found, Searcher, within_hosts
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.units import ByteSize
+from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
-from neuroshard.stages.search.local.search import CostedPlan
-from neuroshard.stages.search.local.steps import LocalSteps, local_steps
+from neuroshard.stages.search.local.local_search import CostedPlan
+from neuroshard.stages.search.local.local_steps import LocalSteps, local_steps
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
-from neuroshard.units import ByteSize
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,18 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from neuroshard.checked import checked
-from neuroshard.errors import InfeasibleError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import Count, Seed
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.schema import Count, Seed
+from neuroshard.plumbing.threads import torch_threads
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.rl.agent import Agent, agent_digest, load_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import greedy, play, sampling
 from neuroshard.tasks.task import Task
-from neuroshard.threads import torch_threads
 
 
 @dataclass(frozen=True)

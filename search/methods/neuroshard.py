@@ -5,15 +5,14 @@ devices have too little.
 
 from dataclasses import dataclass, field, replace
 
-from neuroshard.checked import checked
-from neuroshard.plans.form import FORMS
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import Count, NonNegative, PositiveCount
-from neuroshard.searcher import Found, Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.forms import FormSearch, searched_forms
+from neuroshard.stages.search.methods.form_search import FormSearch, searched_forms
 from neuroshard.stages.search.methods.heuristics import SCORES
 from neuroshard.stages.search.methods.host_rows import RowsOver
 from neuroshard.stages.search.methods.improved import ImprovedSearch
@@ -25,6 +24,7 @@ from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import FORMS
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.checked import checked
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import Count, PositiveCount
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import Count, PositiveCount
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import fewest_shards, one_split_each, splittable

@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.files import digest_of
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.carry_over import Carried, carried_over
-from neuroshard.plans.form import FORMS, Form
 from neuroshard.plans.hosts import kept_on_hosts
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import NonNegative, shown
-from neuroshard.searcher import Found, Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import digest_of
+from neuroshard.plumbing.schema import NonNegative, shown
+from neuroshard.plumbing.units import ByteSize, readable_bytes
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ImprovedSearch
@@ -26,7 +26,7 @@ from neuroshard.stages.search.space.homes import settled
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.units import ByteSize, readable_bytes
+from neuroshard.words.form import FORMS, Form
 
 _IMPROVEMENT = Improvement(max_plans=100_000_000)  # jobs run for long, and their plans are improved rarely
 _LEAST_MS = 1e-9  # models may say that nothing costs anything

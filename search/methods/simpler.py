@@ -2,16 +2,16 @@
 
 from collections.abc import Collection
 
-from neuroshard.plans.form import Call, Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.stages.search.local.local_steps import local_steps
 from neuroshard.stages.search.local.merges import merged
-from neuroshard.stages.search.local.steps import local_steps
 from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_beside import beside
 from neuroshard.stages.search.space.forms import FormedTask
 from neuroshard.stages.search.space.homes import settled
+from neuroshard.words.form import Call, Form
 
 
 def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float) -> Plan:

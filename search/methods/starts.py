@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from neuroshard.arrays import IntArray
-from neuroshard.errors import InfeasibleError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog

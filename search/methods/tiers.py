@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.checked import checked
-from neuroshard.errors import InfeasibleError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Home, Tier
-from neuroshard.schema import PositiveCount
-from neuroshard.searcher import Found, Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.schema import PositiveCount
+from neuroshard.plumbing.units import readable_bytes
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.homes import HomeOptions, homed, rehomed
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.words.home import Home, Tier
 
 _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 _FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take

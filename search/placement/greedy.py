@@ -6,14 +6,14 @@ from typing import Protocol
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.models import ComputeModel, SumModel
-from neuroshard.stages.search.kernels.greedy import GreedyOutcome, Head, place_greedily
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.threads import in_threads, useful_threads
+from neuroshard.stages.search.kernels.place_greedily import GreedyOutcome, Head, place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
-from neuroshard.threads import in_threads, useful_threads
+from neuroshard.stages.search.space.sizes import DeviceLoads
 
 _WORTH_A_THREAD = 1 << 15  # shards x caps: a few milliseconds
 

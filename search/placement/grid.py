@@ -6,13 +6,13 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.checked import checked
-from neuroshard.schema import DIM_MULTIPLE, MAX_DEVICES
-from neuroshard.simulator import Simulator
+from neuroshard.cost.traffic import Traffic
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES
 from neuroshard.stages.search.placement.greedy import PlacementGrid, make_placer
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.traffic import Traffic
 
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
 

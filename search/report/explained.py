@@ -5,16 +5,16 @@ from math import isnan
 
 import numpy as np
 
-from neuroshard.cost import Cost, described_expectation
+from neuroshard.cost.cost import Cost, described_expectation
 from neuroshard.models.trust import LEVEL
-from neuroshard.plans.form import Form
 from neuroshard.plans.moves import Places, TableChange, table_changes
 from neuroshard.plans.picture import plan_png
-from neuroshard.plans.shard import Tier
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
 from neuroshard.stages.search.report.page import Grid, Picture, Section
 from neuroshard.stages.search.report.split_worth import SplitWorth
-from neuroshard.units import readable_bytes
+from neuroshard.words.form import Form
+from neuroshard.words.home import Tier
 
 _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so
 

@@ -4,16 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.cost import Cost
-from neuroshard.errors import UserError
-from neuroshard.loads import LoadSets
-from neuroshard.plans.form import Form
+from neuroshard.cost.cost import Cost
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Home
-from neuroshard.simulator import Simulator
-from neuroshard.stages.search.local.steps import local_steps
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.stages.search.local.local_steps import local_steps
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
@@ -22,6 +20,8 @@ from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_beside import beside
 from neuroshard.stages.search.space.forms import FormedTask
 from neuroshard.stages.search.space.homes import settled
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home
 
 _NOTICED = 0.005  # of a plan's cost
 

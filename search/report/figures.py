@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from neuroshard.arrays import FloatArray
-from neuroshard.hardware.training import PHASES
+from neuroshard.hardware.step_samples import PHASES
 from neuroshard.plans.picture import drawn, label
+from neuroshard.plumbing.arrays import FloatArray
 
 _BLUE, _GREY = "#4c72b0", "0.6"
 _OURS = "neuroshard"  # methods whose names begin so stand out

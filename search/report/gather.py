@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from neuroshard.errors import UserError
-from neuroshard.files import read_json
-from neuroshard.run_directory import RunDirectory, RunFile, runs_below
-from neuroshard.schema import NonNegative, parse
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json
+from neuroshard.plumbing.schema import NonNegative, parse
+from neuroshard.records.run_directory import RunDirectory, RunFile, runs_below
 from neuroshard.stages.search.report.names import NamedRun, named
 from neuroshard.stages.search.report.rows import EvaluationRow, SearchRow, TrainingRow, read_rows, typed
 from neuroshard.stages.search.results.search_results import SearchRun

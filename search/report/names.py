@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neuroshard.run_directory import flat
+from neuroshard.records.run_directory import flat
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _SETTING = re.compile(rf"([\w.]+)=({_NUMBER})")

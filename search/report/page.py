@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from neuroshard.files import write_atomically
+from neuroshard.plumbing.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from neuroshard import parquet
-from neuroshard.schema import Count, Name, NonNegative, parse
+from neuroshard.plumbing import parquet
+from neuroshard.plumbing.schema import Count, Name, NonNegative, parse
 
 
 @dataclass(frozen=True)

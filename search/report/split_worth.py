@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.cost import Cost
-from neuroshard.plans.form import Form
+from neuroshard.cost.cost import Cost
+from neuroshard.cost.traffic import Traffic, given_bytes
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
-from neuroshard.traffic import Traffic, given_bytes
+from neuroshard.words.form import Form
 
 _MOST_NUMBERS = 1 << 21  # devices x collectives x variants of a plan that are costed in one call: some tens of MB
 _MOST_DEVICES = 16  # that a table in rows or copies is tried on

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from neuroshard.files import write_atomically
+from neuroshard.plumbing.files import write_atomically
 
 _FORMULA = re.compile(r"\s*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # also as wide as Chinese and Japanese letters
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel, SumModel
-from neuroshard.plans.form import CALLS
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.words.form import CALLS
 
 
 class Change(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.cost import Cost
+from neuroshard.cost.cost import Cost
 from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plans.plan import Plan
 

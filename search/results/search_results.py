@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.parquet import read_rows, write_frame
 from neuroshard.plans.plan import Plan
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import Count, Name, parse, shown
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.parquet import read_rows, write_frame
+from neuroshard.plumbing.schema import Count, Name, parse, shown
+from neuroshard.records.run_directory import RunDirectory
 
 _COLUMNS = {
     "task": "int64",

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuroshard.errors import UserError
-from neuroshard.files import read_json, write_json
-from neuroshard.run_directory import RunDirectory
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.tasks.task import Task
 

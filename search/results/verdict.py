@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, FloatArray
 from neuroshard.models.trust import LEVEL
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 
 _LEAST_MS = 1e-9
 

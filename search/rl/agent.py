@@ -9,16 +9,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from neuroshard.errors import UserError, unknown_name
-from neuroshard.files import digest_of, read_json, regular_file, write_atomically, write_json
-from neuroshard.schema import of_format, parse, shown
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.files import digest_of, read_json, regular_file, write_atomically, write_json
+from neuroshard.plumbing.schema import of_format, parse, shown
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.batch import FEATURES
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings
 from neuroshard.stages.search.rl.costs import PlacementCosts, SimulatorCosts
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.encoder import TableEncoder
 from neuroshard.stages.search.rl.policy import Policy
 
 _FORMAT = "neuroshard-policy-1"

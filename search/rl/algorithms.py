@@ -6,8 +6,8 @@ from typing import cast
 
 import torch
 
-from neuroshard.checked import checked
-from neuroshard.schema import NonNegative
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import NonNegative
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Episodes, Policy, replay

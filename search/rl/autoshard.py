@@ -3,13 +3,12 @@
 import torch
 from torch import nn
 
-from neuroshard.checked import checked
-from neuroshard.perceptron import AnyWidths, Width, Widths, perceptron
+from neuroshard.models.perceptron import AnyWidths, Width, Widths, perceptron
+from neuroshard.plumbing.checked import checked
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.dreamshard import relative
-from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
 from neuroshard.stages.search.rl.policy import Policy
-from neuroshard.stages.search.rl.reduction import Reduction
 
 
 class AutoShardPolicy(Policy):

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads
+from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
-from neuroshard.plans.shard import Tier
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.feasibility import check_whole, device_memory
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.limits import Limits
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
+from neuroshard.words.home import Tier
 
 FEATURES = FeatureSet("physical")
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from neuroshard.errors import UserError
-from neuroshard.schema import shown
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import shown
 from neuroshard.stages.search.rl.agent import Tensors, check_like
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import MeasuredPlacements

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from neuroshard.checked import checked
-from neuroshard.perceptron import Width, Widths, perceptron
-from neuroshard.schema import Positive, PositiveCount, Share
+from neuroshard.models.perceptron import Width, Widths, perceptron
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import Positive, PositiveCount, Share
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.costs import NUM_PARTS, PlacementCosts
-from neuroshard.stages.search.rl.features import TableEncoder
-from neuroshard.stages.search.rl.reduction import Reduction
+from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
 
 
 @dataclass(frozen=True)

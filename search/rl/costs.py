@@ -5,14 +5,14 @@ from abc import ABC, abstractmethod
 import numpy as np
 import torch
 
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads
+from neuroshard.cost.loads import Loads
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import SumModel
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.reduction import Reduction
+from neuroshard.stages.search.rl.encoder import Reduction
 from neuroshard.stages.search.space.items import Items
-from neuroshard.traffic import Traffic
 
 NUM_PARTS = 3  # compute, forward and backward communication
 

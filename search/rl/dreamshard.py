@@ -2,13 +2,12 @@
 
 import torch
 
-from neuroshard.checked import checked
-from neuroshard.perceptron import AnyWidths, Width, Widths, perceptron
+from neuroshard.models.perceptron import AnyWidths, Width, Widths, perceptron
+from neuroshard.plumbing.checked import checked
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.costs import NUM_PARTS
-from neuroshard.stages.search.rl.features import TableEncoder
+from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
 from neuroshard.stages.search.rl.policy import Policy
-from neuroshard.stages.search.rl.reduction import Reduction
 
 
 class DreamShardPolicy(Policy):

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from neuroshard.checked import checked
-from neuroshard.cost import Cost
-from neuroshard.errors import UserError
+from neuroshard.cost.cost import Cost
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.schema import Positive, PositiveCount
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import Positive, PositiveCount
+from neuroshard.plumbing.threads import torch_threads
 from neuroshard.stages.search.rl.agent import Agent, Tensors, part
 from neuroshard.stages.search.rl.algorithms import Algorithm
 from neuroshard.stages.search.rl.batch import TaskBatch
@@ -21,7 +22,6 @@ from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSet
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Policy, play, sampling
 from neuroshard.tasks.task import Task
-from neuroshard.threads import torch_threads
 
 Measure = Callable[[Sequence[Plan]], Sequence[Cost | str]]
 

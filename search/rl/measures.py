@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from neuroshard.checked import checked
-from neuroshard.cost import Cost
+from neuroshard.cost.cost import Cost
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.plan_costs import measure_plans
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import Seed
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import Seed
 
 
 class CostSource(Protocol):

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
+from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
 from neuroshard.stages.search.rl.environment import Environment, EpisodeState
-from neuroshard.stages.search.rl.features import TableEncoder
-from neuroshard.stages.search.rl.reduction import Reduction
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
 

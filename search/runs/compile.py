@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from neuroshard.models import CostModels
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -14,7 +14,7 @@ from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tables.criteo import criteo
+from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
 
 _MODEL, _BATCH_SIZE = "cpu", 256

@@ -10,24 +10,24 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.checked import checked
-from neuroshard.cost import Cost
-from neuroshard.errors import UserError
-from neuroshard.files import check_directory
+from neuroshard.cost.cost import Cost
 from neuroshard.hardware import Hardware
-from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.hardware.plan_costs import beyond_memory, measure_plans, steps
 from neuroshard.models import CostModels
-from neuroshard.parquet import write_frame
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.picture import plan_png, save_png
 from neuroshard.plans.plan import Plan
-from neuroshard.progress import printer, progress_bar
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import PathName, PositiveCount, Seed
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import check_directory
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.words.fingerprint import versions
 
 _PICTURE = "plan.png"
 _SHOWN_ERRORS = 3

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
 from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import PathName
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
 from neuroshard.stages.search.report.page import Section, render, save_page

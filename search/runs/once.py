@@ -12,9 +12,9 @@ from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.meters import Meters, meters_of
 from neuroshard.hardware.plan_costs import Advance, measure_with, steps
 from neuroshard.hardware.step_meters import StepMeters, check_steps, step_meters
-from neuroshard.hardware.training import StepProtocol
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.results.finalists import MeasuredOnce
+from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.tasks.task import Task
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from neuroshard.checked import checked
-from neuroshard.errors import UserError
-from neuroshard.places import check_nothing_else
 from neuroshard.plans.picture import save_png
-from neuroshard.schema import PathName
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import PathName
+from neuroshard.records.run_directory import check_nothing_else
 from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
 from neuroshard.stages.search.report.page import Section, render, save_page
 from neuroshard.stages.search.report.reported import (
@@ -23,7 +23,7 @@ from neuroshard.stages.search.report.reported import (
     trust_shown,
 )
 from neuroshard.stages.search.report.spreadsheet import save_csv
-from neuroshard.stages.search.report.statistics import comparisons, in_sweep, sensitivities
+from neuroshard.stages.search.report.sweep_statistics import comparisons, in_sweep, sensitivities
 from neuroshard.stages.search.report.terminal import plain
 
 

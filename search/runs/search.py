@@ -13,26 +13,25 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.checked import checked
-from neuroshard.files import check_directory, digest_of
-from neuroshard.hardware.fingerprint import versions
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
-from neuroshard.outcome import JobFigures
-from neuroshard.progress import plain_console, progress_bar
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import FileName, PathName
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator, with_prediction
+from neuroshard.models.simulator import Simulator, with_prediction
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.files import check_directory, digest_of
+from neuroshard.plumbing.progress import plain_console, progress_bar
+from neuroshard.plumbing.schema import FileName, PathName
+from neuroshard.plumbing.threads import blas_threads
+from neuroshard.records.run_directory import JobFigures, RunDirectory
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.choice import declined_remark
-from neuroshard.stages.search.results.finalists import FinalistFiles
+from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.results.unfinished import Unfinished
 from neuroshard.stages.search.runs.searched import Answer, Searched
 from neuroshard.stages.search.runs.verify import Verifier, Verify, save_finalists
 from neuroshard.targets.export import remarks_on
 from neuroshard.tasks.task import Task
-from neuroshard.threads import blas_threads
+from neuroshard.words.fingerprint import versions
 
 _SHOWN_TASKS = 20
 

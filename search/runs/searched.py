@@ -3,10 +3,10 @@
 import time
 from dataclasses import dataclass
 
-from neuroshard.errors import InfeasibleError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tasks.task import Task
 
 
@@ -18,7 +18,7 @@ class Searched:
         plans: the one it found, and finalists beside it; none where there is an error.
         seconds: it took.
         error: why there is no plan.
-        warning, declined, remark: as `neuroshard.searcher.Found` has them.
+        warning, declined, remark: as `neuroshard.searching.searcher.Found` has them.
     """
 
     plans: tuple[Plan, ...]
@@ -48,7 +48,7 @@ class Answer:
         seconds: of search.
         measured_ms: its cost on hardware; NaN where nothing was measured.
         warning, remark: for people.
-        declined: as `neuroshard.searcher.Found` has it.
+        declined: as `neuroshard.searching.searcher.Found` has it.
     """
 
     plan: Plan

@@ -13,17 +13,17 @@ from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from neuroshard.checked import checked
-from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.files import regular_file, write_atomically
-from neuroshard.hardware.fingerprint import versions
 from neuroshard.models import CostModels
-from neuroshard.parquet import write_frame
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.picture import curves_png, save_png
-from neuroshard.progress import progress_bar
-from neuroshard.run_directory import RunDirectory
-from neuroshard.schema import Count, Seed, parse
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.files import regular_file, write_atomically
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.progress import progress_bar
+from neuroshard.plumbing.schema import Count, Seed, parse
+from neuroshard.plumbing.threads import torch_threads
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.rl.agent import Agent, Tensors, part, save_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
@@ -32,7 +32,7 @@ from neuroshard.stages.search.rl.learner import Learner, Session
 from neuroshard.stages.search.rl.measures import CostSource
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.tasks.task import Task
-from neuroshard.threads import torch_threads
+from neuroshard.words.fingerprint import versions
 
 _CHECKPOINT = "checkpoint.safetensors"
 

@@ -15,17 +15,17 @@ from rich.text import Text
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.step_meters import StepMeters, check_steps, step_meters
-from neuroshard.hardware.training import PHASES, StepProtocol
-from neuroshard.parquet import write_frame
-from neuroshard.plans.form import FORMS
+from neuroshard.hardware.step_samples import PHASES, StepProtocol
 from neuroshard.plans.picture import save_png
 from neuroshard.plans.plan import Plan
-from neuroshard.progress import printer, progress_bar
-from neuroshard.run_directory import RunDirectory
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.stages.search.results.comparison import Evaluated
-from neuroshard.stages.search.results.steps import LOOKUPS_ALONE, BuildFiles, StepTimes, phase_rows
+from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, BuildFiles, StepTimes, phase_rows
 from neuroshard.stages.search.runs.evaluate import facts_of
+from neuroshard.words.form import FORMS
 
 _PICTURE = "steps.png"
 _TRUSTED = 0.03  # equal plans must agree as well as that before differences are worth anything

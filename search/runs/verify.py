@@ -11,14 +11,14 @@ import pandas as pd
 from msgspec import Meta
 from rich.progress import Progress
 
-from neuroshard.checked import checked
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.plan_costs import Advance, beyond_memory
-from neuroshard.parquet import write_frame
 from neuroshard.plans.plan import Plan
-from neuroshard.schema import PositiveCount, Seed
-from neuroshard.stages.search.results.finalists import FinalistFiles, Finalists, MeasuredOnce
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.schema import PositiveCount, Seed
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.stages.search.runs.once import InParts, Means, Once
 from neuroshard.stages.search.runs.searched import Answer

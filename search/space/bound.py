@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
 from neuroshard.models import SumModel
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exchange_bound import Widest, least_left_ms, longest_waits
 from neuroshard.stages.search.space.prices import Prices

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import Float32Array, FloatArray
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.side_by_side import columns_model
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes, entry_loads

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from neuroshard.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.limits import keeps_limits
 from neuroshard.stages.search.space.sizes import Sizes

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CommModel
 from neuroshard.models.interface import OneDevice, Outline
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import Traffic
 
 _WIDEST, _BELOW = 96, 64  # ranges of bytes that are told apart: above the mean device's, and below
 _LONGEST = 16  # ranges of the longest wait

@@ -4,14 +4,14 @@ from math import ceil
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
-from neuroshard.errors import InfeasibleError
 from neuroshard.plans.hosts import least_host_bytes
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.plumbing.units import readable_bytes, readable_bytes_up
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes, readable_bytes_up
 
 _NAMED_ITEMS = 3
 _PARTS = 1000  # of how many times the memory would do

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.loads import Loads, LoadSets
-from neuroshard.simulator import Simulator
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic, given_bytes
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.search.space.forms import FormedTask
-from neuroshard.traffic import Collective, Traffic, given_bytes
+from neuroshard.words.collective import Collective
 
 
 def beside(simulator: Simulator, formed: FormedTask) -> Simulator:

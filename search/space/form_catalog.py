@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import part_of
 from neuroshard.stages.search.space.items import Item, Items

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.plans.form import FORMS
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.words.form import FORMS
 
 _MOST_STEPS = 100
 _LIKELY = 64  # changes that promised most when all were looked at: as long as some of them help, others are not

@@ -10,17 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Form
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
 from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import ELEMENT_BYTES, Collective, Traffic
+from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.form import CALLS, IN_COLUMNS, Form
 
 _TOGETHER = 256  # estimates made at once, at most
 

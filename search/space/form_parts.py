@@ -4,19 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, Float32Array, FloatArray, IntArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import given_bytes
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.model_set import ModelSet
-from neuroshard.plans.form import FORMS, Call, Form
 from neuroshard.plans.lay_out import in_rows
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.layout import even_layout
 from neuroshard.tasks.task import Task
-from neuroshard.traffic import Collective, given_bytes
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import FORMS, Call, Form
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _FEW = 16  # of the largest numbers: among them is one of a table that is chosen, nearly always

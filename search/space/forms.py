@@ -7,20 +7,21 @@ from glob import escape
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, IntArray
-from neuroshard.errors import InfeasibleError
-from neuroshard.loads import Loads
+from neuroshard.cost.loads import Loads
 from neuroshard.models.model_set import ModelSet
-from neuroshard.plans.form import CALLS, FORMS, Call, Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import has_row_blocks
-from neuroshard.plans.shard import Placement, Tier
+from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.words.form import CALLS, FORMS, Call, Form
+from neuroshard.words.home import Tier
+from neuroshard.words.shard import Placement
 
 COLUMNS, ROWS, COPIES = (FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
 

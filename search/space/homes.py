@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.plans.form import CALLS
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import CALLS
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
 _PRICES = 40  # of host memory that are tried

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from neuroshard.arrays import BoolArray, IntArray
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.limits import Limits
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedShard
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import Form
 
 _COLUMNS = frozenset({Form.COLUMNS})
 

@@ -5,7 +5,7 @@ A layout is the (S,) catalog entries of its shards, ascending; P layouts of as m
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.sizes import Sizes
 

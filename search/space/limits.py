@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.stages.search.space.compiled import kernel, leaf
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from neuroshard.arrays import IntArray
 from neuroshard.plans.moves import moved_between
+from neuroshard.plumbing.arrays import IntArray
 from neuroshard.stages.search.space.compiled import kernel, leaf
 
 __all__ = ["arriving_bytes", "moved_between", "moved_bytes"]

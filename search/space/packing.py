@@ -7,10 +7,10 @@ than one slice is free everywhere does a packing fail, so without constraints it
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, IntArray
-from neuroshard.errors import InfeasibleError
-from neuroshard.plans.form import FORMS
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.feasibility import (
     check_hosts,
@@ -25,7 +25,7 @@ from neuroshard.stages.search.space.forms import has_other_forms, has_other_home
 from neuroshard.stages.search.space.limits import open_devices
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
-from neuroshard.units import readable_bytes
+from neuroshard.words.form import FORMS
 
 NO_PLAN = "no plan exists"  # in any form that the task allows
 NO_COLUMNS = "no plan with all tables in columns exists"

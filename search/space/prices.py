@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray, IntArray
 from neuroshard.models import ReluHead
-from neuroshard.schema import DIM_MULTIPLE
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
 
 _ROUNDING = 1e-6  # of the terms of a sum in single precision

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
 from neuroshard.stages.search.space.sizes import Sizes

@@ -11,19 +11,20 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, Outcome
 from neuroshard.hardware.workers import forked_warm
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records import DataDirectory
-from neuroshard.records.samples import Repeats, name_of
-from neuroshard.run_directory import RunDirectory
+from neuroshard.records.run_directory import RunDirectory
+from neuroshard.records.samples import Repeats
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.testing import PATIENCE_S, toy_tables
-from neuroshard.testing.devices.hardware import MadeUpHardware, SlowerBy
-from neuroshard.testing.killed import die_at_file
-from neuroshard.timing import TimingProtocol
+from neuroshard.testing import toy_tables
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.words.collective import name_of
+from tests.kit.processes import PATIENCE_S, die_at_file
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_bytes=0)
 

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import Home, Tier
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory
-from neuroshard.records.samples import name_of
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective, name_of
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
 
 TABLES = toy_tables(30)
 

@@ -11,10 +11,11 @@ import pytest
 
 from neuroshard.hardware import DeviceSpec, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records import DataDirectory
 from neuroshard.records.samples import Repeats
-from neuroshard.testing import PATIENCE_S, toy_tables
-from neuroshard.timing import TimingProtocol
+from neuroshard.testing import toy_tables
+from tests.kit.processes import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 
 from neuroshard.app.commands import COMMANDS
 from neuroshard.app.settings import settings_of
-from neuroshard.configs import choices, chosen_in, settings_in
-from neuroshard.errors import UserError
 from neuroshard.models import CostModels
-from neuroshard.registry import _composed, chosen_of, compose_config, instantiate_config, plain
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.configs import choices, chosen_in, settings_in
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.registry import _composed, chosen_of, compose_config, instantiate_config, plain
 from neuroshard.stages.search.methods.heuristics import Greedy
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

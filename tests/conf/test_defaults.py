@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard import configs
-from neuroshard.configs import content_of, filled_choice, settings_in
+from neuroshard.plumbing import configs
+from neuroshard.plumbing.configs import content_of, filled_choice, settings_in
 from neuroshard.signatures import NEEDED, signature_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

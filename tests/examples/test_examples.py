@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.testing import PATIENCE_S
+from tests.kit.processes import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 

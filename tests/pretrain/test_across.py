@@ -7,37 +7,35 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.shared import SharedCompute
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.asked import loads_of
+from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.across import Across, SharedExamples, SharedNetwork
-from neuroshard.stages.pretrain.additive import Additive, Ensemble
 from neuroshard.stages.pretrain.examples import ComputeTable
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.machine import Machine
+from neuroshard.stages.pretrain.other_speed import Speed, scaled_compute, typical_ratio
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.pretrain_across import PretrainAcross
-from neuroshard.stages.pretrain.ratios import typical_ratio
 from neuroshard.stages.pretrain.refit import Refit
 from neuroshard.stages.pretrain.result import predict_compute
-from neuroshard.stages.pretrain.scaled import scaled_compute
-from neuroshard.stages.pretrain.set_comm import SetCommunication
-from neuroshard.stages.pretrain.speed import Speed
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import PhysicalComputeConformance, random_ensemble, random_set_comm, toy_tables
 from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
-from neuroshard.testing.devices.family import drawn_cpu
+from neuroshard.testing.devices.cpu import drawn_cpu
+from neuroshard.words.fingerprint import Fingerprint
 
 TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)
 SPLIT = split_tables(TABLES, 0)

@@ -6,30 +6,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.loads import Loads
+from neuroshard.cost.loads import Loads
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.parts import compute_part
-from neuroshard.plans.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.samples import name_of
 from neuroshard.records.splits import split_tables
-from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.additive import Additive
+from neuroshard.stages.pretrain.fit_additive import Additive
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pretrain import Pretrain
-from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.words.collective import Collective, name_of
+from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
 
 DEVICE = MADE_UP["cpu"]
 TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)

@@ -5,9 +5,9 @@ from functools import cache
 import numpy as np
 
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.stages.pretrain.additive import Additive, Ensemble
-from neuroshard.stages.pretrain.regression import Regression
-from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables

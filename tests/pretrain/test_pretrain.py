@@ -9,28 +9,29 @@ import pytest
 import torch
 from rich.console import Console
 
-from neuroshard import files
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
-from neuroshard.plans.form import Form
+from neuroshard.plumbing import files
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.records.splits import split_tables
-from neuroshard.stages.pretrain.additive import Additive, Ensemble
 from neuroshard.stages.pretrain.examples import CommTable, ComputeTable
-from neuroshard.stages.pretrain.metrics import accuracy_of
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.networks import CommNetwork, ComputeNetwork, to_mlp
 from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pretrain import Pretrain
-from neuroshard.stages.pretrain.regression import Regression
-from neuroshard.stages.pretrain.set_comm import SetCommunication
+from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 from neuroshard.testing import LinearComm, LinearCompute, toy_tables
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.words.collective import Collective
+from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.form import Form
 
 TABLES = toy_tables(200)
 SPLIT = split_tables(TABLES, 0)
@@ -250,7 +251,7 @@ def _full_disk(monkeypatch, *full):
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, fill)
 
-    monkeypatch.setattr("neuroshard.files.write_atomically", write_where_there_is_room)
+    monkeypatch.setattr("neuroshard.plumbing.files.write_atomically", write_where_there_is_room)
     monkeypatch.setattr("neuroshard.models.bundle.write_atomically", write_where_there_is_room)
 
 

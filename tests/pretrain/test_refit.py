@@ -5,17 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
-from neuroshard.plans.form import IN_COLUMNS, Form
-from neuroshard.records.asked import loads_of, traffic_of
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.stages.pretrain.other_speed import scaled_compute
 from neuroshard.stages.pretrain.refit import Refit
-from neuroshard.stages.pretrain.scaled import scaled_compute
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import toy_tables
 from neuroshard.testing.toys import (
@@ -25,7 +24,8 @@ from neuroshard.testing.toys import (
     random_regression,
     random_set_comm,
 )
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import IN_COLUMNS, Form
 
 TABLES = toy_tables(40)
 BRIEF = TrainingSettings(20, 16, 1e-3, "cosine", "absolute_relative", 20)

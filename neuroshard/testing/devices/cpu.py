@@ -1,14 +1,21 @@
 """A made-up CPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.plans.form import ON_DEVICE_CALLS, Call
-from neuroshard.testing.devices.lookups import dense_update_bytes, hit_share, owners, rounded_up, totals, unique_rows
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.testing.devices.kernel_work import (
+    dense_update_bytes,
+    hit_share,
+    owners,
+    rounded_up,
+    totals,
+    unique_rows,
+)
+from neuroshard.words.form import ON_DEVICE_CALLS, Call
 
 _LINE_BYTES = 64
 _GRADIENT_BYTES = 4
@@ -76,3 +83,17 @@ class MadeUpCpu(ComputeModel):
         full, rest = np.divmod(loads.dim, _LANES)
         vectors_ms: FloatArray = loads.lookups * (full + self.rest_vectors * (rest > 0)) * self.vector_ms
         return vectors_ms
+
+
+_LEAST_REST, _MOST_REST = 1.0, 3.0
+
+
+def drawn_cpu(rng: np.random.Generator, times: float = 3.0) -> MadeUpCpu:
+    """A CPU whose every size and time is the usual one times or over a factor of up to `times`, each its own."""
+    usual = MadeUpCpu()
+    changed = {
+        field.name: getattr(usual, field.name) * times ** rng.uniform(-1, 1)
+        for field in fields(usual)
+        if field.name != "rest_vectors"
+    }
+    return MadeUpCpu(**changed, rest_vectors=rng.uniform(_LEAST_REST, _MOST_REST))

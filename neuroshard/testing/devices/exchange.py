@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CommModel
 from neuroshard.models.by_collective import CommByCollective
-from neuroshard.plans.form import Form
-from neuroshard.testing.devices.lookups import bounded_by
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.testing.devices.kernel_work import bounded_by
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
 
 _HELD_UP = 0.7  # of the straggler's time, which all others take at least
 

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.models import ComputeModel
-from neuroshard.plans.form import ON_DEVICE_CALLS, Call
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables.reuse import MEAN_COUNTS
-from neuroshard.testing.devices.lookups import (
+from neuroshard.testing.devices.kernel_work import (
     bounded_by,
     dense_update_bytes,
     hit_share,
@@ -18,6 +17,7 @@ from neuroshard.testing.devices.lookups import (
     totals,
     unique_rows,
 )
+from neuroshard.words.form import ON_DEVICE_CALLS, Call
 
 _SECTOR_BYTES = 32
 _GRADIENT_BYTES = 4

@@ -5,15 +5,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.arrays import FloatArray
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels
 from neuroshard.models.interface import waits
-from neuroshard.records.asked import loads_of
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, Sample
 from neuroshard.testing.devices.cpu import MadeUpCpu
 from neuroshard.testing.devices.exchange import MadeUpExchange, every_collective
 from neuroshard.testing.devices.gpu import MadeUpGpu
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.words.collective import Collective
 
 
 @dataclass(frozen=True)

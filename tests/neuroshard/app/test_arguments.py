@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from neuroshard.app.arguments import as_overrides, quoted, split_flags
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 
 
 def _pairs(command, *texts):

@@ -12,12 +12,12 @@ import pytest
 import neuroshard as ns
 from neuroshard.app import cli
 from neuroshard.app.completion import bash_script, completions
-from neuroshard.files import exclusive
-from neuroshard.hardware.fingerprint import Fingerprint
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plumbing.files import exclusive
 from neuroshard.testing import random_models, toy_task
-from neuroshard.testing.commands import run_command
+from neuroshard.words.fingerprint import Fingerprint
+from tests.kit.commands import run_command
 
 TABLES = "name,rows,dim,pooling_factor\n"
 

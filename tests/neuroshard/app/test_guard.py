@@ -10,7 +10,7 @@ import pytest
 
 from neuroshard.app import cli, entry
 from neuroshard.app.guard import EXIT_BUG, EXIT_USER_ERROR, exit_code, one_line
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 
 
 def test_a_users_mistake_is_its_own_text():

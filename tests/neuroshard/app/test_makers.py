@@ -7,8 +7,8 @@ import pytest
 
 from neuroshard.app.arguments import as_overrides
 from neuroshard.app.makers import check_made
-from neuroshard.configs import choices
-from neuroshard.errors import UserError
+from neuroshard.plumbing.configs import choices
+from neuroshard.plumbing.errors import UserError
 
 
 @pytest.fixture(autouse=True)

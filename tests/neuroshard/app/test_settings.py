@@ -4,8 +4,8 @@ import pytest
 
 from neuroshard.app.help import command_help
 from neuroshard.app.settings import Setting, settings_of
-from neuroshard.configs import comments, headline
-from neuroshard.registry import chosen_of, compose_config, missing, plain
+from neuroshard.plumbing.configs import comments, headline
+from neuroshard.plumbing.registry import chosen_of, compose_config, missing, plain
 
 
 def test_comments_are_found_by_key():

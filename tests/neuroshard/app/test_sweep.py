@@ -5,8 +5,8 @@ from io import StringIO
 from rich.console import Console
 
 from neuroshard.app.sweep import Job, compared, failure_of, jobs_in, sweep_folder
-from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.outcome import JobFigures
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.records.run_directory import JobFigures
 
 
 def _shown(*jobs):

@@ -10,10 +10,10 @@ from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.collectives import Circles, make_exchange
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
-from neuroshard.records.samples import BETWEEN_HOSTS, CommSample
-from neuroshard.testing import PATIENCE_S
-from neuroshard.timing import TimingProtocol
-from neuroshard.traffic import Collective
+from neuroshard.plumbing.timing import TimingProtocol
+from neuroshard.records.samples import CommSample
+from neuroshard.words.collective import BETWEEN_HOSTS, Collective
+from tests.kit.processes import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("measures")
 DEVICES = 4

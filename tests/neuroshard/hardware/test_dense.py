@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.errors import UserError
 from neuroshard.hardware.dense import WARNING, dense_run
 from neuroshard.hardware.inputs import LEARNING_RATE
-from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.plans.form import Form
+from neuroshard.hardware.specs import EmbeddingSettings
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import ComputeSample
 from neuroshard.testing import toy_tables
+from neuroshard.words.form import Form
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:{WARNING}")
 CPU = torch.device("cpu")

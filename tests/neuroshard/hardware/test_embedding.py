@@ -12,16 +12,16 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from neuroshard.errors import UserError
 from neuroshard.hardware import embedding
 from neuroshard.hardware.embedding import Arenas, build_operator, fused_run
 from neuroshard.hardware.inputs import draw_inputs
-from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import Home, Tier
+from neuroshard.hardware.specs import EmbeddingSettings
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.testing import toy_tables
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
 
 CPU = torch.device("cpu")
 RATE = 1e-3

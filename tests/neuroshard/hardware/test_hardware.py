@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import make_device
-from neuroshard.hardware.exchange import Clock, ExchangeBench
-from neuroshard.plans.form import Form
+from neuroshard.hardware.exchange_bench import Clock, ExchangeBench
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.timing import TimingProtocol, typical_ms
 from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
-from neuroshard.testing import PATIENCE_S, toy_tables
-from neuroshard.timing import TimingProtocol, typical_ms
+from neuroshard.testing import toy_tables
+from neuroshard.words.form import Form
+from tests.kit.processes import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("measures")
 TIMING = TimingProtocol(warmup=1, rounds=3, repeats_per_round=2, live=8, flush_bytes=1 << 20)

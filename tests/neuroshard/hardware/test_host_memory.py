@@ -9,14 +9,14 @@ import torch
 from neuroshard.hardware.embedding import Arenas, build_operator
 from neuroshard.hardware.host_memory import host_run
 from neuroshard.hardware.popular import PopularRows
-from neuroshard.hardware.settings import EmbeddingSettings
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import Home, Tier
+from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.misses import cache_misses
 from neuroshard.tables.reuse import MEAN_COUNTS, zipf_reuse
 from neuroshard.testing import toy_tables
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
 
 CPU = torch.device("cpu")
 

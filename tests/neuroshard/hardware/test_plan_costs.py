@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, Hardware, Outcome, plan_costs
 from neuroshard.hardware.plan_costs import measure_plans, steps
-from neuroshard.plans.form import Form
 from neuroshard.plans.plan import assemble
-from neuroshard.plans.shard import Home, Tier
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample, Repeats
 from neuroshard.testing import toy_task
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
 
 
 class _Meter:

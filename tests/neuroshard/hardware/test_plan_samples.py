@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
-from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_tables
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 TABLES = toy_tables(5, seed=3)
 TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)

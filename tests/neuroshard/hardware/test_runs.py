@@ -9,7 +9,7 @@ import pytest
 
 import neuroshard
 from neuroshard.hardware.runs import Timed, run_batch
-from neuroshard.timing import TimingProtocol
+from neuroshard.plumbing.timing import TimingProtocol
 
 PROTOCOL = TimingProtocol(warmup=1, rounds=3, repeats_per_round=2, live=4, flush_bytes=0)
 

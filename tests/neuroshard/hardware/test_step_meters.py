@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_steps, measure_build
-from neuroshard.hardware.training import PHASES, StepProtocol
+from neuroshard.hardware.step_samples import PHASES, StepProtocol
 from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import Repeats
 from neuroshard.testing import toy_task
 

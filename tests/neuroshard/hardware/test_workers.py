@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import Repeats
-from neuroshard.testing import PATIENCE_S
+from tests.kit.processes import PATIENCE_S
 
 
 class _Bench:

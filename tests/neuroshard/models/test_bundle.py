@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import Accuracy, ModelTest, ModelTests
 from neuroshard.models.trust import Margin, Margins, Ranges
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import random_ensemble, random_models, random_set_comm, toy_tables
-from neuroshard.traffic import Traffic
+from neuroshard.words.fingerprint import Fingerprint
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
 CARD = Card(
@@ -100,7 +100,7 @@ def _interrupted(monkeypatch, after, error):
         write(path, fill)
 
     monkeypatch.setattr("neuroshard.models.bundle.write_atomically", write_some)
-    monkeypatch.setattr("neuroshard.files.write_atomically", write_some)
+    monkeypatch.setattr("neuroshard.plumbing.files.write_atomically", write_some)
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from neuroshard.errors import UserError
 from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.simulator import Simulator
 from neuroshard.testing import (
     random_ensemble,
     random_models,

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.testing import (
     CommModelConformance,
@@ -19,7 +20,6 @@ from neuroshard.testing import (
     random_shared,
     toy_tables,
 )
-from neuroshard.traffic import Traffic
 
 
 class TestNeuralCompute(SumModelConformance):

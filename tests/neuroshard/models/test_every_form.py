@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.interface import waits
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins, Range
-from neuroshard.plans.form import CALLS, Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import (
     PhysicalCommConformance,
@@ -26,7 +26,8 @@ from neuroshard.testing import (
     random_set_comm,
     toy_tables,
 )
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import CALLS, Form
 
 MODELS = random_form_models()
 TABLES = tuple(replace(table, rows=table.rows + 8) for table in toy_tables(4))

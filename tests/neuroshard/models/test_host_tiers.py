@@ -7,18 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.configs import choices
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.models.beside import with_host_tiers
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
-from neuroshard.models.roofline import RooflineCompute
+from neuroshard.models.roofline import RooflineCompute, with_host_tiers
 from neuroshard.models.side_by_side import columns_model
-from neuroshard.plans.form import CALLS, FORMS, IN_COLUMNS, Call, Form
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.plumbing.configs import choices
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import (
@@ -29,6 +26,8 @@ from neuroshard.testing import (
     random_regression,
     toy_tables,
 )
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 ONCE = (1.0, *(0.0,) * 16)
 IN_HOST = Home(Tier.HOST)

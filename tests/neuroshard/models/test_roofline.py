@@ -1,16 +1,17 @@
 import numpy as np
 import pytest
 
-from neuroshard.configs import choices
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plumbing.configs import choices
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
-from neuroshard.traffic import Collective, Traffic
+from neuroshard.words.collective import Collective
+from neuroshard.words.shard import Placement, Shard
 
 ONCE = (1.0, *(0.0,) * 16)
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from neuroshard.bundles import shipped_names, shipped_path
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
-from neuroshard.plans.form import Form
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.form import Form
 
 
 def test_cpu_models_are_shipped_with_a_complete_card():

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import CostModels, ReluHead, SumModel
-from neuroshard.models.one_by_one import OneByOne
 from neuroshard.models.side_by_side import CallsApart, columns_model
-from neuroshard.plans.form import Call, Form
+from neuroshard.models.simplified import OneByOne
 from neuroshard.testing import LinearCompute, OpaqueCompute, SumModelConformance, random_by_form, sequence_task
 from neuroshard.testing.devices import MADE_UP
+from neuroshard.words.form import Call, Form
 
 TABLES = sequence_task(14).tables
 ALL = Loads.of(TABLES, 256)

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from neuroshard.plans.carry_over import carried_over
-from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.form import Form
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 ONCE = (1.0, *(0.0,) * 16)
 

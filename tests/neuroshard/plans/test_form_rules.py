@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.form import Form
+from neuroshard.words.shard import Placement, Shard
 
 TABLES = tuple(Table(name, 100, 16, 2.0, (1.0, *(0.0,) * 16)) for name in "abc")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard
-from neuroshard.errors import UserError
-from neuroshard.plans.form import FORMS, Form, form_of
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import row_blocks
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.shard import Placement, Shard, form_of
 
 ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 10, 16, 2.0, ONCE)

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads
-from neuroshard.plans.form import CALLS, Call, Form
+from neuroshard.cost.loads import Loads
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 ONCE = (1.0, *(0.0,) * 16)
 TABLES = (Table("a", 1000, 8, 2.0, ONCE), Table("b", 500, 16, 1.0, ONCE), Table("c", 100, 8, 1.0, ONCE, pooled=False))
@@ -152,7 +152,7 @@ def test_homes_are_of_all_tables():
 
 
 def test_models_that_know_no_host_memory_refuse_it():
-    from neuroshard.simulator import Simulator
+    from neuroshard.models.simulator import Simulator
     from neuroshard.testing import linear_models
 
     pooled = Task(TABLES[:2], TOPOLOGY, 64, fixed_homes=HOMES[:2])

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.errors import UserError
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
+from neuroshard.words.shard import Placement, Shard
 
 
 @st.composite

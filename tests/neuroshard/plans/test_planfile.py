@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.errors import UserError
+from neuroshard.cost.cost import Prediction
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.prediction import Prediction
-from neuroshard.plans.shard import Placement, Shard
+from neuroshard.plumbing.errors import UserError
+from neuroshard.words.shard import Placement, Shard
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-2.json"
 

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.errors import UserError
 from neuroshard.models import CostModels
-from neuroshard.plans.form import Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
 
 BATCH = 64
 TABLE = Table("s", 100, 16, 2.5, (1.0, *(0.0,) * 16), features=2, pooled=False)

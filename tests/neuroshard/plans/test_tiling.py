@@ -8,11 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from neuroshard.errors import UserError
-from neuroshard.plans.shard import Home, Placement, Shard, Tier
 from neuroshard.plans.tiling import check_cover, check_tiling
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement, Shard
 
 ONCE = (1.0, *(0.0,) * 16)
 PLACE = re.compile(r"plan: column (\d+) of table 't', row (\d+), is covered (twice|by no shard)")

@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.hardware.fingerprint import Fingerprint
-from neuroshard.plans.form import Form
-from neuroshard.plans.shard import Home, Tier
+from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records.parquet_schema import COMM_SCHEMA, COMPUTE_SCHEMA
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
-from neuroshard.records.schema import COMM_SCHEMA, COMPUTE_SCHEMA
 from neuroshard.testing import toy_tables
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
 
 BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
 SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, (1.0, *(0.0,) * 16)))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from neuroshard.records.schema import read_tables, tables_rows
+from neuroshard.records.parquet_schema import read_tables, tables_rows
 from neuroshard.testing import toy_tables
 
 

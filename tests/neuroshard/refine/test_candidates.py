@@ -5,18 +5,18 @@ from itertools import islice, repeat
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
 from neuroshard.hardware.plan_samples import kernel_calls
 from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
-from neuroshard.records.asked import loads_of
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.refine.candidates import Candidates
 from neuroshard.refine.choose import Source, content_key, exchange_key, filled, most_doubtful, unseen
 from neuroshard.refine.contents import random_contents
 from neuroshard.refine.propose import believing, proposed
 from neuroshard.refine.rounds import Again, Foreseen, Round, RoundFiles, Shares, noise_of, well_predicted
-from neuroshard.simulator import Simulator
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.search.methods.heuristics import Greedy

@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 from neuroshard.app import cli
-from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.files import read_json
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.trust import Ranges
-from neuroshard.parquet import read_rows
-from neuroshard.plans.form import IN_COLUMNS
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.files import read_json
+from neuroshard.plumbing.parquet import read_rows
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
 from neuroshard.refine.contents import random_contents
@@ -28,26 +28,26 @@ from neuroshard.refine.run import Refine
 from neuroshard.refine.speed import slowness
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_all import margins_of
-from neuroshard.stages.pretrain.measured import Measured
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.refit import Refit
-from neuroshard.stages.pretrain.set_comm import SetCommunication
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
-from neuroshard.testing import PATIENCE_S, toy_task
+from neuroshard.testing import toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
-from neuroshard.testing.devices.hardware import MadeUpHardware, SlowerBy
-from neuroshard.testing.killed import die_at_file
-from neuroshard.timing import TimingProtocol
-from neuroshard.traffic import Collective
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import IN_COLUMNS
+from tests.kit.processes import PATIENCE_S, die_at_file
 
 BATCH_SIZE, DEVICES = 4096, 2
 HOME = MADE_UP["cpu"]

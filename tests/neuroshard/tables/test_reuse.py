@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import neuroshard as ns
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables.reuse import BOTTOMS, TOPS, histogram, reuse_at, zipf_reuse
 
 

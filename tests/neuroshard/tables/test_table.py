@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table, halvings
 from neuroshard.testing import toy_tables
 

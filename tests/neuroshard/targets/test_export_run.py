@@ -10,7 +10,7 @@ import neuroshard as ns
 from neuroshard.plans.lay_out import in_copies
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.testing import toy_task
-from neuroshard.testing.commands import run_command
+from tests.kit.commands import run_command
 
 
 @pytest.fixture

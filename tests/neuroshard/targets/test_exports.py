@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import neuroshard as ns
-from neuroshard.errors import UserError
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Home, Placement, Shard, Tier
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement, Shard
 
 GOLDEN = Path(__file__).parent / "golden"
 ONCE = (1.0, *(0.0,) * 16)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import Home, Tier
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.targets.export import TARGETS, constrained, target_named
 from neuroshard.tasks.constraints import Constraints, TableRule, constraints
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
 
 TABLE = Table("a", 100, 16, 2.0, (1.0, *(0.0,) * 16))
 TASK = Task((TABLE, replace(TABLE, name="b")), Topology(4, 1 << 30, 0, 2, 1 << 30), 64)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.errors import UserError
 from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints, load_constraints
 from neuroshard.tasks.task import Task, Topology

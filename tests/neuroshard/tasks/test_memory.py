@@ -7,16 +7,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads
-from neuroshard.plans.form import FORMS, Form
+from neuroshard.cost.loads import Loads
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS
+from neuroshard.plumbing.units import MAX_BYTES, readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.units import MAX_BYTES, readable_bytes
+from neuroshard.words.form import FORMS, Form
 
 ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 1000, 8, 2.5, ONCE)

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.tasks.draw import TaskDraw, drawn, from_file, save_tasks
 from neuroshard.tasks.task import Task, Topology

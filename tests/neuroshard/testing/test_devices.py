@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from neuroshard.loads import LoadSets
-from neuroshard.plans.form import Form
-from neuroshard.records.asked import loads_of
+from neuroshard.cost.loads import LoadSets
+from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, MadeUpGpu, measured_comm, measured_compute
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
 
 _TABLES = dlrm_like(num_tables=40, batch_size=4096)
 

@@ -9,11 +9,11 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec import find_bags
 from neuroshard.torchrec.bags import form_rules
+from neuroshard.words.form import Form
 
 META = torch.device("meta")
 

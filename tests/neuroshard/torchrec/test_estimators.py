@@ -7,9 +7,9 @@ import pytest
 from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
 
 import neuroshard as ns
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
-from neuroshard.simulator import Simulator
 from neuroshard.testing import SumModelConformance, linear_models, toy_task
 from neuroshard.torchrec.estimators import (
     SimulatorPerfModel,

@@ -15,9 +15,9 @@ from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import BoundsCheckMode
 
-from neuroshard.errors import UserError
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.searcher import Searcher
+from neuroshard.plumbing.errors import UserError
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute

@@ -14,14 +14,14 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, Sha
 from torchrec.distributed.types import ShardingEnv
 
 import neuroshard as ns
-from neuroshard.plans.form import Form
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.tables import Table
-from neuroshard.tables.dlrm_like import dlrm_like
 from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec import from_sharding_plan, to_sharding_plan
+from neuroshard.words.form import Form
 
 META = torch.device("meta")
 HOST, DEVICES, BATCH = 8, 16, 65536

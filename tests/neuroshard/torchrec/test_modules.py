@@ -28,7 +28,7 @@ from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbe
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 from torchrec.types import DataType
 
-from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner

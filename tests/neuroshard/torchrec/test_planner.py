@@ -13,9 +13,9 @@ from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
 
-from neuroshard.errors import InfeasibleError, MissingPackageError, UserError
 from neuroshard.plans.plan import assemble
-from neuroshard.searcher import Searcher
+from neuroshard.plumbing.errors import InfeasibleError, MissingPackageError, UserError
+from neuroshard.searching.searcher import Searcher
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models

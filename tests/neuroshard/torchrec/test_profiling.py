@@ -18,10 +18,10 @@ from torchrec.distributed.planner import Topology
 from torchrec.types import DataType
 
 import neuroshard as ns
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.torchrec import NeuroShardPlanner, find_bags, profile
-from neuroshard.torchrec.statistics import known_tables, warn_of_guesses, with_statistics
+from neuroshard.torchrec.known_tables import known_tables, warn_of_guesses, with_statistics
 
 META = torch.device("meta")
 ROWS = {"user": 40, "item": 300}

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.shard import Home, Tier
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing.gloo import on_gloo, shard_of
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
+from tests.kit.processes import on_gloo, shard_of
 
 ONCE = (1.0, *(0.0,) * 16)
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.testing.gloo import on_gloo, shard_of
+from tests.kit.processes import on_gloo, shard_of
 
 BATCH_SIZE, LEARNING_RATE, STEPS = 4, 0.01, 3
 ROWS, DIM, MOST_LOOKUPS = 41, 8, 4

@@ -1,6 +1,6 @@
 """NeuroShard's published search, plain and slow: what the lockstep one must agree with."""
 
-from neuroshard.loads import LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.plans.plan import assemble
 
 

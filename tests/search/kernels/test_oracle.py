@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.testing import linear_models, random_models, toy_task
 

@@ -5,11 +5,11 @@ from itertools import count
 
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.registry import build
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.local.search import LocalSearch
+from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.space.catalog import Catalog

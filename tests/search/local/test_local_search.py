@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.local.search import LocalSearch, MoveLimit
+from neuroshard.stages.search.local.local_search import LocalSearch, MoveLimit
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.catalog import Catalog

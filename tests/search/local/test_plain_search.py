@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from neuroshard.models import ComputeModel
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.local_search import LocalSearch, MoveLimit
+from neuroshard.stages.search.local.local_steps import local_steps
 from neuroshard.stages.search.local.plain import PlainSearch
-from neuroshard.stages.search.local.search import LocalSearch, MoveLimit
-from neuroshard.stages.search.local.steps import local_steps
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.catalog import Catalog

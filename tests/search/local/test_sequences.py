@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard.app.searching import search
 from neuroshard.models import CostModels
-from neuroshard.searching import search
-from neuroshard.simulator import Simulator
-from neuroshard.stages.search.local.search import LocalSearch
+from neuroshard.models.simulator import Simulator
+from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.stages.search.space.bound import lower_bound_ms

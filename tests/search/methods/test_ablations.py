@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
 from neuroshard.models import ReluHead
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.ablations import (
     NoCommunication,
     OtherModels,

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import assemble
-from neuroshard.registry import build
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice, declined_remark
 from neuroshard.stages.search.methods.improved import ImprovedSearch

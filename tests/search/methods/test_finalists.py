@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.alike import layout_key
-from neuroshard.plans.form import Form
-from neuroshard.simulator import Simulator
+from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.finalists import in_turns
@@ -17,6 +16,7 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.starts import EvenLayouts, Heuristic
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import constrained_task, linear_models, random_form_models, random_models, toy_task
+from neuroshard.words.form import Form
 
 SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=4), form_tries=3)
 

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import UserError
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.host_rows import on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -23,7 +22,8 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.toys import random_by_collective, random_form_models
 from neuroshard.torchrec import to_sharding_plan
-from neuroshard.traffic import Collective
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
 
 BATCH = 65536
 MODELS = ns.CostModels.load("roofline:h100")

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import InfeasibleError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.hosts import given_to_hosts, least_host_bytes
 from neuroshard.plans.plan import assemble
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.units import to_bytes
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -19,7 +20,6 @@ from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.units import to_bytes
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 ONCE = (1.0, *(0.0,) * 16)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import pytest
 
-from neuroshard.arrays import IntArray
-from neuroshard.errors import InfeasibleError
 from neuroshard.models import CostModels
-from neuroshard.registry import build, described
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import SCORES, Random
@@ -21,7 +21,7 @@ from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan, H
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.moved import moved_between
-from neuroshard.tables.criteo import criteo
+from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import (
     LinearCompute,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from neuroshard.models import CostModels
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables import Table

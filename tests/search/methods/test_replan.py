@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import UserError
 from neuroshard.models import CostModels
-from neuroshard.plans.form import Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
-from neuroshard.searcher import Searcher
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.units import readable_bytes
+from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables import Table
-from neuroshard.tables.criteo import criteo
 from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from neuroshard.testing.toys import LinearComm, LinearCompute
-from neuroshard.units import readable_bytes
+from neuroshard.words.form import Form
 
 FEW = Improvement(shakes=5)
 

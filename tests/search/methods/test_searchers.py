@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import neuroshard as ns
-from neuroshard.configs import choices
-from neuroshard.errors import InfeasibleError, UserError
-from neuroshard.registry import build
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.configs import choices
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.registry import build
+from neuroshard.plumbing.units import to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -25,7 +26,6 @@ from neuroshard.testing import (
     random_models,
     toy_task,
 )
-from neuroshard.units import to_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 

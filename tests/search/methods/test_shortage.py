@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import InfeasibleError
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.units import readable_bytes_up, to_bytes
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -15,7 +16,6 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.units import readable_bytes_up, to_bytes
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 ONCE = (1.0, *(0.0,) * 16)

@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import InfeasibleError
 from neuroshard.models import CostModels
-from neuroshard.plans.form import Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.simpler import simpler
 from neuroshard.stages.search.space.forms import known_calls
-from neuroshard.tables.criteo import criteo
+from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import LinearComm, OpaqueCompute
+from neuroshard.words.form import Form
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 ALL = NeuroShard(improvement=Improvement(shakes=20))

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import UserError
-from neuroshard.plans.form import Form
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.export import constrained
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.testing import linear_models, sequence_task, toy_task
 from neuroshard.testing.exhaustive import checked_plan, tiny_task
+from neuroshard.words.form import Form
 
 SIMULATOR = ns.Simulator(ns.CostModels.load("roofline:h100"))
 

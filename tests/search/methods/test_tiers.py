@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import InfeasibleError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_rows
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -21,10 +20,11 @@ from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.methods.tiers import HomeChoices
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.homes import HomeOptions, rehomed
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 4096

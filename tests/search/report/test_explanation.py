@@ -7,17 +7,16 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from neuroshard.errors import UserError
+from neuroshard.app.searching import search
+from neuroshard.cost.cost import Prediction
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.cost_models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.form import Form
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.prediction import Prediction
-from neuroshard.searching import search
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.report.explained import difference, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.terminal import show_sections
@@ -25,6 +24,7 @@ from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, linear_models, random_form_models, random_models, toy_task
+from neuroshard.words.form import Form
 
 ONCE = (1.0, *(0.0,) * 16)
 PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import CostModels
-from neuroshard.plans.form import Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.shard import Placement, Shard
-from neuroshard.simulator import Simulator
 from neuroshard.stages.search.report import what_if
 from neuroshard.stages.search.report.split_worth import split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Topology
 from neuroshard.testing import OpaqueCompute, linear_models, random_by_form, random_ensemble, random_models, toy_task
+from neuroshard.words.form import Form
+from neuroshard.words.shard import Placement, Shard
 
 MODELS = {
     "linear": linear_models(),

@@ -5,10 +5,10 @@ import json
 import pandas as pd
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.files import exclusive
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.run_directory import RunDirectory
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import exclusive
+from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from neuroshard.errors import UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.rl import agent
 from neuroshard.stages.search.rl.agent import load_agent
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.errors import InfeasibleError, UserError
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.costs import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.hardware import Hardware
-from neuroshard.registry import compose_config, instantiate_config
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.registry import compose_config, instantiate_config
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.learned import PolicySearch
 from neuroshard.stages.search.rl import policies

@@ -7,16 +7,16 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.cost import Cost
-from neuroshard.errors import UserError
-from neuroshard.files import exclusive
+from neuroshard.cost.cost import Cost, Prediction
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.plans.prediction import Prediction
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import exclusive
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
@@ -24,7 +24,6 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models, toy_task
-from neuroshard.timing import TimingProtocol
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
 CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)

@@ -13,17 +13,18 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.trust import DATASHEET
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.report.gather import gather
 from neuroshard.stages.search.report.reported import comparisons_shown
-from neuroshard.stages.search.report.statistics import comparisons, in_sweep, interval, sensitivities
+from neuroshard.stages.search.report.sweep_statistics import comparisons, in_sweep, interval, sensitivities
 from neuroshard.stages.search.runs.report import Report
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.tasks.task import Topology
-from neuroshard.testing import PATIENCE_S, random_models, toy_task
+from neuroshard.testing import random_models, toy_task
+from tests.kit.processes import PATIENCE_S
 
 CHROMIUM = shutil.which("chromium")
 

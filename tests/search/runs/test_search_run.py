@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from neuroshard.errors import UserError
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.cost_models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, Margin, Margins
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.heuristics import Greedy

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, Hardware
-from neuroshard.hardware.training import PHASES, StepProtocol
+from neuroshard.hardware.step_samples import PHASES, StepProtocol
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.training_steps import TrainingSteps
 from neuroshard.tasks.task import Task, Topology

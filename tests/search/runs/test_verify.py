@@ -13,30 +13,31 @@ import pytest
 from rich.console import Console
 
 from neuroshard.app import cli
-from neuroshard.errors import UserError
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
-from neuroshard.hardware.training import StepProtocol
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.plans.alike import layout_key
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.moves import layout_key
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.results.finalists import FinalistFiles
+from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.once import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.targets.export import constrained, for_target
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology
-from neuroshard.testing import PATIENCE_S, linear_models, random_models, toy_task
+from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
-from neuroshard.testing.devices.hardware import MadeUpHardware
-from neuroshard.timing import TimingProtocol
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from tests.kit.processes import PATIENCE_S
 
 HOME = MADE_UP["cpu"]
 AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
-from neuroshard.loads import Loads
+from neuroshard.app.searching import search
+from neuroshard.cost.loads import Loads
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.models.interface import Outline, device_waits, waits
-from neuroshard.searching import search
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exchange_bound import least_left_ms, longest_waits
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.prices import Prices
 from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.tables.dlrm_like import dlrm_like
+from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Topology

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import InfeasibleError, UserError
 from neuroshard.models import CostModels
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.neuroshard import NeuroShard

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.errors import InfeasibleError
-from neuroshard.plans.form import Form
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -19,6 +18,7 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
 from neuroshard.testing.exhaustive import TinyTask
+from neuroshard.words.form import Form
 
 ONCE = (1.0, *(0.0,) * 16)
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard.cost.traffic import Traffic
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
 from neuroshard.stages.search.space.form_beside import beside
 from neuroshard.stages.search.space.forms import FormedTask
 from neuroshard.tasks.task import Topology
 from neuroshard.testing import toy_task
 from neuroshard.testing.toys import random_form_models
-from neuroshard.traffic import Traffic
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.loads import Loads
-from neuroshard.plans.form import CALLS, FORMS
+from neuroshard.cost.loads import Loads
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.contents import DeviceLoads
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.form_parts import Largest, copies, dearest_blocks
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms
+from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task
 from neuroshard.testing.toys import random_by_form
+from neuroshard.words.form import CALLS, FORMS
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 65536

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import InfeasibleError
-from neuroshard.plans.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms, known_calls
 from neuroshard.tables import Table
@@ -17,6 +16,7 @@ from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, random_form_models
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 
 TABLES = tuple(Table(name, 100, 16, 2.0, (1.0, *(0.0,) * 16)) for name in "abcd")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)

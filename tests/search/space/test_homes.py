@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.plans.shard import ON_DEVICE, Home, Tier
 from neuroshard.stages.search.space.homes import HomeOptions
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 0.5), Home(Tier.HOST))
 

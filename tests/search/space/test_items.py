@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard.errors import UserError
+from neuroshard.app.searching import search
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
-from neuroshard.searching import search
-from neuroshard.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.sizes import Sizes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.costs import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.simulator import Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.items import Items

@@ -1,0 +1,44 @@
+"""From a task to a plan in one call: `ns.search`."""
+
+from typing import Any
+
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError, warn_of
+from neuroshard.plumbing.schema import shown
+from neuroshard.plumbing.threads import blas_threads
+from neuroshard.searching.searcher import Searcher, searcher_of
+from neuroshard.targets.export import constrained, for_target, remarks_on
+from neuroshard.tasks.task import Task
+
+
+def search(
+    task: Task,
+    simulator: Simulator,
+    searcher: Searcher | str = "neuroshard",
+    *,
+    target: str | None = None,
+    **settings: Any,
+) -> Plan:
+    """A plan for `task` with its predicted cost, by a method or the one that `conf/searcher/<searcher>.yaml` describes.
+
+    `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
+    one that `export_plan` can write for it; its task has rules for that among its constraints.
+
+    What should be known of how the plan was found, what makes its predicted cost doubtful (`Simulator.warnings`), and
+    what the plan asks of whoever trains with it in the target, is one `NeuroShardWarning`.
+
+    Raises:
+        UserError: no such searcher, setting or target, or the simulator's models or the target can't serve the task.
+        InfeasibleError: the method finds no plan that fits in memory.
+    """
+    if not isinstance(simulator, Simulator):
+        raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
+    method = for_target(searcher_of(searcher, **settings), target)
+    (task,) = constrained([task], target)
+    with blas_threads(1):
+        found = method.find(task, simulator)
+        plan = simulator.predicted(found.plan)
+    due = [found.warning] if found.warning else []
+    warn_of("neuroshard.search", (*due, *simulator.warnings(plan), *remarks_on(plan, target)))
+    return plan

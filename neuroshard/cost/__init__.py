@@ -1,0 +1,1 @@
+"""What plans ask of devices, loads and traffic, and what they cost."""

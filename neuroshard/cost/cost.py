@@ -1,0 +1,142 @@
+"""The cost of a plan, by device and part."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import Name, NonNegative
+
+_DEVIATIONS = 1.645  # half of an interval that holds 90%, if errors are normal
+_STEPS = 400
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds of each part on each device: `compute`, `forward` and `backward` are (D,).
+
+    A step runs backward communication, then compute (fused backward and forward), then forward communication;
+    a device's cost is their sum, the plan's cost the largest of them ("embedding cost" in NeuroShard, section 2).
+
+    `input` is (D,) of the exchange of indices and lengths, None where it isn't known. It counts where `input_share` is
+    1; at 0 it is shown only: a pipeline that fetches the next batch meanwhile hides it. What counts of it comes before
+    compute, so forward communication starts the later.
+
+    `margin` is (D,) half the width of an interval around every device's sum that is meant to hold 90% of measurements;
+    None where nothing is known of it.
+
+    `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
+    were measured on this kind of machine.
+    """
+
+    compute: FloatArray
+    forward: FloatArray
+    backward: FloatArray
+    margin: FloatArray | None = None
+    input: FloatArray | None = None
+    input_share: float = 0.0
+    caveat: str | None = None
+
+    @property
+    def device_ms(self) -> FloatArray:
+        """(D,) sum of the parts that count."""
+        parts = self.compute + self.forward + self.backward
+        return parts if self._input_ms is None else parts + self._input_ms
+
+    @property
+    def _input_ms(self) -> FloatArray | None:
+        """(D,) what counts of the input's exchange; None for nothing."""
+        return None if self.input is None or not self.input_share else self.input_share * self.input
+
+    @property
+    def total_ms(self) -> float:
+        """Return the plan's cost, ms: what the straggler's parts add up to."""
+        return float(np.max(self.device_ms))
+
+    @property
+    def margin_ms(self) -> float:
+        """Return the margin of the plan's cost, ms: the straggler's; NaN where nothing is known of it."""
+        return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
+
+    @property
+    def expected_ms(self) -> float:
+        """Return the plan's cost, ms, with less bias than `total_ms`, which is too low; NaN where no margin is known.
+
+        A plan waits for its true straggler, and with every device's prediction off by something of its own, that one
+        is slower on average than the predicted straggler: the more devices are predicted to be about as slow, the
+        more so.
+        """
+        if self.margin is None:
+            return float("nan")
+        if self.total_ms <= 0:
+            return self.total_ms
+        ready_ms = self.backward + self.compute
+        if self._input_ms is not None:
+            ready_ms = ready_ms + self._input_ms
+        deviation_ms = ready_ms * (self.margin_ms / self.total_ms / _DEVIATIONS)
+        return self.total_ms + _expected_largest(ready_ms, deviation_ms) - float(np.max(ready_ms))
+
+    def __str__(self) -> str:
+        rows = [
+            f"device {i}: compute {c:.3f} + forward {f:.3f} + backward {b:.3f}{more} = {total:.3f} ms{beside}"
+            for i, (c, f, b, total, (more, beside)) in enumerate(
+                zip(self.compute, self.forward, self.backward, self.device_ms, self._inputs(), strict=True)
+            )
+        ]
+        margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
+        expected = "" if self.margin is None else f", expected_ms {self.expected_ms:.3f}"
+        caveat = "" if self.caveat is None else f" ({self.caveat})"
+        return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}{caveat}"])
+
+    def _inputs(self) -> list[tuple[str, str]]:
+        """(D,) what is said of each device's input: as a part of its sum, and beside it."""
+        if self.input is None:
+            return [("", "")] * len(self.compute)
+        told = [f"input {ms:.3f}" for ms in self.input]
+        return [(f" + {one}", "") if self.input_share else ("", f" ({one}, not counted)") for one in told]
+
+
+def described_expectation(total_ms: float, expected_ms: float) -> str | None:
+    """What a predicted cost is expected to be, for people; None where that isn't known, or as good as the same."""
+    if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
+        return None
+    return f"{expected_ms:.2f} ms, for a step waits for whichever device turns out to be the straggler"
+
+
+def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:
+    """Mean of the largest of independent normal numbers with these means and standard deviations, (D,)."""
+    from scipy.special import ndtr  # slow to import: only where it is used
+
+    scatter = np.maximum(deviation, 1e-9 * np.abs(mean).max())
+    low, high = float(mean.max() - 8 * scatter.max()), float(mean.max() + 8 * scatter.max())
+    points = np.linspace(low, high, _STEPS)
+    below = ndtr((points[:, None] - mean) / scatter).prod(axis=1)
+    return high - float(np.trapezoid(below, points))
+
+
+@dataclass(frozen=True)
+@checked
+class Prediction:
+    """A plan's predicted cost.
+
+    Attributes:
+        models: name or path of the cost models, as `CostModels.load` takes it; None for models made in Python.
+        cost_ms: the plan's cost.
+        margin_ms: half the width of its 90% interval; None where the models know none.
+        expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin.
+        caveat: what is said wherever the cost is shown (`Cost.caveat`); None if nothing is.
+    """
+
+    models: Name | None
+    cost_ms: NonNegative
+    margin_ms: NonNegative | None = None
+    expected_ms: NonNegative | None = None
+    caveat: Name | None = None
+
+    def __str__(self) -> str:
+        margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"
+        told = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
+        expected = "" if told is None else f"; expected {told}"
+        caveat = "" if self.caveat is None else f" ({self.caveat})"
+        return f"{self.cost_ms:.2f}{margin} ms predicted by {self.models or 'models without a name'}{caveat}{expected}"

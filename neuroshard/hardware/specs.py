@@ -1,0 +1,71 @@
+"""What to measure on and with: values that cross processes, made without importing torch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.words.home import Tier
+
+DEVICE_KINDS = ("cpu", "cuda")
+OPTIMIZERS = ("sgd", "rowwise_adagrad")
+_LinkRate = Annotated[float, Meta(ge=0.1, le=1e6)]
+
+
+@dataclass(frozen=True)
+@checked
+class DeviceSpec:
+    """A kind of device; on CPU, `pin` keeps each worker on one core.
+
+    Attributes:
+        kind: cpu | cuda.
+        pin: keep each process on a core of its own.
+    """
+
+    kind: str
+    pin: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in DEVICE_KINDS:
+            raise unknown_name("hardware kind", self.kind, DEVICE_KINDS)
+
+
+@dataclass(frozen=True)
+@checked
+class Link:
+    """Between two hosts that this one stands for: each way `mbit_per_s` megabits a second at most.
+
+    Attributes:
+        mbit_per_s: megabits a second, each way.
+    """
+
+    mbit_per_s: _LinkRate
+
+
+@dataclass(frozen=True)
+@checked
+class EmbeddingSettings:
+    """What the fused kernel does besides looking up: `optimizer` is "sgd" (exact) or "rowwise_adagrad".
+
+    Attributes:
+        optimizer: sgd | rowwise_adagrad: of the fused kernel.
+    """
+
+    optimizer: str = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", self.optimizer, OPTIMIZERS)
+
+
+def check_tiers(kind: str, tiers: Iterable[Tier]) -> None:
+    """Raise UserError unless tables can be measured in these tiers of memory on that kind of device."""
+    for tier in tiers:
+        if kind == "cpu" and tier is not Tier.DEVICE:
+            raise UserError(
+                f"hardware=cpu has no second tier of memory, and tables in tier {tier.value!r} can't be measured "
+                "there: FBGEMM keeps caches on GPUs only; take hardware=cuda"
+            )

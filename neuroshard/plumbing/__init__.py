@@ -1,0 +1,1 @@
+"""What knows nothing of sharding: files, settings, checks, threads, progress, clocks."""

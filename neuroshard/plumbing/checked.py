@@ -1,0 +1,132 @@
+"""Values of the right type by construction: dataclasses and functions that check what they are given."""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from inspect import signature
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import reason, shown
+from neuroshard.plumbing.units import AS_SIZE, to_bytes
+
+_T = TypeVar("_T", bound=Callable[..., Any])
+_PLAIN = (int, float, str, bool, NoneType)
+
+
+def checked(target: _T) -> _T:
+    """Decorates a function, or a class below `@dataclass`: its arguments or fields are checked against annotations.
+
+    Plain types only; what is annotated with another class is left to the type checker. Lists become tuples, whole
+    numbers floats, NumPy's numbers Python's, and sizes such as "4GiB" bytes, where the annotation wants them.
+
+    Raises (when called):
+        UserError: a value is of the wrong type or out of range.
+    """
+    decorated: Any = _checked_class(target) if isinstance(target, type) else _checked_function(target)
+    return decorated  # type: ignore[no-any-return]
+
+
+def _checked_class(cls: type[Any]) -> type[Any]:
+    ours: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
+
+    def check_fields(self: Any) -> None:
+        """Replace every field by its checked value, then run the class's own `__post_init__`."""
+        try:
+            vars(self).update(_checked_fields(self))
+        except UserError as error:
+            raise UserError(f"{_described(self)}: {error}") from None
+        if ours is not None:
+            ours(self)
+
+    cls.__post_init__ = check_fields
+    return cls
+
+
+def _checked_fields(owner: Any) -> dict[str, Any]:
+    """Check the fields of plain type, all at once if they are right as they are, else one by one; by name."""
+    kind = cast(Hashable, type(owner))
+    try:
+        return msgspec.structs.asdict(msgspec.convert(vars(owner), _as_struct(kind)))
+    except msgspec.ValidationError:
+        return {name: _checked_value(getattr(owner, name), hint, name) for name, hint in _plain_hints(kind)}
+
+
+@cache
+def _as_struct(target: Hashable) -> type[msgspec.Struct]:
+    """Make a class of msgspec's of the fields of plain type: it reads annotations once, not for every value."""
+    return msgspec.defstruct("Fields", _plain_hints(target))
+
+
+def _described(value: object) -> str:
+    """What a value is, and its name if it has one."""
+    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
+    name = getattr(value, "name", None)
+    return f"{kind} {shown(name)}" if isinstance(name, str) else kind
+
+
+def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = signature(function)
+
+    @wraps(function)
+    def check_arguments(*given: Any, **named: Any) -> Any:
+        """Call the function with its arguments checked."""
+        bound = parameters.bind(*given, **named)
+        for name, kind in _plain_hints(function):
+            if name in bound.arguments:
+                bound.arguments[name] = _checked_value(bound.arguments[name], kind, name)
+        return function(*bound.args, **bound.kwargs)
+
+    return check_arguments
+
+
+def _checked_value(value: object, kind: Any, name: str) -> Any:
+    if isinstance(value, (str, float)) and _is_size(kind):
+        value = to_bytes(value, name)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        try:
+            return msgspec.convert(_without_numpy(value), kind)
+        except msgspec.ValidationError as error:
+            raise UserError(reason(str(error), value, name)) from None
+
+
+@cache
+def _is_size(kind: Hashable) -> bool:
+    """Whether an annotation is `ByteSize`, or may be None besides."""
+    return AS_SIZE in getattr(kind, "__metadata__", ()) or any(
+        _is_size(part) for part in get_args(kind) if get_origin(kind) in (Union, UnionType)
+    )
+
+
+def _without_numpy(value: object) -> object:
+    """NumPy's numbers and arrays as Python's."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return [_without_numpy(inner) for inner in value] if isinstance(value, (tuple, list)) else value
+
+
+@cache
+def _plain_hints(target: Hashable) -> tuple[tuple[str, Any], ...]:
+    """(name, annotation) of the fields or arguments of plain type."""
+    checks: Any = target
+    hints = get_type_hints(checks, include_extras=True)
+    names = [field.name for field in fields(checks)] if is_dataclass(checks) else [n for n in hints if n != "return"]
+    return tuple((name, hints[name]) for name in names if _is_plain(hints[name]))
+
+
+def _is_plain(kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is Literal:
+        return True
+    if origin is Annotated:
+        return _is_plain(get_args(kind)[0])
+    if origin in (tuple, list, Sequence, Union, UnionType):
+        return all(part is Ellipsis or _is_plain(part) for part in get_args(kind))
+    return kind in _PLAIN

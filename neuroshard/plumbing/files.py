@@ -1,0 +1,154 @@
+"""Writing files so that a reader never sees half of one, and directories so that one run has them."""
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from secrets import randbits
+from typing import Any
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import decode
+
+MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, force it to disk, then rename it into place.
+
+    After a power failure there is either what was there or what was written: both the file and its name are on the disk
+    before this returns. Of several writers, the last one's file stays, whole: each has a temporary file of its own, and
+    in containers that share a disk numbers of processes wouldn't tell them apart.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{randbits(64)}.tmp")
+    try:
+        write(temporary)
+        _force_to_disk(temporary)
+        temporary.replace(path)
+        _force_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _force_to_disk(path: Path) -> None:
+    """A file's content, or a directory's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write `content` as indented JSON, atomically."""
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text))
+
+
+def regular_file(path: Path, what: str) -> Path:
+    """`path`, which can be read; `what` names it ("plan", "manifest", ...).
+
+    Raises:
+        UserError: there is no such file, or it is no regular one (a pipe would wait for ever, a device never end), or
+            larger than 1 GiB.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise UserError(f"no {what} at {path}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{what} {path} can't be read: {error}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{what} {path} can't be read: it is not a regular file")
+    if status.st_size > MAX_FILE_BYTES:
+        raise UserError(f"{what} {path} can't be read: it takes {status.st_size} bytes, at most 1 GiB is read")
+    return path
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    """What is in a regular file.
+
+    Raises:
+        UserError: as `regular_file`.
+    """
+    try:
+        return regular_file(path, what).read_bytes()
+    except OSError as error:
+        raise UserError(f"{what} {path} can't be read: {error}") from None
+
+
+def read_json(path: Path, what: str) -> Any:
+    """The JSON in `path`: plain values, to be given to `schema.parse`.
+
+    Raises:
+        UserError: the file is missing or is not JSON; `what` names it ("plan", "manifest", ...).
+    """
+    return decode(read_bytes(path, what), f"{what} {path}")
+
+
+def digest_of(*paths: Path) -> str:
+    """SHA-256 of files' contents: what a run that reads them depends on besides their names.
+
+    Raises:
+        UserError: as `read_bytes`.
+    """
+    return hashlib.sha256(b"".join(read_bytes(path, "file") for path in paths)).hexdigest()
+
+
+def check_directory(path: Path) -> None:
+    """Raise UserError unless `path` is a directory that can be written to, or can be made; nothing is touched."""
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise UserError(f"out={path}: {nearest} is not a directory; give another out=DIRECTORY")
+    if not os.access(nearest, os.W_OK | os.X_OK) or os.statvfs(nearest).f_flag & os.ST_RDONLY:
+        raise UserError(f"out={path}: {nearest} can't be written to; give another out=DIRECTORY")
+
+
+@contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Keep other runs out of a directory, which is made; the lock ends with the process, however it ends.
+
+    A run that leaves no file there, such as a refused one, leaves no new directory either.
+
+    Raises:
+        UserError: another run is at work there, or `.lock` is not a plain file.
+    """
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = directory / ".lock"
+    file = _locked(lock, directory)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(file)
+        with suppress(OSError):  # not empty, as a rule
+            for path in made:
+                path.rmdir()
+
+
+def _locked(lock: Path, directory: Path) -> int:
+    """A descriptor of the lock file, locked; what a link points to is neither opened nor changed."""
+    while True:
+        try:
+            file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            reason = "it is a symbolic link" if lock.is_symlink() else error.strerror
+            raise UserError(f"{lock} can't be locked: {reason}; delete it, or give another out=DIRECTORY") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), lock.lstat()):
+                return file
+        except BlockingIOError:
+            os.close(file)
+            raise UserError(
+                f"another run is at work in {directory}; wait for it, or give another out=DIRECTORY"
+            ) from None
+        except FileNotFoundError:
+            pass
+        os.close(file)  # its owner has just ended and deleted it

@@ -1,0 +1,53 @@
+"""Reading Parquet files that anybody may have written."""
+
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import MAX_FILE_BYTES, read_bytes, write_atomically
+
+Row = dict[str, object]
+_MAX_ROWS = 10_000_000
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame, atomically; `path` is a path and nothing else (pandas takes some for URLs or home directories)."""
+    write_table(path, pa.Table.from_pandas(frame, preserve_index=False))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table, atomically."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    content = sink.getvalue().to_pybytes()
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def read_rows(path: Path, what: str) -> list[Row]:
+    """The rows of a Parquet file as plain values, to be given to `schema.parse`.
+
+    The file alone is read: no partitions are made of its path, and a directory is refused.
+
+    Raises:
+        UserError: the file is missing, is not Parquet, has two columns of one name, or unpacks to more than 1 GiB;
+            `what` names it.
+    """
+    packed = pa.BufferReader(read_bytes(path, what))
+    try:
+        file = pq.ParquetFile(packed)
+        names = file.schema_arrow.names
+        size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
+        if size > MAX_FILE_BYTES or file.metadata.num_rows > _MAX_ROWS:
+            raise UserError(f"{what} {path} is larger than anything that is read: {file.metadata.num_rows} rows")
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UserError(f"{what} {path} has two columns named {min(twice)!r}")
+        rows: list[Row] = file.read().to_pylist()
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError, pa.ArrowException) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        raise UserError(f"{what} {path} is corrupt: {reason}") from None
+    return rows

@@ -1,0 +1,172 @@
+"""Building objects from `conf/` by name: where the parts of NeuroShard are joined.
+
+What is built is said in `conf/` alone. Hydra would build whatever a setting's value names by `_target_`, so every value
+that comes from a user, on the command line or in a call, passes `check_setting`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from neuroshard.plumbing.configs import choices, filled_choice, is_group, leaves_of
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.schema import shown
+
+_BUILDING = re.compile(r"(?<!\w)_(?:target|args|partial|recursive|convert)_(?!\w)")  # Hydra's words for what is built
+_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")  # OmegaConf takes it as it is written
+_NAMED = re.compile(r"\$\{\s*(?:hydra:)?[\w.@/\[\]-]+\s*\}")
+_MAX_DEPTH = 20  # of lists and fields in each other
+
+
+def described(group: str, name: str) -> DictConfig:
+    """What `conf/<group>/<name>.yaml` says, with the defaults of what it builds.
+
+    Raises:
+        UserError: no such name.
+    """
+    if name not in choices(group):
+        raise unknown_name(group, name, choices(group))
+    return OmegaConf.create(filled_choice(group, name))
+
+
+def check_setting(name: str, value: object) -> None:
+    """Raise UserError if a setting would say what is built: its value must be plain, however deep one looks.
+
+    `${...}` in texts may name settings, also Hydra's (`${hydra:...}`); resolvers could make anything of a text.
+    """
+    inner = list(_within(name, value, _MAX_DEPTH))
+    for key in (name, *(key for node in inner if isinstance(node, Mapping) for key in node)):
+        if _BUILDING.search(str(key)):
+            where = "" if key == name else f" in {name}"
+            raise UserError(f"{shown(key)}{where} can't be set; settings are values, what is built of them is fixed")
+    for text in inner:
+        if isinstance(text, str) and "${" in _NAMED.sub("", _ESCAPED.sub("", text)):
+            raise UserError(f"{name}={shown(text)} asks for a resolver; ${{...}} may name settings only")
+
+
+def _within(name: str, value: object, depth: int) -> Iterator[object]:
+    """A value and all that lies in it."""
+    if not depth:
+        raise UserError(f"{name} can't be read: its value is nested too deeply")
+    plain = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
+    yield plain
+    if isinstance(plain, (Mapping, list, tuple)):
+        for inner in plain.values() if isinstance(plain, Mapping) else plain:
+            yield from _within(name, inner, depth - 1)
+
+
+def build(group: str, name: str, /, **settings: Any) -> Any:
+    """The object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
+
+    Raises:
+        UserError: no such name, no such setting, or a setting that is missing, out of range or refused by
+            `check_setting`.
+    """
+    config = described(group, name)
+    for setting, value in settings.items():
+        check_setting(setting, value)
+        if setting not in config.keys():  # noqa: SIM118  # `in` overlooks settings that have no value yet
+            valid = [str(key) for key in config if key != "_target_"]
+            raise (
+                unknown_name(f"setting of {group} {name}", setting, valid)
+                if valid
+                else UserError(f"{group} {name!r} has no settings, so not {setting!r}")
+            )
+    given: Any = OmegaConf.merge(config, {key: value for key, value in settings.items() if _plain(value)})
+    objects = {key: value for key, value in settings.items() if not _plain(value)}
+    if not objects:
+        return instantiate_config(given)
+    rest = OmegaConf.masked_copy(given, [key for key in given.keys() if key not in objects])  # noqa: SIM118
+    return instantiate_config(rest, _partial_=True)(**objects)  # Hydra would make a config of a dataclass
+
+
+def _plain(value: Any) -> bool:
+    """Whether a config can hold it; objects, such as a plan, are handed over as they are."""
+    return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
+
+
+def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
+    """A command's config, after overrides as on the command line.
+
+    Raises:
+        UserError: Hydra can't make sense of them.
+    """
+    config = deepcopy(_composed(command, tuple(overrides)))
+    with open_dict(config):
+        del config["hydra"]
+    return config
+
+
+def chosen_of(command: str, overrides: Sequence[str]) -> dict[str, str]:
+    """The choice of each group, after overrides as on the command line."""
+    found = _composed(command, tuple(overrides)).hydra.runtime.choices
+    return {str(group): str(name) for group, name in found.items() if is_group(str(group))}
+
+
+@lru_cache(maxsize=256)
+def _composed(command: str, overrides: tuple[str, ...]) -> DictConfig:
+    """Compose a config with Hydra's own settings in it: a tenth of a second and more, and nothing changes it."""
+    from hydra import compose, initialize_config_module  # slow to import: only where it is used
+    from hydra.errors import HydraException
+
+    from neuroshard.hydra_source import register
+
+    register()
+    try:
+        with initialize_config_module("neuroshard.conf", version_base="1.3"):
+            return compose(command, overrides=list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        # Of what it can't make sense of, Hydra says some things by exceptions of its own, others by Python's.
+        raise UserError(error) from None
+
+
+def instantiate_config(config: Any, **objects: Any) -> Any:
+    """What the config's `_target_`s build; `objects` are arguments that no config can hold.
+
+    Raises:
+        UserError: a setting is missing, of the wrong type or out of range.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    if isinstance(config, DictConfig) and (without := missing(config)):
+        raise UserError(f"{without[0]} is needed, and has no value")
+    try:
+        return instantiate(config, _convert_="all", **objects)
+    except InstantiationException as error:
+        raise _user_error(error) from error
+    except OmegaConfBaseException as error:
+        raise UserError(error) from None
+
+
+def missing(config: DictConfig) -> list[str]:
+    """Settings that have to be given and aren't, with dots; what only points at them is left out."""
+    return [key for key, value in leaves(config) if value == "???"]
+
+
+def leaves(config: DictConfig) -> Iterator[tuple[str, Any]]:
+    """(key with dots, value) of every setting that isn't a group of others, interpolations as they are written."""
+    return leaves_of(plain(config))
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """A config as nested values, interpolations as they are written."""
+    content: Any = OmegaConf.to_container(config, resolve=False)
+    values: dict[str, Any] = content
+    return values
+
+
+def _user_error(error: BaseException) -> UserError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):
+            return cause
+        if isinstance(cause, (TypeError, OmegaConfBaseException)):
+            return UserError(cause)
+        cause = cause.__cause__
+    return UserError(error)

@@ -1,0 +1,229 @@
+"""The one schema for what comes from outside: files and settings become typed values, or one clear line.
+
+Types are written as annotations (`Annotated[int, Meta(ge=1)]`); msgspec checks them, because it imports in 20 ms.
+The limits are those of the largest task that is served; below them every number of bytes fits 64 bits.
+"""
+
+import json
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from reprlib import Repr
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from neuroshard.plumbing.errors import UserError, unknown_name
+
+MAX_TABLES = 100_000
+MAX_TASKS = 100_000
+MAX_DEVICES = 4096
+MAX_ROWS = 1 << 40
+MAX_DIM = 1 << 16
+MAX_POOLING_FACTOR = 1 << 20
+MAX_FEATURES = 1 << 10
+MAX_BATCH_SIZE = 1 << 30
+DIM_MULTIPLE = 4  # FBGEMM's rule for the width of a table or shard
+_MAX_COUNT = 1 << 31
+
+Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # of anything, none allowed
+PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
+TableCount = Annotated[int, Meta(ge=1, le=MAX_TABLES)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
+Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
+Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column
+FirstRow = Annotated[int, Meta(ge=0, lt=MAX_ROWS)]  # of a shard
+PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
+Features = Annotated[int, Meta(ge=1, le=MAX_FEATURES)]  # that read one table
+Share = Annotated[float, Meta(ge=0, le=1)]
+CacheShare = Annotated[float, Meta(gt=0, le=1)]  # of a table's rows
+BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32
+Devices = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
+Device = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]
+BatchSize = Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)]
+Name = Annotated[str, Meta(min_length=1, max_length=1000)]
+FileName = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00]+$")]
+PathName = Annotated[str, Meta(min_length=1, max_length=4096)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e18)]
+Positive = Annotated[float, Meta(gt=0, le=1e18)]
+
+Seconds = Annotated[float, Meta(gt=0, le=1e8)]  # of waiting, three years at most
+
+_T = TypeVar("_T")
+_BOM = b"\xef\xbb\xbf"
+_MAX_DEPTH = 50
+_LONGEST_VALUE = 60  # letters of a value in an error
+_LONGEST_INT = 160  # bits of a number that is written out
+_BOUNDS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
+_WORDS = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+    "object": "named fields", "null": "nothing",
+}  # fmt: skip
+
+
+def parse(content: object, kind: type[_T], where: str) -> _T:
+    """`content`, plain values as JSON or YAML gives them, as a value of the type `kind`.
+
+    Raises:
+        UserError: a field is missing, unknown, of the wrong type or out of range; `where` is what its line begins with.
+    """
+    try:
+        refuse_unknown(content, kind)
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        why = str(cause) if isinstance(cause, UserError) else reason(str(error), content)
+        raise UserError(why if why.startswith(where) else f"{where}: {why}") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def decode(text: str | bytes, where: str) -> Any:
+    """The plain values of a JSON text.
+
+    Raises:
+        UserError: it is not JSON in UTF-8, names a field twice, or is nested too deeply.
+    """
+    try:
+        plain = text.removeprefix(_BOM) if isinstance(text, bytes) else text
+        content = msgspec.json.decode(plain)
+        json.loads(plain, object_pairs_hook=_refuse_twice)  # of two values, msgspec takes the last
+        check_depth(content)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise UserError(f"{where} is not readable JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"{where} is not readable JSON: nested too deeply") from None
+    except UserError as error:
+        raise UserError(f"{where} is not readable JSON: {error}") from None
+    return content
+
+
+def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
+    if len(pairs) > 1:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise UserError(f"field {shown(key)} stands there twice")
+            seen.add(key)
+
+
+def of_format(content: object, kind: str, where: str) -> dict[str, Any]:
+    """The fields of a file of ours, without the format that they begin with.
+
+    Raises:
+        UserError: it is no object of the format `kind`.
+    """
+    found = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or found != kind:
+        other = "" if found is None else f" but {shown(found)}"
+        ours = isinstance(found, str) and found.rpartition("-")[0] == kind.rpartition("-")[0]
+        anew = ", of another version of neuroshard: make it anew" if ours else ""
+        raise UserError(f"{where} is not of format {kind!r}{other}{anew}")
+    return {key: value for key, value in content.items() if key != "format"}
+
+
+def check_depth(content: object) -> None:
+    """Raise UserError if lists and fields are nested deeper than any file of ours."""
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for node in level
+            if isinstance(node, (list, dict))
+            for inner in (node.values() if isinstance(node, dict) else node)
+            if isinstance(inner, (list, dict))
+        ]
+        if not level:
+            return
+    raise UserError("nested too deeply")
+
+
+def refuse_unknown(content: object, kind: Any) -> None:
+    """Raise UserError if an object in `content` has a field that its dataclass, within `kind`, doesn't have."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated or origin in (Union, UnionType):
+        for one in inner[:1] if origin is Annotated else inner:
+            refuse_unknown(content, one)
+    elif origin in (tuple, list, Sequence) and isinstance(content, (list, tuple)):
+        for value in content:
+            refuse_unknown(value, inner[0])  # tuples of several types hold plain values only
+    elif origin is dict and isinstance(content, dict):
+        for value in content.values():
+            refuse_unknown(value, inner[1])
+    elif is_dataclass(kind) and isinstance(content, Mapping):
+        hints = _hints(cast(Hashable, kind))
+        for key, value in content.items():
+            if key not in hints:
+                raise unknown_name("field", str(key), hints)
+            if hints[key] is not None:
+                refuse_unknown(value, hints[key])
+
+
+@cache
+def _hints(kind: Hashable) -> dict[str, Any]:
+    """The kind of each field of a dataclass; None where no dataclass stands within, so that nobody looks there."""
+    target: Any = kind
+    known = get_type_hints(target, include_extras=True)
+    return {field.name: known[field.name] if _has_fields(known[field.name]) else None for field in fields(target)}
+
+
+def _has_fields(kind: Any) -> bool:
+    return is_dataclass(kind) or any(_has_fields(inner) for inner in get_args(kind))
+
+
+def reason(message: str, content: object, name: str = "") -> str:
+    """What msgspec complains of, in the words of these pages, with the value; `name` is that of `content`."""
+    text, _, path = message.partition(" - at `")
+    path = path.rstrip("`").removeprefix("$")
+    field = (name + path).removeprefix(".")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
+        return f"{field + ': ' if field else ''}field {missing[1]!r} is missing"
+    return f"{field + '=' if field else ''}{shown(_value_at(content, path))} must be {_wanted(text)}"
+
+
+def _wanted(text: str) -> str:
+    """What would have been right, from the first part of msgspec's message."""
+    if found := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
+        return " or ".join(_WORDS.get(kind, kind) for kind in found[1].split(" | "))
+    if found := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
+        return f"a multiple of {found[2]}"
+    if found := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):
+        what = "of a length " if found[2] else ""
+        return f"{_WORDS.get(found[1], found[1])} {what}{_BOUNDS[found[3]]} {found[4]}"
+    if text.endswith("out of range"):
+        return "a number that fits 64 bits"
+    if text.startswith("Invalid enum value"):
+        return "one of the values that it may have"
+    return text[:1].lower() + text[1:]
+
+
+class _Short(Repr):
+    """Values as text, without ever writing out a large one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 2 * _LONGEST_VALUE
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= _LONGEST_INT else f"{'-' if x < 0 else ''}2^{x.bit_length() - 1}..."
+
+
+def shown(value: object) -> str:
+    """A value as text of bounded length."""
+    text = _Short().repr(value)
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
+
+
+def _value_at(content: object, path: str) -> object:
+    """What stands at a path of msgspec's, such as `.tables[3].rows`."""
+    found: Any = content
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
+        try:
+            found = found[key] if key else found[int(index)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return content
+    return found

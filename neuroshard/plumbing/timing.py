@@ -1,0 +1,79 @@
+"""How something is timed, and what counts as its time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import Count, PositiveCount
+from neuroshard.plumbing.units import ByteSize
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One run of one of the live samples; only `timed` ones are recorded."""
+
+    index: int
+    timed: bool
+
+
+@dataclass(frozen=True)
+@checked
+class TimingProtocol:
+    """When each of a batch of live samples is run.
+
+    All `live` samples are in memory together. Each is first run `warmup` times untimed; then, in each of `rounds`
+    rounds, the samples are visited in a fresh random order and timed `repeats_per_round` times in a row. So a sample
+    has R = rounds x repeats_per_round repeats, spread over the batch's whole duration: a slow spell of the machine
+    hits a few repeats of every sample instead of all repeats of a few. With rounds=1 the repeats are back to back.
+
+    Before every run `flush_bytes` are written on the device that is measured, so that no run finds its rows cached.
+
+    Attributes:
+        warmup: untimed runs of each sample.
+        rounds: in random order over all live samples.
+        repeats_per_round: timed runs in a row.
+        live: samples in memory at once.
+        flush_bytes: written before every run, so that no run finds its rows cached.
+    """
+
+    warmup: Count = 1
+    rounds: PositiveCount = 10
+    repeats_per_round: PositiveCount = 1
+    live: PositiveCount = 64
+    flush_bytes: ByteSize = 32 << 20
+
+    @property
+    def repeats(self) -> int:
+        """R, timed runs of each sample."""
+        return self.rounds * self.repeats_per_round
+
+    def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
+        """Every run of `count` live samples, in order."""
+        warm = [Visit(i, timed=False) for i in range(count) for _ in range(self.warmup)]
+        timed = [
+            Visit(int(i), timed=True)
+            for _ in range(self.rounds)
+            for i in rng.permutation(count)
+            for _ in range(self.repeats_per_round)
+        ]
+        return warm + timed
+
+
+def typical_ms(times_ms: FloatArray) -> FloatArray:
+    """Mean of the fastest half of the repeats: (R, ...) -> (...).
+
+    Disturbances on a shared machine only ever add time, so the slow half is left out; unlike the minimum, the mean
+    of the rest doesn't hang on one lucky repeat. Between passes it repeats better than the median or the minimum
+    (docs/timing.md).
+    """
+    half = (len(times_ms) + 1) // 2
+    typical: FloatArray = np.sort(times_ms, axis=0)[:half].mean(axis=0)
+    return typical
+
+
+def repeatability(first_ms: FloatArray, second_ms: FloatArray) -> FloatArray:
+    """(n,) relative difference of two passes over the same samples (n,): |a - b| / mean(a, b)."""
+    difference: FloatArray = np.abs(first_ms - second_ms) / ((first_ms + second_ms) / 2)
+    return difference

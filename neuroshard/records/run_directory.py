@@ -1,0 +1,215 @@
+"""Directories that runs claim, go on in after they were killed, and mark when they are whole.
+
+`settings.json` and `tasks.json` say what a run was begun with. `run.json`, written last, says that it is whole, which
+kind of run it is, and what else there is to say of it.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import check_directory, exclusive, read_json, write_json
+from neuroshard.plumbing.schema import of_format, parse, shown
+from neuroshard.tasks.draw import from_file, save_tasks
+from neuroshard.tasks.task import Task
+
+_MARKS = {
+    "run.json": "a run",
+    "settings.json": "a run",
+    "manifest.json": "measurements",
+    "bundle.json": "a bundle of models",
+    "policy.json": "a policy",
+}
+
+
+def check_nothing_else(path: Path, own: Collection[str]) -> None:
+    """Raise UserError if a directory holds what is marked by another file than those in `own`."""
+    for name, what in _MARKS.items():
+        if name not in own and (path / name).exists():
+            raise UserError(f"{path} holds {what} ({name}); give another out=DIRECTORY")
+
+
+RunKind = Literal["search", "evaluate", "train-policy"]
+
+_FORMAT = "neuroshard-run-1"
+_RUN, _SETTINGS, _TASKS = "run.json", "settings.json", "tasks.json"
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What `run.json` says: the kind of run, and its other fields."""
+
+    kind: RunKind
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A directory that belongs to one run at a time, and keeps the results of one run only."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, out: str | None, kind: RunKind, name: str) -> "RunDirectory":
+        """`out`, or the next free `runs/<kind>/<number>-<name>`, which is made."""
+        return cls(_next_free(Path("runs") / kind, name) if out is None else Path(out))
+
+    @contextmanager
+    def held(self, marks: Collection[str] = (_RUN, _SETTINGS, "policy.json")) -> Iterator[None]:
+        """Keep other runs out of it; a run that leaves no file leaves no new directory either.
+
+        `marks` are the files that say that what is there is of this kind.
+
+        Raises:
+            UserError: it can't be written to, holds something else, or another run is at work there.
+        """
+        check_directory(self.path)
+        check_nothing_else(self.path, marks)
+        with exclusive(self.path):
+            yield
+
+    def begin(self, settings: Mapping[str, Any], tasks: tuple[Task, ...]) -> None:
+        """Write down what the run depends on, or see that the one that was begun here depends on the same.
+
+        Raises:
+            UserError: another run was begun here, or what it wrote down is damaged.
+        """
+        begun = self._begun()
+        if begun is None:
+            self.check_free()
+            save_tasks(self.path / _TASKS, tasks)
+            write_json(self.path / _SETTINGS, _as_read(settings))
+        else:
+            check_same(self.path, begun, settings)
+            if from_file(str(self.path / _TASKS)) != tasks:
+                raise begun_otherwise(self.path, "other tasks")
+
+    def check_free(self) -> None:
+        """Raise UserError if a run was begun here, whether it is whole or not."""
+        if any((self.path / name).exists() for name in (_RUN, _SETTINGS)):
+            raise UserError(f"{self.path} holds a run already; give another out=DIRECTORY or delete it")
+
+    def finish(self, kind: RunKind, facts: Mapping[str, Any]) -> None:
+        """Mark the run as whole; `facts` are for whoever reads its results."""
+        write_json(self.path / _RUN, {"format": _FORMAT, "kind": kind, **facts})
+
+    def forget(self) -> None:
+        """Remove what says that a run was begun here and is whole: another may begin."""
+        for name in (_SETTINGS, _TASKS, _RUN):
+            (self.path / name).unlink(missing_ok=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run here is whole."""
+        return (self.path / _RUN).exists()
+
+    def read(self, what: str = "run") -> RunFile | None:
+        """What `run.json` says; None where it is another program's.
+
+        Raises:
+            UserError: there is none, or it is malformed; `what` names it.
+        """
+        where = f"{what} {self.path / _RUN}"
+        content = parse(read_json(self.path / _RUN, what), dict[str, Any], where)
+        if "format" not in content:
+            return None
+        facts = of_format(content, _FORMAT, where)
+        return RunFile(parse({"kind": facts.pop("kind", None)}, _KindOnly, where).kind, facts)
+
+    def facts(self, kind: RunKind) -> dict[str, Any]:
+        """What `run.json` says of a whole run of that kind.
+
+        Raises:
+            UserError: there is none, it is of another kind, or malformed.
+        """
+        found = self.read(f"{kind} run")
+        if found is None or found.kind != kind:
+            holds = "" if found is None else f"; it holds one of the kind {found.kind!r}"
+            raise UserError(f"{self.path} holds no {kind} run{holds}")
+        return found.facts
+
+    def _begun(self) -> dict[str, Any] | None:
+        """The settings that a run was begun with here, if one was."""
+        path = self.path / _SETTINGS
+        return parse(read_json(path, "settings"), dict[str, Any], f"settings {path}") if path.exists() else None
+
+
+@dataclass(frozen=True)
+class _KindOnly:
+    kind: RunKind
+
+
+def runs_below(path: Path) -> Iterator[RunDirectory]:
+    """Every run in a directory and below it that was marked as whole."""
+    return (RunDirectory(file.parent) for file in path.rglob(_RUN) if file.is_file())
+
+
+def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UserError, with the first difference, unless a run about to go on has the settings that it was begun with.
+
+    `begun` are as JSON gave them. A setting that isn't there is the same as one that is null.
+    """
+    before, after = flat(begun), flat(_as_read(now))
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            raise begun_otherwise(directory, f"{key}={shown(before.get(key))}, not {shown(after.get(key))}")
+
+
+def begun_otherwise(directory: Path, what: str) -> UserError:
+    """The error for a directory whose run was begun with something else."""
+    return UserError(
+        f"{directory} holds a run already, begun with {what}; use the same to go on, or give another out=DIRECTORY"
+    )
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under names with dots."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON gives them back: lists for tuples, text for keys."""
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+def _next_free(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    numbers = [int(found[1]) for entry in parent.iterdir() if (found := re.match(r"([0-9]{4})", entry.name))]
+    number = 1 + max(numbers, default=0)
+    while True:
+        path = parent / f"{number:04d}-{name}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1  # another run has just taken it
+        else:
+            return path
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """A search's figures.
+
+    Attributes:
+        tasks: digest of what was searched: costs of the same tasks compare.
+        costs_ms: predicted, one for each task; None where there is no plan.
+        seconds: of search, mean over the tasks.
+    """
+
+    tasks: str
+    costs_ms: tuple[float | None, ...]
+    seconds: float
+
+    @property
+    def solved(self) -> frozenset[int]:
+        """Numbers of the tasks that have a plan."""
+        return frozenset(number for number, cost in enumerate(self.costs_ms) if cost is not None)

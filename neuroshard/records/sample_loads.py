@@ -1,0 +1,67 @@
+"""What models are asked with to say what was measured: the loads of compute samples, the traffic of exchanges."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import FORMS, Form
+
+
+def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
+    """The set of each sample's loads; of blocks of rows, with the lookups that were drawn.
+
+    Raises:
+        ValueError: a sample in rows was not measured, so that nobody knows its lookups.
+    """
+    counts = np.array([len(sample.tables) for sample in samples], dtype=np.int64)
+    batch_size = np.repeat(np.array([sample.batch_size for sample in samples], dtype=np.int64), counts)
+    loads = Loads.of([table for sample in samples for table in sample.held], batch_size)
+    form = np.repeat(np.array([FORMS.index(sample.form) for sample in samples], dtype=np.int64), counts)
+    loads = replace(loads, form=form).at([sample.home for sample in samples for _ in sample.tables])
+    return LoadSets(_in_blocks(loads, samples), counts)
+
+
+def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
+    in_rows = [sample for sample in samples if sample.form is Form.ROWS]
+    if not in_rows:
+        return loads
+    if any(len(sample.lookups) != len(sample.blocks) for sample in in_rows):
+        raise ValueError("samples in rows without the lookups that were drawn")
+    which = np.flatnonzero(loads.form == FORMS.index(Form.ROWS))
+    seen = [one for sample in in_rows for one in sample.lookups]
+    whole = [table.rows for sample in in_rows for table in sample.tables]
+    lookups, reuse, sharers = loads.lookups.copy(), loads.reuse.copy(), loads.sharers.copy()
+    lookups[which] = [one.count for one in seen]
+    reuse[which] = [one.reuse for one in seen]
+    sharers[which] = np.ceil(np.array(whole) / loads.rows[which])
+    return replace(loads, lookups=lookups, reuse=reuse, sharers=sharers)
+
+
+def traffic_of(samples: Sequence[CommSample]) -> Traffic:
+    """(n, D, 1) of exchanges between as many devices on as large hosts, each by itself, as if it were an all-to-all."""
+    size_bytes = np.array([sample.size_bytes for sample in samples], dtype=np.float64)
+    batch_size = np.array([sample.batch_size for sample in samples])
+    return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)
+
+
+def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
+    """The measurement of each group of devices that exchanged with each other, as if it were of an all-to-all.
+
+    Groups in which nothing was exchanged are left out, and devices of a host that have no other to exchange with. There
+    must be repeats.
+    """
+    sample, repeats = measurement.sample, measurement.repeats
+    assert repeats is not None
+    given = np.zeros((1, sample.num_devices, len(Collective)))
+    groups = Traffic(given, np.array([sample.batch_size]), sample.host_size).groups(sample.collective)
+    host_size = sample.devices_per_host if len(groups) == 1 else None
+    for group in groups:
+        sizes, starts = ([values[device] for device in group] for values in (sample.size_bytes, sample.start_ms))
+        if any(sizes) and (len(group) > 1 or sample.num_devices == 1):
+            alone = CommSample(tuple(sizes), tuple(starts), sample.batch_size, devices_per_host=host_size)
+            yield replace(measurement, sample=alone, repeats=replace(repeats, times_ms=repeats.times_ms[..., group]))

@@ -1,0 +1,163 @@
+"""Tables that are cut in equal parts only: which ones in more than two, tried one way after another.
+
+Searches leave such a table whole or halve it, or cut it in as many parts as its rules ask for at least. So each way is
+a task of its own, with a rule for every table that is cut in more: what is known of its plans, that none exists or
+that none costs less, is known of that task.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from glob import escape
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.searching.searcher import Found, Searcher
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import TableRule
+from neuroshard.tasks.task import Task
+from neuroshard.words.form import Form
+
+_SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
+_Share = Callable[[Table], float]
+
+
+@dataclass(frozen=True)
+class EqualParts(Searcher):
+    """Searches a task as it is, then with large tables in more equal parts; the cheapest plan counts.
+
+    Plans are of tasks that have rules besides (`min_shards`) for tables in more than two parts.
+
+    Attributes:
+        inner: searches each.
+    """
+
+    inner: Searcher
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan found."""
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """With what the search that found it has to say.
+
+        Raises:
+            InfeasibleError: none found any.
+        """
+        try:
+            best: Found | InfeasibleError = self.inner.find(task, simulator)
+        except InfeasibleError as error:
+            best = error
+        share_of = _bytes(task) if isinstance(best, InfeasibleError) else _cost(best.plan, simulator)
+        copied = set[str]() if isinstance(best, InfeasibleError) else _copied(best.plan)
+        for parted in _ways(task, share_of, copied):
+            try:
+                found = self.inner.find(parted, simulator)
+            except InfeasibleError:
+                continue
+            if isinstance(best, InfeasibleError) or _total_ms(found, simulator) < _total_ms(best, simulator):
+                best = found
+        if isinstance(best, InfeasibleError):
+            raise best
+        return best
+
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether the inner one does."""
+        return self.inner.takes_sequences
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Those of the inner one, of the plan's own task."""
+        return self.inner.finalists(plan, simulator, count)
+
+    def reads(self) -> tuple[str, ...]:
+        """What the inner one reads."""
+        return self.inner.reads()
+
+    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
+        """What the inner one remarks."""
+        return self.inner.remark(task, simulator, plan)
+
+
+def _total_ms(found: Found, simulator: Simulator) -> float:
+    return simulator.cost(found.plan.task, found.plan).total_ms
+
+
+def _copied(plan: Plan) -> set[str]:
+    """Names of the tables that have copies: a rule for shards would forbid these."""
+    return {table.name for table, form in zip(plan.task.tables, plan.forms, strict=True) if form is Form.COPIES}
+
+
+def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]:
+    """The task with rules that let no part take more than a share of a device, where its table can be cut so.
+
+    Each way once. Tables that are `left` have no rule, and neither have those that are bound to others or to devices,
+    and those that two parts suffice for.
+    """
+    given = task.constraints
+    seen: set[tuple[TableRule, ...]] = {()}
+    bound = {shard.table for shard in given.pinned}.union(*given.together, *given.apart, left)
+    tables = [table for table in task.tables if table.pooled and table.name not in bound]
+    for share in _SHARES:
+        rules = tuple(rule for table in tables if (rule := _rule(task, table, share_of, share)) is not None)
+        if rules not in seen:
+            seen.add(rules)
+            yield replace(task, constraints=replace(given, rules=(*given.rules, *rules)))
+
+
+def _rule(task: Task, table: Table, share_of: _Share, share: float) -> TableRule | None:
+    """That cuts a table in as few parts as take no more than a share each, or in as many as there may be.
+
+    None where it needn't be cut in more than two, or may not.
+    """
+    devices = task.topology.num_devices
+    if share_of(_part(table, 2)) <= share or not task.constraints.limits(table, devices).equal_widths:
+        return None
+    chosen = None
+    for parts in range(3, devices + 1):
+        rule = TableRule(escape(table.name), min_shards=parts)
+        if table.dim % (parts * DIM_MULTIPLE) == 0 and _may_have(task, table, rule):
+            chosen = rule
+            if share_of(_part(table, parts)) <= share:
+                break
+    return chosen
+
+
+def _part(table: Table, parts: int) -> Table:
+    """One of so many; where it has no such parts, about as wide."""
+    return table.with_dim(max(table.dim // parts // DIM_MULTIPLE, 1) * DIM_MULTIPLE)
+
+
+def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
+    """Whether a table's own rules let it have one more."""
+    constraints = replace(task.constraints, rules=(*task.constraints.rules, rule))
+    try:
+        constraints.limits(table, task.topology.num_devices)
+    except UserError:
+        return False
+    return True
+
+
+def _bytes(task: Task) -> _Share:
+    """Of the smallest device's memory."""
+    free = max(min(task.shard_memory), 1)
+    return lambda table: float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
+
+
+def _cost(plan: Plan, simulator: Simulator) -> _Share:
+    """Of what a device costs in a plan, in the mean: what a shard computes alone, and its part of the exchanges."""
+    cost = simulator.cost(plan.task, plan)
+    columns = float(np.mean(plan.traffic.columns))
+    column_ms = float(np.mean(cost.forward + cost.backward)) / columns if columns else 0.0
+    mean_ms = max(float(np.mean(cost.forward + cost.backward + cost.compute)), 1e-9)
+
+    def share(table: Table) -> float:
+        alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))
+        compute_ms = float(simulator.models.compute.predict(alone)[0])
+        return (compute_ms + column_ms * table.output_columns) / mean_ms
+
+    return share

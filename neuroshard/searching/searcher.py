@@ -1,0 +1,124 @@
+"""What every search method is, and how it is had by name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.hosts import given_to_hosts
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.registry import build
+from neuroshard.plumbing.schema import shown
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that keeps its task's memory and constraints, and what people should know of how it was found.
+
+    Whatever a search hands out is one of these, so no other plan is handed out.
+
+    Attributes:
+        warning: a line that begins with its subject and a colon, such as "re-planning: ..."; None if all is well.
+        declined: another plan of its task that was found, predicted to be cheaper and not believed to be; None if there
+            is none.
+        remark: a line on what the search did, which the plan alone doesn't tell; None if there is nothing to say.
+
+    Raises:
+        InfeasibleError: the plan breaks something.
+    """
+
+    plan: Plan
+    warning: str | None = None
+    declined: Plan | None = None
+    remark: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.plan.violations:
+            raise InfeasibleError(
+                f"none of the plans found keeps all limits: of the best one {self.plan.violations[0]}; give more "
+                "memory, loosen the constraints, or try another searcher"
+            )
+
+    def changed(self, change: Callable[[Plan], Plan]) -> "Found":
+        """The same of other plans: what was found of a part of a task, said of the whole."""
+        return replace(self, plan=change(self.plan), declined=None if self.declined is None else change(self.declined))
+
+
+def within_hosts(task: Task, search: Callable[[Task], Found]) -> Found:
+    """What `search` finds for a task; if it finds nothing, then with tables in host memory given to hosts beforehand.
+
+    Raises:
+        InfeasibleError: it finds nothing either way.
+    """
+    try:
+        return search(task)
+    except InfeasibleError as error:
+        given = given_to_hosts(task)
+        if given is None:
+            raise
+        try:
+            found = search(given)
+        except InfeasibleError:  # what it says is of the hosts that were chosen
+            raise error from None
+    return found.changed(lambda plan: replace(plan, task=task))
+
+
+class Searcher(ABC):
+    """Finds a plan for a task. Holds settings only: the same call gives the same plan."""
+
+    @abstractmethod
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """A plan that fits in memory and keeps the task's constraints.
+
+        Raises:
+            InfeasibleError: this method finds none.
+            UserError: the simulator's models can't serve the task.
+        """
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """The plan of `search`, with a warning where one is due.
+
+        Raises:
+            InfeasibleError: this method finds none that keeps the task's memory and constraints.
+        """
+        return within_hosts(task, lambda given: Found(self.search(given, simulator)))
+
+    @property
+    def takes_sequences(self) -> bool:
+        """Whether it places sequence tables, not pooled ones only."""
+        return True
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """`plan`, which this method found, and others of its task that hardware may turn out to prefer.
+
+        At most `count` in all, no two alike on hardware (`layout_key`). A method that has no others gives `plan` alone.
+        """
+        return (plan,)
+
+    def reads(self) -> tuple[str, ...]:
+        """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
+        return ()
+
+    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
+        """A line for people about a plan that `search` gave for `task`; None if there is nothing to say."""
+        return None
+
+
+def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
+    """A search method as it is, or the one that `conf/searcher/<searcher>.yaml` describes, `settings` over its own.
+
+    Raises:
+        UserError: no such searcher or setting, or settings for a method that has its own already.
+    """
+    if isinstance(searcher, str):
+        found: Searcher = build("searcher", searcher, **settings)
+        return found
+    if not isinstance(searcher, Searcher):
+        raise UserError(f"searcher={shown(searcher)} must be the name of a search method, or a Searcher")
+    if settings:
+        (name, value), kind = next(iter(settings.items())), type(searcher).__name__
+        raise UserError(f"{name}={shown(value)} goes with a searcher's name only; give it to the {kind} itself")
+    return searcher

@@ -1,0 +1,41 @@
+"""The 26 tables of MLPerf's DLRM-DCNv2 (Criteo 1TB, multi-hot): rows and lookups as published."""
+
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import BatchSize, BytesPerElement, Dim
+from neuroshard.tables.reuse import ZIPF_EXPONENT, Exponent, zipf_reuse
+from neuroshard.tables.table import Table
+
+ROWS = (
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10,
+    2209, 11938, 155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
+LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+
+
+@checked
+def criteo(
+    batch_size: BatchSize = 65536,
+    dim: Dim = 128,
+    zipf_exponent: Exponent = ZIPF_EXPONENT,
+    bytes_per_element: BytesPerElement = 4,
+) -> tuple[Table, ...]:
+    """The 26 tables; reuse histograms are not published, so a Zipf law of `zipf_exponent` stands in for them.
+
+    Args:
+        batch_size: global, for which reuse histograms are computed.
+        dim: columns of each table, a multiple of 4.
+        zipf_exponent: of the lookups: histograms are not published.
+        bytes_per_element: 4 | 2: fp32 or fp16.
+    """
+    return tuple(
+        Table(
+            name=f"criteo_{i}",
+            rows=rows,
+            dim=dim,
+            pooling_factor=float(lookups),
+            reuse=zipf_reuse(rows, batch_size * lookups, zipf_exponent),
+            bytes_per_element=bytes_per_element,
+            reuse_batch_size=batch_size,
+        )
+        for i, (rows, lookups) in enumerate(zip(ROWS, LOOKUPS, strict=True))
+    )

@@ -1,0 +1,138 @@
+"""The papers' public data set: `fbgemm_t856_bs65536.pt` or `.pt.gz`.
+
+The file is `torch.save((indices, offsets, lengths))`: lookups of table t for a batch of B samples stand at
+`indices[offsets[t * B] : offsets[(t + 1) * B]]`, and `lengths` is (T, B). It holds neither rows nor dims: rows are
+taken as the largest index + 1, as the data set's users do; `dim` is the caller's.
+"""
+
+import gzip
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import MAX_ROWS, BytesPerElement, Dim, PositiveCount
+from neuroshard.tables.reuse import histogram
+from neuroshard.tables.table import Table
+
+_COPY_BYTES = 1 << 24
+_WHOLE = (torch.int32, torch.int64)
+
+
+@checked
+def dlrm(
+    path: str, dim: Dim = 16, bytes_per_element: BytesPerElement = 4, max_tables: PositiveCount | None = None
+) -> tuple[Table, ...]:
+    """The tables of the file at `path`, read one table at a time through a memory map.
+
+    Args:
+        path: FILE.pt or FILE.pt.gz; tables=FILE.pt.gz is short for it.
+        dim: columns of each table, a multiple of 4.
+        bytes_per_element: 4 | 2: fp32 or fp16.
+        max_tables: the first so many; None takes all.
+
+    Raises:
+        UserError: no such file, or not of the published format.
+    """
+    source = Path(path)
+    if not source.is_file():
+        raise UserError(f"no DLRM data set at {source}; give tables.path=FILE.pt or FILE.pt.gz")
+    with _uncompressed(source) as file:
+        indices, offsets, lengths = _load(file, source)
+        tables = tuple(_tables(indices, offsets, lengths, dim, bytes_per_element, max_tables, source))
+    if not tables:
+        raise UserError(f"{source} holds no lookups")
+    return tables
+
+
+@contextmanager
+def _uncompressed(source: Path) -> Iterator[Path]:
+    """A path to the uncompressed file: the file itself, or a temporary copy that goes away."""
+    if source.suffix != ".gz":
+        yield source
+        return
+    with tempfile.NamedTemporaryFile(suffix=".pt") as copy:
+        try:
+            with gzip.open(source, "rb") as packed:
+                _copy(packed, copy.file)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{source} is not a whole gzip file: {error}") from None
+        yield Path(copy.name)
+
+
+def _copy(packed: gzip.GzipFile, plain: IO[bytes]) -> None:
+    while block := packed.read(_COPY_BYTES):
+        plain.write(block)
+    plain.flush()
+
+
+def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    try:
+        content = _load_mapped(file)
+    except Exception as error:  # whatever torch makes of it
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{source} is not a saved (indices, offsets, lengths): {reason}") from None
+    if not isinstance(content, tuple) or [_dimensions(part) for part in content] != [1, 1, 2]:
+        raise UserError(f"{source} is not a saved (indices, offsets, lengths): tensors of 1, 1 and 2 dimensions")
+    indices, offsets, lengths = content
+    tables, batch_size = lengths.shape
+    if indices.dtype not in _WHOLE or offsets.dtype not in _WHOLE:
+        raise UserError(f"{source}: indices and offsets are {indices.dtype} and {offsets.dtype}, not whole numbers")
+    fits = len(offsets) == tables * batch_size + 1 and offsets.min() >= 0 and offsets.max() <= len(indices)
+    if not fits or not batch_size or (offsets.diff() < 0).any():
+        raise UserError(f"{source}: offsets don't fit lengths {tuple(lengths.shape)} and {len(indices)} indices")
+    return indices, offsets, lengths
+
+
+def _dimensions(part: object) -> int | None:
+    """Of a plain tensor with values; None of anything else."""
+    plain = isinstance(part, torch.Tensor) and part.layout is torch.strided and part.device.type == "cpu"
+    return part.dim() if isinstance(part, torch.Tensor) and plain else None
+
+
+def _load_mapped(file: Path) -> object:
+    """Memory-mapped where the file's (zip) format allows; the oldest torch.save format is read whole."""
+    with file.open("rb") as opened:
+        is_zip = opened.read(2) == b"PK"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is wrong with a file is said in one line, by an error
+        loaded: object = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    return loaded
+
+
+def _tables(
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor,
+    dim: int,
+    bytes_per_element: int,
+    max_tables: int | None,
+    source: Path,
+) -> Iterator[Table]:
+    batch_size = lengths.shape[1]
+    for t in range(min(lengths.shape[0], max_tables or lengths.shape[0])):
+        first, last = int(offsets[t * batch_size]), int(offsets[(t + 1) * batch_size])
+        if first == last:
+            continue  # a table nobody looks up costs nothing and has no histogram
+        lookups: IntArray = indices[first:last].numpy()
+        rows = int(lookups.max()) + 1
+        if lookups.min() < 0 or rows > MAX_ROWS:
+            raise UserError(f"{source}: table {t} has an index outside 0..2^40-1")
+        yield Table(
+            name=f"dlrm_{t}",
+            rows=rows,
+            dim=dim,
+            pooling_factor=(last - first) / batch_size,
+            reuse=histogram(np.unique(lookups, return_counts=True)[1]),
+            bytes_per_element=bytes_per_element,
+            reuse_batch_size=batch_size,
+        )

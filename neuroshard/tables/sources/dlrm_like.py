@@ -1,0 +1,93 @@
+"""Synthetic tables with the statistics published for Meta's 856-table data set.
+
+What is matched, and how well (856 tables, batch 65,536, seed 0; `docs/tables.md` prints both side by side):
+
+- mean pooling factor 15.8 and number of indices 887 M: within 2%;
+- unique rows touched, 128 M: within 5%;
+- reuse histogram over all unique rows: every bin within 0.04, total absolute difference below 0.12;
+- pooling factors keep the published quantiles' heavy tail (maximum 208) and their correlation with rows (0.14 on logs);
+- rows keep the heavy-tailed shape of a published production plan (1,935 tables) but not its scale: its small
+  tables could not hold the unique rows that the 856-table data set touches, so the quantile curve is bent.
+
+Rows are drawn from a shifted Zipf law per table; the histogram follows from rows, pooling, batch size and that law.
+"""
+
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, BytesPerElement, Dim, Seed
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.table import Table
+
+# Published quantiles (design: one production plan). Levels, then values.
+_POOLING_QUANTILES = (np.array([0, 0.5, 0.9, 0.95, 0.99, 1]), np.array([1, 5, 18, 48, 149, 208]))
+_ROW_QUANTILES = (
+    np.array([0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1]),
+    np.array([2, 14, 538, 3e3, 5e5, 1e7, 2.5e7, 8e7]),
+)
+# Fitted to the published totals and histogram.
+_POOLING_BEND = 0.70  # exponent on the quantile level
+_ROW_BEND = 0.167
+_ROW_POWER = 0.827  # exponent on the rows
+_ZIPF_MEAN, _ZIPF_SPREAD = 0.978, 0.150
+_ZIPF_SHIFT = 0.087  # of the rows: the hottest rows are nearly equally hot
+_CORRELATION = 0.14  # of rows and pooling factor, on logs
+
+
+@checked
+def dlrm_like(
+    num_tables: Annotated[int, Meta(ge=1, le=MAX_TABLES)] = 856,
+    batch_size: BatchSize = 65536,
+    dim: Dim = 16,
+    bytes_per_element: BytesPerElement = 4,
+    seed: Seed = 0,
+) -> tuple[Table, ...]:
+    """Tables like the published data set's, their histograms computed for `batch_size`.
+
+    Args:
+        num_tables: how many.
+        batch_size: global, for which reuse histograms are computed.
+        dim: columns of each table, a multiple of 4.
+        bytes_per_element: 4 | 2: fp32 or fp16.
+        seed: other seeds give other tables with the same statistics.
+    """
+    from scipy.special import ndtri  # slow to import: only where it is used
+
+    rng = np.random.default_rng(seed)
+    levels = _stratified_levels(num_tables, rng)
+    pooling = _quantile(_POOLING_QUANTILES, levels[:, 0] ** _POOLING_BEND)
+    rows = np.maximum(2, _quantile(_ROW_QUANTILES, levels[:, 1] ** _ROW_BEND) ** _ROW_POWER).astype(np.int64)
+    exponents = np.clip(_ZIPF_MEAN + _ZIPF_SPREAD * ndtri(levels[:, 2]), 0, None)
+    return tuple(
+        Table(
+            name=f"like{seed}_{i}",
+            rows=int(rows[i]),
+            dim=dim,
+            pooling_factor=float(pooling[i]),
+            reuse=zipf_reuse(
+                int(rows[i]), float(batch_size * pooling[i]), float(exponents[i]), float(_ZIPF_SHIFT * rows[i])
+            ),
+            bytes_per_element=bytes_per_element,
+            reuse_batch_size=batch_size,
+        )
+        for i in range(num_tables)
+    )
+
+
+def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
+    """(count, 3) quantile levels of pooling, rows and exponent: every stratum once, the first two correlated."""
+    normal = rng.standard_normal((count, 3))
+    normal[:, 1] = _CORRELATION * normal[:, 0] + np.sqrt(1 - _CORRELATION**2) * normal[:, 1]
+    ranks: IntArray = np.argsort(np.argsort(normal, axis=0), axis=0)
+    levels: FloatArray = (ranks + 0.5) / count
+    return levels
+
+
+def _quantile(curve: tuple[FloatArray, FloatArray], levels: FloatArray) -> FloatArray:
+    """Values at the quantile `levels`, interpolated on logs."""
+    values: FloatArray = np.exp(np.interp(levels, curve[0], np.log(curve[1])))
+    return values

@@ -1,0 +1,145 @@
+"""The rows of a user's file, CSV, Parquet or JSON, as plain values: numbers and texts as they were written."""
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import StringIO
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_bytes, read_json
+from neuroshard.plumbing.parquet import read_rows as read_parquet
+from neuroshard.plumbing.schema import shown
+
+SUFFIXES = (".csv", ".parquet", ".json")
+_WHAT = "table file"
+_INDEX = re.compile(r"__index_level_\d+__")  # pandas numbers the rows in a column of its own
+_NUMBERING = re.compile(r"|unnamed:_\d+|index")  # which is called so in files of text
+_OTHER_SEPARATOR = re.compile(r"[;\t|]")
+_WHOLE = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\s*", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What stands in one row, and where it stands: what an error begins with."""
+
+    where: str
+    cells: dict[str, object]
+
+
+def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> list[Row]:
+    """The rows of the file; in a CSV file, columns that aren't among `texts` hold numbers.
+
+    `named` gives what a column is called here by the name that it has in the file. pandas' index is left out.
+
+    Raises:
+        UserError: the file can't be read, or leaves open what belongs to which column.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(f"{path}: tables are read from {', '.join(SUFFIXES)}, not {path.suffix or 'no suffix'!r}")
+    if suffix == ".csv":
+        return _without_index(list(_of_csv(path, texts, named)))
+    written = _of_parquet(path) if suffix == ".parquet" else _of_json(read_json(path, _WHAT), path)
+    return _without_index([_renamed(row, named) for row in written])
+
+
+def _renamed(row: Row, named: Callable[[str], str]) -> Row:
+    names = _names(list(row.cells), named, row.where)
+    return Row(row.where, dict(zip(names, row.cells.values(), strict=True)))
+
+
+def _names(written: list[str], named: Callable[[str], str], where: str) -> list[str]:
+    """What columns are called here; no two may be called the same."""
+    names = [named(name) for name in written]
+    if len(set(names)) < len(names):
+        twice = min(name for name in names if names.count(name) > 1)
+        one, other = [column for column, name in zip(written, names, strict=True) if name == twice][:2]
+        said = f"columns {one!r} and {other!r} both say {twice!r}; give one of them"
+        raise UserError(f"{where}: {f'two columns are named {one!r}' if one == other else said}")
+    return names
+
+
+def _without_index(rows: list[Row]) -> list[Row]:
+    """The rows without columns that number them: those of pandas' own name, and whole numbers or nothing under none."""
+    index = {
+        name
+        for name in {name for row in rows for name in row.cells}
+        if _INDEX.fullmatch(name) or (_NUMBERING.fullmatch(name) and all(_numbers(row.cells.get(name)) for row in rows))
+    }
+    if not index:
+        return rows
+    return [Row(row.where, {name: cell for name, cell in row.cells.items() if name not in index}) for row in rows]
+
+
+def _numbers(cell: object) -> bool:
+    return type(cell) is int or cell in (None, "")
+
+
+def _of_parquet(path: Path) -> Iterator[Row]:
+    for number, cells in enumerate(read_parquet(path, _WHAT), 1):
+        yield Row(f"{path}, row {number}", cells)
+
+
+def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> Iterator[Row]:
+    lines = _lines(path)
+    if not lines:
+        raise UserError(f"{_WHAT} {path} can't be read: it is empty")
+    first, written = lines[0]
+    if len(written) == 1 and (other := _OTHER_SEPARATOR.search(written[0])):
+        raise UserError(f"{path}, line {first}: cells are separated by {other[0]!r}, and must be by commas")
+    header = _names(written, named, f"{path}, line {first}")
+    for number, cells in lines[1:]:
+        where = f"{path}, line {number}"
+        if len(cells) != len(header):
+            raise UserError(f"{where} has {len(cells)} cells, the header {len(header)}")
+        by_name = zip(header, cells, strict=True)
+        yield Row(where, {name: cell if name in texts else number_in(cell) for name, cell in by_name})
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    """(line number, cells) of every line that isn't blank."""
+    try:
+        text = read_bytes(path, _WHAT).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{_WHAT} {path} can't be read: it is not UTF-8 ({error})") from None
+    reader = csv.reader(StringIO(text, newline=""), strict=True)
+    try:
+        return [(reader.line_num, cells) for cells in reader if cells]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+
+
+def number_in(cell: str) -> object:
+    """The number that a cell holds; the cell itself, for the error, if it holds none."""
+    if _WHOLE.fullmatch(cell):
+        return int(cell)
+    return float(cell) if _NUMBER.fullmatch(cell) else cell
+
+
+def _of_json(content: Any, path: Path) -> Iterator[Row]:
+    """A list of objects; or an object of columns, each a list or, as pandas writes it, an object with row labels."""
+    if isinstance(content, dict):
+        content = _of_columns(content, path)
+    if not isinstance(content, list):
+        raise UserError(f"{_WHAT} {path} must hold a list of tables, not {shown(content)}")
+    for number, cells in enumerate(content, 1):
+        where = f"{path}, table {number}"
+        if not isinstance(cells, dict):
+            raise UserError(f"{where}: {shown(cells)} must be named fields")
+        yield Row(where, cells)
+
+
+def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
+    labels = [list(column) if isinstance(column, dict) else None for column in columns.values()]
+    for name, column in columns.items():
+        if not isinstance(column, (list, dict)):
+            raise UserError(f"{path}: column {shown(name)} is {shown(column)}, not a list of cells")
+    cells = [list(column.values()) if isinstance(column, dict) else column for column in columns.values()]
+    if any(label != labels[0] for label in labels) or any(len(column) != len(cells[0]) for column in cells):
+        raise UserError(f"{path}: its columns don't have the same rows")
+    return [dict(zip(columns, row, strict=True)) for row in zip_longest(*cells)]

@@ -1,0 +1,212 @@
+"""The user's own tables: CSV, Parquet or JSON.
+
+Columns: `name` (text), `rows` (vectors), `dim` (columns, a multiple of 4), `pooling_factor` (mean lookups per
+sample; 0 counts as one lookup in a batch); optional `bytes_per_element` (2 or 4, default 4) or `dtype` (fp16 or fp32),
+`features` (how many read the table, default 1; the pooling
+factor is that of all of them), `pooled` (false for sequence tables, default true), and the reuse histogram: `reuse_0`
+... `reuse_16` (shares of unique rows, together 1), or `reuse`, a list of them, and `reuse_batch_size`, the batch size
+that it was made for. Without the histogram it is estimated from rows, pooling factor, batch size and a Zipf exponent.
+`row_lookups` says how lookups are spread over the rows, as `Table` has it: a list of shares, or text with spaces
+between them; empty where nobody knows. Names of columns may be written as other systems have them (`num_embeddings`,
+`embedding_dim`, `table_name`), in capitals, with blanks.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.schema import (
+    DIM_MULTIPLE,
+    MAX_DIM,
+    BatchSize,
+    BytesPerElement,
+    Dim,
+    Features,
+    Name,
+    PoolingFactor,
+    Rows,
+    parse,
+    shown,
+)
+from neuroshard.tables.reuse import ZIPF_EXPONENT, Exponent, zipf_reuse
+from neuroshard.tables.sources.file_rows import Row, number_in, read_rows
+from neuroshard.tables.table import NUM_REUSE_BINS, Reuse, RowLookups, Table, check_unique_names
+
+_REQUIRED = ("name", "rows", "dim", "pooling_factor")
+_REUSE = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
+_COLUMNS = (
+    *_REQUIRED, "bytes_per_element", "dtype", "reuse", "reuse_batch_size", "row_lookups", "features", "pooled",
+)  # fmt: skip
+_ALIASES = {
+    "table": "name", "table_name": "name",
+    "num_embeddings": "rows", "num_rows": "rows", "hash_size": "rows",
+    "embedding_dim": "dim", "emb_dim": "dim",
+    "pooling": "pooling_factor", "avg_pooling_factor": "pooling_factor", "mean_pooling_factor": "pooling_factor",
+    "data_type": "dtype", "num_features": "features",
+}  # fmt: skip
+_TEXTS = frozenset(["name", "row_lookups", "dtype"])
+_WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size", "features")
+_DTYPES = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 2}
+_MOST_SHOWN = 5  # wrong tables in an error
+_LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # what is said of them, besides how many they are
+
+
+@checked
+def user_file(
+    path: str, batch_size: BatchSize = 65536, zipf_exponent: Exponent = ZIPF_EXPONENT, pad_dims: bool = False
+) -> tuple[Table, ...]:
+    """The tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
+
+    Args:
+        path: a CSV, Parquet or JSON file; tables=FILE.csv is short for it.
+        batch_size: global, for which reuse histograms are computed.
+        zipf_exponent: of the lookups, where the file gives no histogram.
+        pad_dims: true: dims are rounded up to multiples of 4, as your model's must be then.
+
+    Raises:
+        UserError: the file can't be read, has a column that nobody knows or lacks one, or holds values that are out of
+            range: the first of them, and how many more.
+    """
+    rows = read_rows(Path(path), _TEXTS, _named)
+    if not rows:
+        raise UserError(f"{path} holds no table")
+    for row in rows:
+        _check_columns(row.cells, path)
+    found = [_read(row, batch_size, zipf_exponent, pad_dims) for row in rows]
+    tables = tuple(table for table in found if isinstance(table, Table))
+    if len(tables) < len(rows):
+        raise _together([error for error in found if isinstance(error, UserError)], path)
+    check_unique_names(tables)
+    return tables
+
+
+@cache
+def _named(column: str) -> str:
+    """What a column is called here, however it is written."""
+    name = re.sub(r"[\s-]+", "_", column.strip().lower())
+    return _ALIASES.get(name, name)
+
+
+def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Table | UserError:
+    try:
+        return _table(row, batch_size, zipf_exponent, pad_dims)
+    except UserError as error:
+        return error
+
+
+def _together(errors: list[UserError], path: str) -> UserError:
+    """One error of all; their number, and the first few, where there are several."""
+    if len(errors) == 1:
+        return errors[0]
+    lines = [str(error).removeprefix(f"{path}, ") for error in errors[:_MOST_SHOWN]]
+    more = [f"and {len(errors) - len(lines)} more"] if len(errors) > len(lines) else []
+    return UserError(f"{path}: {len(errors)} tables can't be read: {'; '.join([*lines, *more])}")
+
+
+def _check_columns(found: Iterable[str], path: str) -> None:
+    names = list(found)
+    for name in names:
+        if name not in _COLUMNS and name not in _REUSE:
+            raise UserError(f"{path}: {unknown_name('column', name, _COLUMNS, first=_REQUIRED)}")
+    for name in _REQUIRED:
+        if name not in names:
+            raise UserError(f"{path}: no column {name!r}; needed: {', '.join(_REQUIRED)} (found: {', '.join(names)})")
+    given = sum(name in names for name in _REUSE)
+    if 0 < given < NUM_REUSE_BINS:
+        raise UserError(f"{path}: {given} of the {NUM_REUSE_BINS} columns reuse_0 ... reuse_16; give all or none")
+    if "dtype" in names and "bytes_per_element" in names:
+        raise UserError(f"{path}: both dtype and bytes_per_element; give one of them")
+    if given and "reuse" in names:
+        raise UserError(f"{path}: both reuse and reuse_0 ... reuse_16; give one of them")
+    if "reuse_batch_size" in names and not given and "reuse" not in names:
+        raise UserError(f"{path}: reuse_batch_size without the histogram that was made for it; give both or none")
+
+
+@dataclass(frozen=True)
+class _UserTable:
+    name: Name
+    rows: Rows
+    dim: Dim
+    pooling_factor: PoolingFactor
+    bytes_per_element: BytesPerElement = 4
+    reuse: Reuse | None = None
+    reuse_batch_size: BatchSize | None = None
+    row_lookups: RowLookups | None = None
+    features: Features = 1
+    pooled: bool = True
+
+
+def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
+    """What the row says of each field of a table."""
+    cells = {name: _whole(cell) if name in _WHOLE else cell for name, cell in row.cells.items()}
+    if "reuse_0" in cells:
+        cells["reuse"] = [_checked_share(cells.pop(name), name, row) for name in _REUSE]
+    if isinstance(spread := cells.get("row_lookups"), str):
+        cells["row_lookups"] = [number_in(share) for share in spread.split()]
+    if "dtype" in cells:
+        cells["bytes_per_element"] = _bytes_of(cells.pop("dtype"), row)
+    if type(dim := cells["dim"]) is int and 0 < dim < MAX_DIM and dim % DIM_MULTIPLE:
+        cells["dim"] = _padded(dim, row, pad_dims)
+    if type(cells["pooling_factor"]) in (int, float) and not cells["pooling_factor"]:
+        # Nobody looks it up, but it takes room: as little as costs can be predicted for.
+        cells = {name: cell for name, cell in cells.items() if name not in _LOOKUPS}
+        cells["pooling_factor"] = 1 / batch_size
+    if "pooled" in cells:
+        cells["pooled"] = _truth(cells["pooled"])
+    return cells
+
+
+def _table(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Table:
+    given = parse(_cells(row, batch_size, pad_dims), _UserTable, row.where)
+    reuse, made_for = given.reuse, given.reuse_batch_size
+    try:
+        if reuse is None:
+            reuse, made_for = zipf_reuse(given.rows, batch_size * given.pooling_factor, zipf_exponent), batch_size
+        return Table(
+            given.name, given.rows, given.dim, given.pooling_factor, reuse, given.bytes_per_element, made_for,
+            given.row_lookups or (), given.features, given.pooled,
+        )  # fmt: skip
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from None
+
+
+def _whole(cell: object) -> object:
+    """Whole numbers that were written as 10.0 or 1e6, as pandas and spreadsheets do."""
+    return int(cell) if isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53 else cell
+
+
+def _padded(dim: int, row: Row, pad_dims: bool) -> int:
+    """The next width that FBGEMM has, which the user may or may not want."""
+    padded = -(-dim // DIM_MULTIPLE) * DIM_MULTIPLE
+    if not pad_dims:
+        raise UserError(
+            f"{row.where}: dim={dim} must be a multiple of {DIM_MULTIPLE}; pad it to {padded}, "
+            "or every such table by tables.pad_dims=true"
+        )
+    return padded
+
+
+def _bytes_of(dtype: object, row: Row) -> int:
+    """Bytes that weights of a type take, by any of its names, also torch's and TorchRec's."""
+    name = str(dtype).strip().lower().rpartition(".")[2]
+    if name not in _DTYPES:
+        raise UserError(
+            f"{row.where}: dtype={shown(dtype)} must be fp32 or fp16; of other types, give bytes_per_element, 4 or 2"
+        )
+    return _DTYPES[name]
+
+
+def _truth(cell: object) -> object:
+    """What is true or false, however it was written."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(cell).lower(), cell)
+
+
+def _checked_share(cell: object, name: str, row: Row) -> object:
+    """A share of the histogram; its column is named here, for the list that it goes into has none."""
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)) or not 0 <= cell <= 1:
+        raise UserError(f"{row.where}: {name}={shown(cell)} must be a number from 0 to 1")
+    return cell

@@ -1,0 +1,1 @@
+"""Tables counted from training batches."""

@@ -1,0 +1,215 @@
+"""Tables from any number of batches, in bounded memory."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar
+
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import NeuroShardWarning, UserError
+from neuroshard.plumbing.progress import progress_bar
+from neuroshard.plumbing.schema import BatchSize, shown
+from neuroshard.plumbing.units import Size, readable_bytes, to_bytes
+from neuroshard.tables.statistics.lookups import Lookups, Splits
+from neuroshard.tables.statistics.measured import MeasuredTables
+from neuroshard.tables.statistics.row_counts import BYTES_PER_ROW, FEWEST_ROWS
+from neuroshard.tables.statistics.tally import BatchTally, Features, TableShape, Tally
+from neuroshard.tables.statistics.trace import RowBlocks
+from neuroshard.tables.table import MAX_ROW_BLOCKS
+
+MAX_BYTES = "1GiB"  # by default
+_FIXED_BYTES = 1 << 22  # of what is made of the lookups that are looked at together
+_BYTES_PER_BLOCK = 24
+_T = TypeVar("_T")
+
+
+@checked
+def tables_from_batches(
+    shapes: Sequence[TableShape],
+    batches: Iterable[Mapping[str, tuple[Any, Any]]],
+    global_batch_size: BatchSize,
+    splits: Splits = "offsets",
+    row_blocks: RowBlocks = MAX_ROW_BLOCKS,
+    max_bytes: Size = MAX_BYTES,
+) -> MeasuredTables:
+    """Tables with the statistics of a job's own lookups: pooling factors, reuse histograms, `row_lookups`.
+
+    Batches are joined and cut, in order, to global batches: D local ones make one where each is the batch of one of D
+    devices. A histogram is the mean of those of all global batches that touch the table. Samples after the last whole
+    global batch are left out; if they are all there is, the tables are made for so many samples, with a warning. A
+    table that is never looked up counts as looked up once in all samples, with a warning.
+
+    Args:
+        shapes: the tables.
+        batches: any number, read one by one. Each gives for every table, by name, indices (L,) of rows, and where they
+            are split into B samples; as NumPy arrays, torch tensors or lists. What it gives besides is ignored.
+        global_batch_size: samples in a step of all devices together: what the histograms are made for.
+        splits: "offsets": (B + 1,), from 0 to L; "lengths": (B,), lookups of each sample.
+        row_blocks: equal blocks of rows that `row_lookups` tells of, 0 to 1,024, no more than a table has rows.
+        max_bytes: of memory, besides the batch itself: a number, or text such as "4GiB". Where the rows that a global
+            batch touches don't fit, lookups of a random part of them are counted; `Counted.reuse_error` says what that
+            may be off by.
+
+    Raises:
+        UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index lies
+            outside its table; or `max_bytes` are too few for so many tables.
+    """
+    with watched(batches) as seen:
+        plain = (_read(shapes, batch, number, splits) for number, batch in enumerate(seen))
+        return count_batches(shapes, plain, global_batch_size, row_blocks, max_bytes)
+
+
+def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
+    """(T,) lookups of each table, which has one feature of its own name."""
+    if not isinstance(batch, Mapping):
+        raise UserError(f"batch {number}: {shown(batch)} must map each table's name to (indices, {splits})")
+    found: list[Features] = []
+    for shape in shapes:
+        where, given = f"batch {number}, table {shape.name!r}", batch.get(shape.name)
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise UserError(f"{where}: {shown(given)} must be (indices, {splits})")
+        indices, ends = given
+        found.append({shape.name: Lookups.of(indices, ends, splits, shape.rows, where)})
+    return found
+
+
+@contextmanager
+def watched(batches: Iterable[_T]) -> Iterator[Iterator[_T]]:
+    """The batches, beside a progress bar that counts them."""
+    with progress_bar() as progress:
+        bar = progress.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
+
+        def counted() -> Iterator[_T]:
+            for batch in batches:
+                yield batch
+                progress.advance(bar)
+
+        yield counted()
+
+
+def count_batches(
+    shapes: Sequence[TableShape],
+    batches: Iterable[Sequence[Features]],
+    global_batch_size: int,
+    row_blocks: int,
+    max_bytes: Size,
+) -> MeasuredTables:
+    """As `tables_from_batches`, of tables that several features may read: each batch gives (T,) features.
+
+    Raises:
+        UserError: as there.
+    """
+    _check_names(shapes)
+    most_held = _most_held(shapes, row_blocks, to_bytes(max_bytes, "max_bytes"))
+    tallies: list[Tally] = []
+    batch_size, whole, left_out = global_batch_size, 0, 0
+    for its in _tallied(shapes, batches, global_batch_size, row_blocks, most_held):
+        if whole and its.samples < global_batch_size:
+            left_out = its.samples  # only the last global batch may have fewer
+        else:
+            found = its.tallies()
+            tallies = [one + other for one, other in zip(tallies, found, strict=True)] if whole else found
+            batch_size, whole = its.samples, whole + 1
+    if not whole:
+        raise UserError("no tables from no samples: give at least one batch with at least one sample")
+    assumed = tuple(_assumed(shapes, tallies, whole * batch_size, batch_size, global_batch_size))
+    for line in assumed:
+        warnings.warn(line, NeuroShardWarning, stacklevel=4)
+    each = zip(tallies, shapes, strict=True)
+    tables = tuple(tally.table(shape, whole * batch_size, batch_size) for tally, shape in each)
+    return MeasuredTables(tables, tuple(tally.counted for tally in tallies), batch_size, whole, left_out, assumed)
+
+
+def _tallied(
+    shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
+) -> Iterator[BatchTally]:
+    """Every global batch, counted; the last one may have fewer samples."""
+    for number, parts in groupby(_parts(shapes, batches, size), key=lambda part: part.number):
+        tally = BatchTally(shapes, row_blocks, most_held, number)
+        for part in parts:
+            tally.add(part.batch, part.first, part.last)
+        yield tally
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Samples `first` to `last` - 1 of a batch, which belong to the global batch of this number."""
+
+    number: int
+    batch: Sequence[Features]
+    first: int
+    last: int
+
+
+def _parts(shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int) -> Iterator[_Part]:
+    """The batches, cut where a global batch of this size ends."""
+    before = 0
+    for place, batch in enumerate(batches):
+        samples, first = _samples(shapes, batch, place), 0
+        while first < samples:
+            last = min(samples, first + size - before % size)
+            yield _Part(before // size, batch, first, last)
+            before, first = before + last - first, last
+
+
+def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int) -> int:
+    """That a batch has of every table.
+
+    Raises:
+        UserError: of some tables or features it has more than of others.
+    """
+    found = [
+        (shape.name, name, its.samples)
+        for shape, features in zip(shapes, batch, strict=True)
+        for name, its in features.items()
+    ]
+    first = found[0]
+    for table, feature, samples in found:
+        if samples != first[2]:
+            of = "" if feature == table else f", feature {feature!r}"
+            raise UserError(
+                f"batch {place}, table {table!r}{of}: {samples} samples, but {first[2]} of table {first[0]!r}; "
+                "a batch must have as many of all"
+            )
+    return first[2]
+
+
+def _check_names(shapes: Sequence[TableShape]) -> None:
+    """Raise UserError if there is no table, or two share a name."""
+    if not shapes:
+        raise UserError("no tables to count lookups of: give at least one shape")
+    name, count = Counter(shape.name for shape in shapes).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"two tables are named {name!r}; names must be unique")
+
+
+def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
+    """Rows and lookups that may be held in memory."""
+    fixed = _FIXED_BYTES + _BYTES_PER_BLOCK * sum(min(row_blocks, shape.rows) for shape in shapes)
+    least = fixed + len(shapes) * FEWEST_ROWS * BYTES_PER_ROW
+    if max_bytes < least:
+        raise UserError(
+            f"max_bytes={max_bytes} ({readable_bytes(max_bytes)}) are too few to count {len(shapes)} table(s); "
+            f"give at least {least}, or fewer row_blocks"
+        )
+    return (max_bytes - fixed) // BYTES_PER_ROW
+
+
+def _assumed(
+    shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
+) -> Iterator[str]:
+    """What a user should know of the tables, in lines."""
+    if batch_size < wanted:
+        yield (
+            f"batches hold {samples} samples, fewer than global_batch_size={wanted}: "
+            f"the tables are made for a batch of {samples}; give more batches"
+        )
+    never = [shape.name for shape, tally in zip(shapes, tallies, strict=True) if not tally.lookups]
+    if never:
+        yield (
+            f"{len(never)} of {len(shapes)} tables, such as {never[0]!r}, are never looked up: "
+            f"they count as looked up once in {samples} samples"
+        )

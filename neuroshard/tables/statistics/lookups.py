@@ -1,0 +1,80 @@
+"""Lookups in one batch, as data loaders give them: NumPy arrays, torch tensors on any device, lists."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import shown
+
+Splits = Literal["offsets", "lengths"]
+_PART = 1 << 14  # lookups that are looked at together: what is made of them takes a few MiB
+
+
+@dataclass(frozen=True, eq=False)
+class Lookups:
+    """Of one feature, in a batch of B samples.
+
+    Attributes:
+        indices: (L,) of rows, whole numbers of any type.
+        offsets: (B + 1,) sample i looks up `indices[offsets[i] : offsets[i + 1]]`.
+    """
+
+    indices: NDArray[Any]
+    offsets: IntArray
+
+    @classmethod
+    def of(cls, indices: object, splits: object, kind: Splits, rows: int, where: str) -> "Lookups":
+        """Of a table with so many rows; `splits` are (B + 1,) offsets from 0 to L, or (B,) lengths that sum to L.
+
+        Raises:
+            UserError: they are of another kind or contradict each other, or an index lies outside 0..rows-1; `where` is
+                what its line begins with.
+        """
+        found, given = _whole_numbers(indices, "indices", where), _whole_numbers(splits, kind, where)
+        possible = not len(given) or (given.min() >= 0 and given.max() <= len(found))  # or their sum might overflow
+        plain = given.astype(np.int64)
+        offsets = plain if kind == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), plain.cumsum()])
+        rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(found) and (np.diff(offsets) >= 0).all()
+        if not possible or not rise:
+            wanted = "rise from 0 to" if kind == "offsets" else "be 0 or more and sum to"
+            raise UserError(f"{where}: {kind} must {wanted} the number of indices, {len(found)}")
+        for index in (int(found.min()), int(found.max())) if len(found) else ():
+            if not 0 <= index < rows:
+                raise UserError(f"{where}: index {index} must lie in 0..{rows - 1}")
+        return cls(found, offsets)
+
+    @property
+    def samples(self) -> int:
+        """Return B, the number of samples in the batch."""
+        return len(self.offsets) - 1
+
+    def parts(self, first: int, last: int) -> Iterator[IntArray]:
+        """Indices that samples `first` to `last` - 1 look up, some thousands at a time."""
+        start, end = int(self.offsets[first]), int(self.offsets[last])
+        for begin in range(start, end, _PART):
+            yield self.indices[begin : min(begin + _PART, end)].astype(np.int64)
+
+
+def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
+    """`values` as an array; of a tensor on another device, a copy."""
+    try:
+        host: Any = values.detach().cpu() if hasattr(values, "detach") else values
+        array = np.asarray(host)
+    except (TypeError, ValueError, RuntimeError):  # what NumPy has no type for, sparse, without data, ragged
+        raise UserError(f"{where}: {what} must be one row of whole numbers, not {_kind(values)}") from None
+    if array.ndim == 1 and not array.size:
+        return np.zeros(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(f"{where}: {what} must be one row of whole numbers, not {array.dtype} of shape {array.shape}")
+    return array
+
+
+def _kind(values: object) -> str:
+    """What sort of a tensor it is; of anything else, what it holds."""
+    known = [str(getattr(values, part)) for part in ("dtype", "layout", "device") if hasattr(values, part)]
+    return f"a {type(values).__name__} ({', '.join(known)})" if known else shown(values)

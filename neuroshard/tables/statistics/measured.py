@@ -1,0 +1,96 @@
+"""Tables as batches of lookups say they are."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import write_atomically, write_json
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.tables.statistics.tally import Counted
+from neuroshard.tables.table import Table
+
+
+@dataclass(frozen=True)
+class MeasuredTables:
+    """Tables whose statistics were counted, and what was counted.
+
+    Attributes:
+        tables: (T,), as `Task` takes them.
+        counted: (T,) what each table's statistics come from.
+        batch_size: of the global batches; where there wasn't one whole, the samples that there were.
+        batches: global batches that were counted.
+        left_out: samples after the last whole one.
+        warnings: what had to be assumed, a line each.
+    """
+
+    tables: tuple[Table, ...] = field(repr=False)
+    counted: tuple[Counted, ...] = field(repr=False)
+    batch_size: int
+    batches: int
+    left_out: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """All that were counted."""
+        return self.batches * self.batch_size
+
+    def __str__(self) -> str:
+        each = [
+            f"{table.name}: {table.pooling_factor:.4g} lookups per sample; reuse of {its.rows_kept:,} unique rows, "
+            f"{its.rows_share:.0%} of those touched, shares +- {max(its.reuse_error):.2%}"
+            for table, its in zip(self.tables, self.counted, strict=True)
+        ]
+        return "\n".join(
+            [*each, f"{self.batches} global batches of {self.batch_size}; samples left out: {self.left_out}"]
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the tables, without what was counted, as CSV, Parquet or JSON: `tables=PATH` reads them.
+
+        Raises:
+            UserError: the path ends otherwise.
+        """
+        write_tables(Path(path), self.tables)
+
+
+def write_tables(path: Path, tables: Sequence[Table]) -> None:
+    """Write tables to a file that the table source `user_file` reads.
+
+    Raises:
+        UserError: the path doesn't end in .csv, .parquet or .json.
+    """
+    writers: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
+        ".csv": _write_csv,
+        ".parquet": lambda to, rows: write_frame(to, pd.DataFrame(rows)),
+        ".json": write_json,
+    }
+    suffix = path.suffix.lower()
+    if suffix not in writers:
+        raise UserError(f"{path}: tables are written to {', '.join(writers)}, not {path.suffix or 'no suffix'!r}")
+    writers[suffix](path, [{name: _plain(value) for name, value in asdict(table).items()} for table in tables])
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Shares of the histogram in columns of their own, those of `row_lookups` in one, with spaces between."""
+    cells = [
+        {name: value for name, value in row.items() if name != "reuse"}
+        | {f"reuse_{i}": share for i, share in enumerate(row["reuse"])}
+        | {"row_lookups": " ".join(map(repr, row["row_lookups"]))}
+        for row in rows
+    ]
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, list(cells[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(cells)
+    write_atomically(path, lambda temporary: temporary.write_text(text.getvalue(), encoding="utf-8", newline=""))

@@ -1,0 +1,48 @@
+"""Plain JSON, for any other tool: every placement with its table, rows, columns and device."""
+
+from neuroshard.plans.plan import Plan
+from neuroshard.targets.exported import Exported
+from neuroshard.targets.target import Target
+from neuroshard.words.shard import Placement
+
+_FORMAT = "neuroshard-placements-1"
+
+
+def _write(plan: Plan) -> Exported:
+    topology, tables = plan.task.topology, plan.task.tables
+    return Exported(
+        {
+            "format": _FORMAT,
+            "num_devices": topology.num_devices,
+            "devices_per_host": topology.host_size,
+            "batch_size": plan.task.batch_size,
+            "tables": [
+                {
+                    "name": table.name,
+                    "rows": table.rows,
+                    "columns": table.dim,
+                    "bytes_per_element": table.bytes_per_element,
+                    "form": form.value,
+                }
+                for table, form in zip(tables, plan.forms, strict=True)
+            ],
+            "placements": [_placed(tables[placed.shard.table].name, placed) for placed in sorted(plan.placements)],
+        }
+    )
+
+
+def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None]:
+    shard, home = placed.shard, placed.home
+    return {
+        "table": table,
+        "first_row": shard.row,
+        "rows": shard.rows,
+        "first_column": shard.column,
+        "columns": shard.dim,
+        "device": placed.device,
+        "tier": home.tier.value,
+        "cached": home.cached,
+    }
+
+
+PLAIN = Target("json", "JSON", _write)

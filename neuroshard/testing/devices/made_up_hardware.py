@@ -1,0 +1,107 @@
+"""Made-up devices in the place of hardware: what runs measure is known exactly, and repeats."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from neuroshard.hardware import DeviceSpec, Hardware, Meter, Outcome
+from neuroshard.hardware.hardware import Warn
+from neuroshard.plumbing.timing import TimingProtocol
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.testing.devices.made_up import MADE_UP, MadeUpDevice, measured_comm, measured_compute
+from neuroshard.words.fingerprint import Fingerprint
+
+_LIVE = 16  # samples of a batch: each a part on disk
+
+
+@dataclass(frozen=True)
+class MadeUpHardware(Hardware):
+    """A made-up device that is measured with some noise, as `measured_compute` says; the same seed, the same noise."""
+
+    device: DeviceSpec = field(default_factory=lambda: DeviceSpec("cpu"))
+    compute_timing: TimingProtocol = field(default_factory=lambda: TimingProtocol(live=_LIVE))
+    comm_timing: TimingProtocol = field(default_factory=lambda: TimingProtocol(live=_LIVE))
+    made_up: MadeUpDevice = MADE_UP["cpu"]
+    noise: float = 0.05
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Return a fingerprint that no real machine has."""
+        return Fingerprint("cpu", "made up", 1, 1 << 40)
+
+    def check(self) -> None:
+        """It can always be measured on."""
+
+    def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
+        """Says what kernel calls cost on the device."""
+        return _CallMeter(self.made_up, self.noise)
+
+    def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
+        """Says what exchanges cost."""
+        return _ExchangeMeter(self.made_up, self.noise)
+
+
+@dataclass(frozen=True)
+class _Meter:
+    device: MadeUpDevice
+    noise: float
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _CallMeter(_Meter):
+    def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int]) -> list[Outcome]:
+        """Each by itself, so that a sample's noise hangs on its seed alone."""
+        pairs = zip(samples, seeds, strict=True)
+        return [
+            _outcome(measured_compute(self.device, [(sample, "train")], self.noise, np.random.default_rng(seed))[0])
+            for sample, seed in pairs
+        ]
+
+
+@dataclass(frozen=True)
+class _ExchangeMeter(_Meter):
+    def measure(self, samples: Sequence[CommSample], seeds: Sequence[int]) -> list[Outcome]:
+        """Each by itself, so that a sample's noise hangs on its seed alone."""
+        pairs = zip(samples, seeds, strict=True)
+        return [
+            _outcome(measured_comm(self.device, [(sample, "train")], self.noise, np.random.default_rng(seed))[0])
+            for sample, seed in pairs
+        ]
+
+
+def _outcome(measurement: Measurement[Any]) -> Outcome:
+    return Outcome(measurement.repeats, None, 0.0)
+
+
+@dataclass(frozen=True)
+class SlowerBy:
+    """A meter under which a machine is now faster, now slower: each batch takes the next factor times as long."""
+
+    meter: Meter[Any]
+    factors: Iterator[float]
+
+    def __enter__(self) -> Self:
+        self.meter.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.meter.__exit__(kind, error, trace)
+
+    def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
+        """As the meter, times the factor."""
+        factor = next(self.factors)
+        found = self.meter.measure(samples, seeds)
+        return [replace(one, repeats=None if one.repeats is None else one.repeats.times(factor)) for one in found]

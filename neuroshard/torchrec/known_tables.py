@@ -1,0 +1,81 @@
+"""What is known of tables by measuring, in place of what TorchRec's constraints guess."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table, check_unique_names
+from neuroshard.tables.sources import load_tables
+from neuroshard.tables.statistics.measured import MeasuredTables
+from neuroshard.torchrec.modules import listed
+
+_log = logging.getLogger(__name__)
+Known = MeasuredTables | Sequence[Table] | str | Path | None
+
+
+def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
+    """Tables by name: as `profile` found them, of a file, or as they are.
+
+    `batch_size`, global, is what a file without histograms is read for.
+
+    Raises:
+        UserError: the file can't be read, or two tables share a name.
+    """
+    if tables is None:
+        return {}
+    if isinstance(tables, (str, Path)):
+        found = load_tables(str(tables), batch_size=batch_size)
+    else:
+        found = tables.tables if isinstance(tables, MeasuredTables) else tuple(tables)
+    check_unique_names(found)
+    return {table.name: table for table in found}
+
+
+def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
+    """The model's tables, with the statistics of those that are known by their names; others stay as guessed.
+
+    Raises:
+        UserError: a known table has other rows or columns than the model's.
+    """
+    return tuple(_with_statistics(table, known[table.name]) if table.name in known else table for table in guessed)
+
+
+def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> None:
+    """Log which tables are planned here without statistics, and which statistics are of no such table.
+
+    Args:
+        guessed: of each table that is planned here, whether nobody says how many lookups it has.
+        known: statistics, by name.
+    """
+    for name in sorted(set(known) - set(guessed)):
+        _log.warning("statistics are given for a table %r that is not planned here; they are left out", name)
+    missing = [name for name in guessed if name not in known]
+    assumed = [name for name in missing if guessed[name]]
+    partly = [name for name in missing if not guessed[name]]
+    if known and partly:
+        _log.warning("no statistics of %d of %d tables, such as %r: guessed", len(partly), len(guessed), partly[0])
+    if assumed:
+        _log.warning(
+            "one lookup a sample and feature is assumed of %d of %d tables, of which nothing is known (%s): give "
+            "tables=neuroshard.torchrec.profile(model, batches), or pooling_factors in constraints",
+            len(assumed),
+            len(guessed),
+            listed(assumed),
+        )
+
+
+def _with_statistics(guessed: Table, known: Table) -> Table:
+    if (guessed.rows, guessed.dim) != (known.rows, known.dim):
+        raise UserError(
+            f"statistics of table {known.name!r} are those of {known.rows} rows and {known.dim} columns, the model's "
+            f"has {guessed.rows} and {guessed.dim}; measure it anew, or leave it out of tables="
+        )
+    return replace(
+        guessed,
+        pooling_factor=known.pooling_factor,
+        reuse=known.reuse,
+        reuse_batch_size=known.reuse_batch_size,
+        row_lookups=known.row_lookups,
+    )

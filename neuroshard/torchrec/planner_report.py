@@ -1,0 +1,132 @@
+"""What people and programs are told of a plan: TorchRec's reports, and callbacks as its planner has them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torchrec.distributed.planner.planners import to_sharding_plan
+from torchrec.distributed.planner.types import (
+    Perf,
+    PlanDebugStats,
+    ShardingOption,
+    Stats,
+    StorageReservation,
+)
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec.distributed.types import ShardingPlan
+
+from neuroshard.cost.cost import Cost
+from neuroshard.cost.loads import LoadSets
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.torchrec.delegated import joined
+from neuroshard.torchrec.model import Model
+from neuroshard.torchrec.options import estimate_perf, estimate_storage
+
+Callback = Callable[[list[ShardingOption]], list[ShardingOption]]
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What is told of every plan, and to whom.
+
+    Attributes:
+        topology: all of its memory.
+        reservation: what it leaves of that was asked already.
+        simulator: that predicts costs.
+        stats: TorchRec's reports.
+        callbacks: are given the plan, and give back the one to be used.
+        debug: what reports are told.
+    """
+
+    topology: TorchRecTopology
+    reservation: StorageReservation
+    simulator: Simulator
+    stats: Sequence[Stats]
+    callbacks: Sequence[Callback]
+    debug: bool
+
+    def told(
+        self, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
+    ) -> tuple[ShardingPlan, Plan | None]:
+        """The plan of the whole model and ours in it, after callbacks had it and reports said what it is.
+
+        Raises:
+            UserError: a callback moved shards such that TorchRec would fail, or train other rows than it should.
+        """
+        if not self.stats and not self.callbacks:
+            return sharding_plan, plan
+        options = self._options(model, sharding_plan, plan)
+        for callback in self.callbacks:
+            options = callback(options)
+        if self.callbacks:
+            sharding_plan = joined(sharding_plan, to_sharding_plan(options, self.topology))
+            plan = None if plan is None else model.plan_in(sharding_plan, plan)
+        for report in self.stats:
+            report.log(
+                sharding_plan=sharding_plan,
+                topology=self.topology,
+                batch_size=model.batch_size,
+                storage_reservation=self.reservation,
+                num_proposals=1,  # a search counts as one
+                num_plans=1,
+                run_time=run_time_s,
+                best_plan=options,
+                constraints=dict(model.constraints),
+                sharders=list(model.sharders),
+                debug=self.debug,
+                debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=None),
+            )
+        return sharding_plan, plan
+
+    def _options(self, model: Model, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
+        """The plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
+        options = model.options(sharding_plan, plan)
+        ours, others = options[: len(model.bags)], options[len(model.bags) :]
+        estimate_storage(options, model.sharders, self.topology, model.constraints)
+        estimate_perf(others, model.sharders, self.topology, model.constraints)
+        if plan is not None:
+            set_perf(ours, plan, self.simulator.cost(plan.task, plan), self.simulator.models)
+        return options
+
+
+def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: CostModels) -> None:
+    """Fill in the `perf` of all shards: each device's predicted parts, shared out over what lies there.
+
+    Compute is shared out by what the shards would take alone, communication by the columns that samples get of them; so
+    the sum over a device is what it is predicted to take. Our models predict compute forward and backward together: all
+    of it stands under forward.
+
+    Args:
+        options: one for each of the plan's tables, in their order.
+        plan: of exactly these shards.
+        cost: its cost.
+        models: that predicted it.
+    """
+    devices = np.array([placed.device for placed in plan.by_device], dtype=np.int64)
+    loads = plan.device_loads.loads
+    compute = _shared(cost.compute, models.compute.predict(LoadSets.alone(loads)).astype(np.float64), devices)
+    columns = loads.dim * loads.outputs / loads.samples
+    forward, backward = (_shared(part, columns, devices) for part in (cost.forward, cost.backward))
+    found: dict[tuple[int, int, int, int], Perf] = {}
+    for number, placed in enumerate(plan.by_device):
+        shard = placed.shard
+        found[shard.table, placed.device, shard.row, shard.column] = Perf(
+            fwd_compute=float(compute[number]),
+            fwd_comms=float(forward[number]),
+            bwd_compute=0.0,
+            bwd_comms=float(backward[number]),
+        )
+    for index, option in enumerate(options):
+        for part in option.shards:
+            row, column = part.offset
+            part.perf = found[index, int(part.rank or 0), row, column]
+
+
+def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
+    """(S,) parts of devices' totals (D,), by weights (S,) of what lies on each; alike where they are all zero."""
+    weight = np.maximum(weight, 0) + 1e-12
+    parts: FloatArray = total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
+    return parts

@@ -1,0 +1,193 @@
+"""TorchRec's plans as JSON: types, kernels, ranks and shards of every parameter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from msgspec import Meta
+from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import (
+    CacheParams,
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
+from neuroshard.torchrec.modules import parameters_of
+
+_FORMAT = "torchrec-sharding-plan-1"
+_TYPES = tuple(kind.value for kind in ShardingType)
+_KERNELS = tuple(kind.value for kind in EmbeddingComputeKernel)
+
+
+def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
+    """Write TorchRec's plan as JSON: types, kernels, ranks and shards of every parameter."""
+    write_json(Path(path), file_content(sharding_plan))
+
+
+def file_content(sharding_plan: ShardingPlan, remarks: Sequence[str] = ()) -> dict[str, Any]:
+    """What the file of a plan holds, JSON-ready; remarks are for people who look into it."""
+    said = {"remarks": list(remarks)} if remarks else {}
+    return {"format": _FORMAT, **said, "modules": modules_json(sharding_plan)}
+
+
+def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
+    """The parameters of every module, JSON-ready; what isn't of tables is left out."""
+    return {
+        module: {name: _parameter_json(parameter) for name, parameter in module_plan.items()}
+        for module, module_plan in sharding_plan.plan.items()
+        if isinstance(module_plan, dict)
+    }
+
+
+def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
+    spec: Any = parameter.sharding_spec
+    cache = parameter.cache_params
+    return {
+        "sharding_type": parameter.sharding_type,
+        "compute_kernel": parameter.compute_kernel,
+        "ranks": parameter.ranks,
+        "shards": None
+        if spec is None
+        else [
+            {"offsets": list(s.shard_offsets), "sizes": list(s.shard_sizes), "placement": str(s.placement)}
+            for s in spec.shards
+        ],
+        **({} if cache is None else {"cache": _cache_json(cache)}),
+    }
+
+
+def _cache_json(cache: CacheParams) -> dict[str, Any]:
+    """What of a cache is a job's to set; statistics are not kept."""
+    algorithm = None if cache.algorithm is None else cache.algorithm.name
+    return {
+        "algorithm": algorithm,
+        "load_factor": cache.load_factor,
+        "reserved_memory": cache.reserved_memory,
+        "prefetch_pipeline": cache.prefetch_pipeline,
+    }
+
+
+_Extent = tuple[Annotated[int, Meta(ge=0, le=MAX_ROWS)], Annotated[int, Meta(ge=0, le=MAX_DIM)]]  # rows, columns
+
+
+@dataclass(frozen=True)
+class _ShardFields:
+    offsets: _Extent
+    sizes: _Extent
+    placement: Name
+
+
+@dataclass(frozen=True)
+class _Cache:
+    algorithm: str | None
+    load_factor: CacheShare | None
+    reserved_memory: NonNegative | None
+    prefetch_pipeline: bool | None
+
+    def __post_init__(self) -> None:
+        if self.algorithm is not None and self.algorithm not in CacheAlgorithm.__members__:
+            raise unknown_name("cache algorithm", self.algorithm, CacheAlgorithm.__members__)
+
+    def read(self) -> CacheParams:
+        """Return the cache parameters as TorchRec's own type."""
+        algorithm = None if self.algorithm is None else CacheAlgorithm[self.algorithm]
+        return CacheParams(algorithm, self.load_factor, self.reserved_memory, None, self.prefetch_pipeline)
+
+
+@dataclass(frozen=True)
+class ReadParameter:
+    """A parameter as it stands in a file.
+
+    Raises:
+        UserError: TorchRec has no such sharding type or kernel.
+    """
+
+    sharding_type: str
+    compute_kernel: str
+    ranks: tuple[Device, ...] | None
+    shards: tuple[_ShardFields, ...] | None
+    cache: _Cache | None = None
+
+    def __post_init__(self) -> None:
+        if self.sharding_type not in _TYPES:
+            raise unknown_name("sharding type", self.sharding_type, _TYPES)
+        if self.compute_kernel not in _KERNELS:
+            raise unknown_name("compute kernel", self.compute_kernel, _KERNELS)
+
+
+ReadModules = dict[str, dict[str, ReadParameter]]
+
+
+@dataclass(frozen=True)
+class _File:
+    modules: ReadModules
+    remarks: tuple[str, ...] = ()
+
+
+def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> ShardingPlan:
+    """The plan in a file that `save_sharding_plan`, or `neuroshard export to=torchrec`, wrote.
+
+    Args:
+        path: of the file.
+        model: that is to be sharded: tables that the file names no module for, because the export was given none, are
+            those of the same names in its collections.
+
+    Raises:
+        UserError: the file is missing or malformed, or a table is in none or several of the model's collections.
+    """
+    where = f"sharding plan {path}"
+    read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
+    return sharding_plan_of(read.modules if model is None else _in_collections(read.modules, model, where), where)
+
+
+def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
+    """Tables that have no module in the one that has them, by their names, alone or behind its path."""
+    paths: dict[str, list[tuple[str, str]]] = {}
+    for found in parameters_of(model, get_default_sharders()):
+        for known_as in {found.name, found.qualified_name}:
+            paths.setdefault(known_as, []).append((found.path, found.name))
+    placed = {path: dict(tables) for path, tables in modules.items() if path}
+    for table, parameter in modules.get("", {}).items():
+        places = paths.get(table, [])
+        if len(places) != 1:
+            raise UserError(f"{where}: {len(places)} collections of the model have a table {table!r}, not one")
+        ((path, name),) = places
+        placed.setdefault(path, {})[name] = parameter
+    return placed
+
+
+def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
+    """The plan of what stands in a file; `where` begins an error.
+
+    Raises:
+        UserError: TorchRec has no such shards.
+    """
+    try:
+        return ShardingPlan(
+            {
+                module: EmbeddingModuleShardingPlan({name: _parameter_of(read) for name, read in parameters.items()})
+                for module, parameters in modules.items()
+            }
+        )
+    except (ValueError, RuntimeError) as error:  # what TorchRec says of shards
+        raise UserError(f"{where}: {error}") from None
+
+
+def _parameter_of(read: ReadParameter) -> ParameterSharding:
+    ranks = None if read.ranks is None else list(read.ranks)
+    cache = None if read.cache is None else read.cache.read()
+    if read.shards is None:
+        return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, None, cache_params=cache)
+    spec = EnumerableShardingSpec([ShardMetadata(list(s.offsets), list(s.sizes), s.placement) for s in read.shards])
+    return ParameterSharding(read.sharding_type, read.compute_kernel, ranks, spec, cache_params=cache)

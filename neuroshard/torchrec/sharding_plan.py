@@ -1,0 +1,241 @@
+"""Plans between our form and TorchRec's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch.distributed._shard.metadata import ShardMetadata
+from torchrec.distributed.planner.utils import placement
+from torchrec.distributed.types import (
+    CacheParams,
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+
+from neuroshard.plans.lay_out import in_columns, in_copies
+from neuroshard.plans.plan import Plan
+from neuroshard.plans.row_blocks import check_row_blocks
+from neuroshard.plans.tiling import check_cover
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.torchrec.kernels import cache_params, home_of, kernel_of
+from neuroshard.torchrec.sequences import check_sequences
+from neuroshard.words.form import Form
+from neuroshard.words.shard import Placement, Shard, form_of
+
+_TYPES = tuple(kind.value for kind in ShardingType)
+# TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
+_BY_COLUMNS = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
+_BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+_BY_ROWS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+
+
+def to_sharding_plan(
+    plan: Plan,
+    modules: str | Mapping[str, str] = "",
+    compute_device: str = "cuda",
+    local_world_size: int | None = None,
+    cache: CacheParams | None = None,
+) -> ShardingPlan:
+    """The plan for DistributedModelParallel: the dense kernel for copies, the fused one for all else, or its forms for
+    tables in host memory, behind a cache or not.
+
+    Args:
+        plan: table-wise where a table is whole, column-wise where it is cut in columns (shards of unequal width stay
+            as they are) or is a pooled one beside such, data-parallel where it is copied. Blocks of rows are row-wise
+            on all devices, table-row-wise on those of one host, and a grid where column ranges of them lie on several
+            hosts.
+        modules: path of the collection inside the model, such as "sparse_arch.ebc"; or the path for each table's name,
+            where there are several.
+        compute_device: "cuda" or "cpu".
+        local_world_size: devices of one host; None takes what the plan's topology says.
+        cache: of tables behind caches: its algorithm, whether it prefetches, and so on; each table's load factor is the
+            plan's. None is an LRU cache with FBGEMM's settings.
+
+    Raises:
+        UserError: a table has no module, the devices don't fill whole hosts, hosts are others than those that blocks of
+            rows were laid out for, or TorchRec doesn't serve sequence tables that lie so.
+    """
+    topology = plan.task.topology
+    local = topology.host_size if local_world_size is None else local_world_size
+    if local < 1 or topology.num_devices % local:
+        raise UserError(f"local_world_size={local} must divide the plan's {topology.num_devices} devices")
+    placements = [sorted(its) for its in plan.by_table]
+    kinds = [_sharding_type(its, form, topology) for its, form in zip(placements, plan.forms, strict=True)]
+    paths = [_module_of(table, modules) for table in plan.task.tables]
+    cut = {path for path, kind in zip(paths, kinds, strict=True) if kind is ShardingType.COLUMN_WISE}
+    found: dict[str, EmbeddingModuleShardingPlan] = {}
+    shardings: list[tuple[str, Table, ParameterSharding]] = []
+    for index, (table, path) in enumerate(zip(plan.task.tables, paths, strict=True)):
+        module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
+        places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
+        kind = _as_one_group(kinds[index], table, path in cut)
+        if kind in _BY_HOST and local != topology.host_size:
+            raise UserError(
+                f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
+                f"{topology.host_size} devices"
+            )
+        module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind, plan.forms[index], cache)
+        shardings.append((path, table, sharding))
+    check_sequences(shardings)
+    return ShardingPlan(dict(found))
+
+
+def parameter_name(table: str, path: str) -> str:
+    """The table's name inside its module: names that aren't unique over all modules carry the module's path."""
+    return table.removeprefix(f"{path}.")
+
+
+def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
+    if isinstance(modules, str):
+        return modules
+    if table.name not in modules:
+        raise UserError(f"no module given for table {table.name!r}; modules names {', '.join(modules) or 'none'}")
+    return modules[table.name]
+
+
+def _sharding_type(placements: Sequence[Placement], form: Form, topology: Topology) -> ShardingType:
+    """TorchRec's word for how a table lies that has these placements."""
+    if form is Form.COPIES:
+        return ShardingType.DATA_PARALLEL
+    if form is Form.COLUMNS:
+        return ShardingType.TABLE_WISE if len(placements) == 1 else ShardingType.COLUMN_WISE
+    if len({placed.shard.column for placed in placements}) > 1:
+        return ShardingType.GRID_SHARD
+    return ShardingType.ROW_WISE if len(placements) == topology.num_devices else ShardingType.TABLE_ROW_WISE
+
+
+def _as_one_group(kind: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
+    """Column-wise for a whole pooled table beside tables that are cut.
+
+    TorchRec exchanges, looks up and permutes for every sharding type of a collection by itself; in one shard the words
+    mean the same. (Of sequence tables it reads all column-wise shards as equally wide.)
+    """
+    if kind is ShardingType.TABLE_WISE and table.pooled and beside_cut:
+        return ShardingType.COLUMN_WISE
+    return kind
+
+
+def _parameter(
+    places: Sequence[tuple[Placement, str]], kind: ShardingType, form: Form, cache: CacheParams | None
+) -> ParameterSharding:
+    """Of the placements of one table, in order of columns and then rows, and their devices' names."""
+    copied, home = kind is ShardingType.DATA_PARALLEL, places[0][0].home
+    return ParameterSharding(
+        sharding_type=kind.value,
+        compute_kernel=kernel_of(form, home),
+        cache_params=cache_params(home, cache),
+        ranks=[placed.device for placed, _ in places],
+        sharding_spec=None
+        if copied
+        else EnumerableShardingSpec([_metadata(placed.shard, place) for placed, place in places]),
+    )
+
+
+def _metadata(shard: Shard, place: str) -> ShardMetadata:
+    return ShardMetadata([shard.row, shard.column], [shard.rows, shard.dim], place)
+
+
+def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
+    """TorchRec's plan as ours; column shards of a table that lie on one device become one.
+
+    Args:
+        task: its tables bear the names of the plan's parameters, or "path.name" where that isn't unique; its topology
+            says what a host is.
+        sharding_plan: of any sharding type.
+
+    Raises:
+        UserError: the plan lacks a table of the task, its shards don't make up a table, or they lie such that
+            TorchRec would fail with them or train other rows than it should.
+    """
+    found: dict[str, list[tuple[str, ParameterSharding]]] = {}
+    for path, module_plan in sharding_plan.plan.items():
+        for name, parameter in module_plan.items():
+            for known_as in {name, f"{path}.{name}"}:
+                found.setdefault(known_as, []).append((path, parameter))
+    placed: list[Placement] = []
+    shardings: list[tuple[str, Table, ParameterSharding]] = []
+    for index, table in enumerate(task.tables):
+        parameters = found.get(table.name, [])
+        if len(parameters) != 1:
+            raise UserError(f"{len(parameters)} parameters of the sharding plan are named {table.name!r}, not one")
+        ((path, parameter),) = parameters
+        home = home_of(table.name, parameter.compute_kernel, parameter.cache_params)
+        placed += (replace(one, home=home) for one in _placements(task, index, parameter))
+        shardings.append((path, table, parameter))
+    check_sequences(shardings)
+    return Plan(task, tuple(placed))
+
+
+def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
+    """Of the table of that index.
+
+    Raises:
+        UserError: its shards don't make it up, or not as the sharding type wants them.
+    """
+    table, kind = task.tables[index], _kind(task.tables[index], parameter)
+    if kind is ShardingType.DATA_PARALLEL:
+        return _copies(task, index, parameter)
+    ranks, spec = parameter.ranks or [], parameter.sharding_spec
+    shards = [] if spec is None else spec.shards
+    if not ranks or len(ranks) != len(shards):
+        raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
+    found = [_rectangle(index, table, shard) for shard in shards]
+    check_cover(table, found)
+    form = form_of(table, found)
+    if form is Form.COLUMNS:
+        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)))
+    else:
+        placed = sorted(_placed(table, shard, rank) for shard, rank in zip(found, ranks, strict=True))
+        check_row_blocks(table, placed, task.topology)
+    if kind not in _kinds_of(placed, form, task.topology):
+        raise UserError(
+            f"table {table.name!r} is sharded {kind.value}, but its shards lie as "
+            f"{_sharding_type(placed, form, task.topology).value} wants them, on hosts of {task.topology.host_size} "
+            "devices"
+        )
+    return placed
+
+
+def _kind(table: Table, parameter: ParameterSharding) -> ShardingType:
+    if parameter.sharding_type not in _TYPES:
+        raise UserError(f"table {table.name!r}: {unknown_name('sharding type', parameter.sharding_type, _TYPES)}")
+    return ShardingType(parameter.sharding_type)
+
+
+def _kinds_of(placed: Sequence[Placement], form: Form, topology: Topology) -> set[ShardingType]:
+    """The sharding types that TorchRec reads such placements of a table right with."""
+    kinds = {_sharding_type(placed, form, topology)}
+    if form is Form.COLUMNS:
+        return kinds | set(_BY_COLUMNS)
+    if topology.host_size == topology.num_devices:
+        return kinds | set(_BY_ROWS)
+    return kinds | ({ShardingType.GRID_SHARD} if ShardingType.TABLE_ROW_WISE in kinds else set())
+
+
+def _placed(table: Table, shard: Shard, rank: int) -> Placement:
+    try:
+        return Placement(shard, rank)
+    except UserError as error:
+        raise UserError(f"table {table.name!r} in the sharding plan: {error}") from None
+
+
+def _copies(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
+    devices = list(range(task.topology.num_devices))
+    if sorted(parameter.ranks or devices) != devices:
+        raise UserError(
+            f"table {task.tables[index].name!r} is sharded data_parallel on ranks {parameter.ranks}, not on all "
+            f"{len(devices)}"
+        )
+    return in_copies(task, index)
+
+
+def _rectangle(index: int, table: Table, shard: ShardMetadata) -> Shard:
+    (row, column), (rows, dim) = shard.shard_offsets, shard.shard_sizes
+    try:
+        return Shard(index, column, dim, row, rows)
+    except UserError as error:
+        raise UserError(f"table {table.name!r} in the sharding plan: {error}") from None

@@ -1,0 +1,61 @@
+"""How devices exchange."""
+
+from enum import IntEnum
+
+from neuroshard.plumbing.errors import unknown_name
+from neuroshard.words.form import Form
+
+ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
+INDEX_BYTES = 8  # so do indices, and the number of them for each sample and feature, as 64 bits
+
+
+class Collective(IntEnum):
+    """How devices exchange, by its place on the last axis of `Traffic.size_bytes`.
+
+    Attributes:
+        ALL_TO_ALL: columns: pooled embeddings go to the devices of their samples, their gradients come back. So do
+            those of sequence tables, a row for each lookup, in columns and in rows: nothing of them is added up.
+        REDUCE_SCATTER: blocks of rows on all devices: every device has a part of every pooled embedding; the parts are
+            added up on the devices of their samples. On the way back an all-gather brings every device all gradients.
+        HOST_REDUCE_SCATTER: the same among the devices of each host, of blocks of rows on those of one host.
+        HOST_ALL_TO_ALL: what they have then added up goes to other hosts, each device's to those with its place there;
+            gradients come back so, before they are gathered.
+        ALL_REDUCE: copies: gradients of all their weights are added up everywhere; on the way back only.
+        INPUT: indices and lengths that come to a device for its shards, before anything else; none for copies.
+    """
+
+    ALL_TO_ALL = 0
+    REDUCE_SCATTER = 1
+    HOST_REDUCE_SCATTER = 2
+    HOST_ALL_TO_ALL = 3
+    ALL_REDUCE = 4
+    INPUT = 5
+
+
+# What pooled tables in each form exchange besides the input: those in rows on all devices, or those on one host's.
+EXCHANGED = {
+    Form.COLUMNS: (Collective.ALL_TO_ALL,),
+    Form.ROWS: (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL),
+    Form.COPIES: (Collective.ALL_REDUCE,),
+}
+
+BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
+
+
+def name_of(collective: Collective) -> str:
+    """The collective as settings and records name it."""
+    return collective.name.lower()
+
+
+def collective_named(name: str) -> Collective:
+    """The collective of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in _NAMED:
+        raise unknown_name("collective", name, _NAMED)
+    return _NAMED[name]
+
+
+_NAMED = {name_of(collective): collective for collective in Collective}

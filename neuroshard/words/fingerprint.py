@@ -1,0 +1,90 @@
+"""What was measured on: stored with every record and bundle."""
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from neuroshard import __version__
+
+_REVISION = ("cpu family", "model", "stepping")
+_PACKAGES = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A machine.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        device: the model's name. Virtual machines tell no more of a processor than its maker's family.
+        count: cores or GPUs.
+        memory_bytes: of the host.
+        revision: a processor's family, model and stepping; None where nobody wrote it down, and for GPUs.
+    """
+
+    kind: str
+    device: str
+    count: int
+    memory_bytes: int
+    revision: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, for a manifest or a card."""
+        return asdict(self)
+
+    def same_hardware(self, other: dict[str, Any]) -> bool:
+        """Whether `other`, as `to_json` gives it, may be the same kind and model, as far as is known of both."""
+        known = self.revision and other.get("revision")
+        return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
+            not known or self.revision == other["revision"]
+        )
+
+    def surely(self, other: "Fingerprint") -> bool:
+        """Whether `other` certainly is the same kind and model."""
+        known = self.kind == "cuda" or self.revision is not None
+        return known and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
+
+    def __str__(self) -> str:
+        if self.kind == "cuda":
+            return f"{self.device}, {self.count} GPU(s)"
+        which = f"family/model/stepping {self.revision}" if self.revision else "which one wasn't written down"
+        return f"{self.device} ({which}), {self.count} core(s)"
+
+
+def fingerprint(kind: str) -> Fingerprint:
+    """The fingerprint of this machine as hardware of `kind`: "cpu", or "cuda" with a count of 0 where it has no GPU."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if kind == "cuda":
+        import torch  # needed here only; reading a bundle's card needs none
+
+        found = torch.cuda.is_available()
+        name = torch.cuda.get_device_name(0) if found else "none"
+        return Fingerprint(kind, name, torch.cuda.device_count() if found else 0, memory)
+    info = _cpu_info()
+    revision = "/".join(info[name] for name in _REVISION if name in info)
+    name = info.get("model name") or platform.processor() or platform.machine()
+    return Fingerprint(kind, name, os.cpu_count() or 1, memory, revision or None)
+
+
+def _cpu_info() -> dict[str, str]:
+    """What Linux says of the first core; nothing elsewhere."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return {}
+    first = info.read_text(encoding="utf-8").split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a timing depends on."""
+    found = {"python": platform.python_version(), "neuroshard": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,66 @@
+"""How a table is laid out over devices, and the kernel calls that this makes."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from neuroshard.plumbing.errors import unknown_name
+from neuroshard.words.home import TIERS, Tier
+
+
+class Form(StrEnum):
+    """Ways to lay out a table; kernels of different forms are called one after the other.
+
+    Attributes:
+        COLUMNS: whole, or in shards of columns that have all rows.
+        ROWS: in equal blocks of rows, one on each device of a group: all devices, or those of one host.
+        COPIES: whole on every device.
+    """
+
+    COLUMNS = "columns"
+    ROWS = "rows"
+    COPIES = "copies"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Form":
+        raise unknown_name("form", str(value), [form.value for form in cls])
+
+
+FORMS = tuple(Form)  # in the order of whatever has one number for each
+
+
+@dataclass(frozen=True, order=True)
+class Call:
+    """What a kernel is called with: tables in one form and one tier of memory, all of them pooled or none."""
+
+    form: Form
+    pooled: bool = True
+    tier: Tier = Tier.DEVICE
+
+    @property
+    def name(self) -> str:
+        """As settings and bundles name it: "columns", "sequence_rows", "cached_columns", "host_sequence_rows"."""
+        name = self.form.value if self.pooled else f"sequence_{self.form.value}"
+        return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
+
+
+# In the order of whatever has one number for each; pooled tables as in `FORMS`. Copies are pooled and on the device.
+_CUT = tuple(Call(form, pooled) for pooled in (True, False) for form in (Form.COLUMNS, Form.ROWS))
+CALLS = (
+    *(Call(form) for form in FORMS),
+    *_CUT[2:],
+    *(replace(call, tier=tier) for tier in TIERS[1:] for call in _CUT),
+)
+ON_DEVICE_CALLS = tuple(call for call in CALLS if call.tier is Tier.DEVICE)
+IN_COLUMNS = CALLS[0]
+
+
+def call_named(name: str) -> Call:
+    """The call of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    named = {call.name: call for call in CALLS}
+    if name not in named:
+        raise unknown_name("form", name, named)
+    return named[name]

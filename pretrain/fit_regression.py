@@ -1,0 +1,69 @@
+"""Fitting compute models without a network: non-negative least squares on what sets of tables move."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.linear_model import LinearRegression
+
+from neuroshard.models.features import FeatureSet
+from neuroshard.models.regression import RegressionCompute, amounts_of
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.stages.pretrain.examples import ComputeTable
+from neuroshard.stages.pretrain.fitting import OnEpoch, check_start, compute_tables
+from neuroshard.stages.pretrain.result import accuracy_of
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+
+_LEAST_MS = 1e-6  # what takes no time at all would outweigh everything else
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A weight for every feature, none negative, of the least squared relative error.
+
+    Attributes:
+        features: paper | paper_batch | log | physical | physical_reuse.
+    """
+
+    goes_on_from: ClassVar[Any] = None
+
+    features: str = "physical"
+
+    def __post_init__(self) -> None:
+        FeatureSet(self.features)
+
+    @property
+    def epochs(self) -> int:
+        """1: the weights are solved for at once."""
+        return 1
+
+    def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> RegressionCompute:
+        """Fitted from nothing; nothing is random.
+
+        Raises:
+            UserError: a start is given; or the samples are of several batch sizes, which the features don't show.
+        """
+        check_start(start, self)
+        features = FeatureSet(self.features)
+        train, valid = compute_tables(measured, features)
+        model = _solved(features, train)
+        costs = _sums(amounts_of(features, valid.features) @ model.weight[:, None], valid)
+        predicted = model.head(costs.astype(np.float32))
+        on_epoch(0, accuracy_of(predicted, valid.cost_ms).mape)
+        return model
+
+
+def _solved(features: FeatureSet, train: ComputeTable) -> RegressionCompute:
+    amounts = _sums(amounts_of(features, train.features), train)
+    unit = np.maximum(amounts.max(axis=0), 1.0)  # amounts are of very different sizes
+    solved = LinearRegression(positive=True).fit(
+        amounts / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2
+    )
+    return RegressionCompute(features, solved.coef_ / unit, np.array([solved.intercept_]))
+
+
+def _sums(amounts: FloatArray, table: ComputeTable) -> FloatArray:
+    """(n, F) amounts of sets, from those of all their tables (N, F)."""
+    first = (table.counts.cumsum() - table.counts).astype(np.int64)
+    sums: FloatArray = np.add.reduceat(amounts, first, axis=0)
+    return sums

@@ -1,0 +1,162 @@
+"""Fitting communication models for any number of devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from neuroshard.models.interface import NUM_WAITS, device_waits, waits
+from neuroshard.models.mlp import Normaliser
+from neuroshard.models.set_comm import FEATURE_SIGNS, HOST_SIGNS, SetComm, host_features, set_features
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import typical_ms
+from neuroshard.records.sample_loads import traffic_of
+from neuroshard.records.samples import FORWARD, CommSample, Measurement
+from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
+from neuroshard.stages.pretrain.monotone import MonotoneNetwork
+from neuroshard.stages.pretrain.networks import checked_widths
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.training import RELATIVE, TrainingSettings, fit
+
+_LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
+
+
+class SetNetwork(nn.Module):
+    """The trainable form of `SetComm`."""
+
+    def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], parts: int) -> None:
+        super().__init__()
+        self.network = MonotoneNetwork(signs, hidden, 1 + parts)
+        self.share = nn.Parameter(torch.zeros(parts))
+        self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-parts // (1 + NUM_WAITS)), 1)[:parts])
+
+    def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
+        """(B, 1) transfers from features (B, F) and waits (B, W) of devices, all in multiples of the scale."""
+        parts = self.network(features).exp()
+        share, lead = self._shares()
+        transfer: torch.Tensor = parts[:, :1] + torch.relu(parts[:, 1:] - waits @ lead.T) @ share[:, None]
+        return transfer
+
+    def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(G,) and (G, W), none negative, adding up to at most 1: what is missing is a lead over nothing."""
+        return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
+
+    def load(self, model: SetComm) -> None:
+        """Take the weights of a fitted model."""
+        self.network.load(model.network)
+        share, lead = torch.from_numpy(model.share), torch.from_numpy(model.lead)
+        lead = torch.cat([1 - lead.sum(dim=1, keepdim=True), lead], dim=1)
+        with torch.no_grad():
+            for parameter, value in ((self.share, share), (self.lead, lead)):
+                parameter.copy_(value.clamp(min=1e-8).log())
+
+    def model(self, normaliser: Normaliser, scale_ms: float) -> SetComm:
+        """What was fitted, for inference."""
+        share, lead = (part.detach().numpy().copy() for part in self._shares())
+        return SetComm(normaliser, self.network.to_mlp(), scale_ms, share, lead)
+
+
+@dataclass(frozen=True)
+class _Devices:
+    """Every device of every exchange: features (n, F), waits (n, W) and transfers (n,), ms."""
+
+    features: FloatArray
+    waits: FloatArray
+    transfer_ms: FloatArray
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
+        """With features of the signs; FORWARD after the start delays, BACKWARD with none; of two devices at least."""
+        parts = [_devices(m, direction) for m in measurements if m.sample.num_devices > 1]
+        features, wait, transfer = (np.concatenate(part) for part in zip(*parts, strict=True))
+        return cls(features[:, : len(signs)], wait, transfer)
+
+    def examples(self, normaliser: Normaliser, scale_ms: float) -> "_SetExamples":
+        """Normalised, as tensors, times in multiples of the scale."""
+        waits, targets = (torch.from_numpy((t / scale_ms).astype(np.float32)) for t in (self.waits, self.transfer_ms))
+        return _SetExamples(torch.from_numpy(normaliser(self.features)), waits, targets[:, None])
+
+
+@dataclass(frozen=True)
+class _SetExamples:
+    """n devices: features (n, F), waits (n, W), targets (n, 1)."""
+
+    features: torch.Tensor
+    waits: torch.Tensor
+    targets: torch.Tensor
+
+    def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Features (B, F) and waits (B, W)."""
+        return self.features[chosen], self.waits[chosen]
+
+
+@dataclass(frozen=True)
+class SetCommunication(HiddenLayers):
+    """One network for every device, which sees the others as a set.
+
+    Attributes:
+        hidden: widths of the network's layers.
+        parts: of a transfer, besides what remains after the last start.
+    """
+
+    goes_on_from: ClassVar[Any] = SetComm
+
+    hidden: tuple[int, ...] = (64, 32)
+    training: TrainingSettings = RELATIVE
+    parts: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_widths("parts", [self.parts])
+
+    def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
+        """Fitted to every device of the training exchanges; from `start` on, with its scales and widths.
+
+        Backward nobody waited when it was measured, so of what is done meanwhile nothing is known: nothing counts as
+        done.
+
+        Raises:
+            UserError: the start is of another form.
+        """
+        check_start(start, self)
+        signs = _signs(measured, start)
+        train, valid = (_Devices.of(part, direction, signs) for part in (measured.train, measured.valid))
+        normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
+        scale_ms = float(np.median(train.transfer_ms)) if start is None else start.scale_ms
+        torch.manual_seed(seed)
+        network = self._network(signs, start)
+        examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
+        fit(network, examples[0], examples[1], self.training, seed, on_epoch)
+        model = network.model(normaliser, scale_ms)
+        return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))
+
+    def _network(self, signs: tuple[int, ...], start: SetComm | None) -> SetNetwork:
+        if start is None:
+            return SetNetwork(signs, self.hidden, self.parts)
+        network = SetNetwork(signs, tuple(start.network.widths[1:-1]), len(start.share))
+        network.load(start)
+        return network
+
+
+def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
+    """Of the features: the start's; else those of what crosses links only where some exchanges did and some didn't."""
+    every = (*FEATURE_SIGNS, *HOST_SIGNS)
+    if start is not None:
+        return every[: start.network.widths[0]]
+    crossed = {m.sample.host_size < m.sample.num_devices for m in measured.train if m.sample.num_devices > 1}
+    return every if len(crossed) > 1 else FEATURE_SIGNS
+
+
+def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(D, F) features, (D, W) waits and (D,) transfers in ms of one exchange."""
+    assert measurement.repeats is not None
+    sample = measurement.sample
+    starts = np.array([sample.start_ms])
+    wait = waits(starts) * (direction == FORWARD)
+    traffic = traffic_of([sample])
+    features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)
+    transfer = typical_ms(measurement.repeats.times_ms)[direction] - wait[0]
+    return features[0], device_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

@@ -1,0 +1,168 @@
+"""Greedy placement of many layouts under many caps, compiled: the inner loop of the search."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.kernels.estimates import score_with
+from neuroshard.stages.search.space.compiled import kernel, leaf
+from neuroshard.stages.search.space.room import Room, may_join, put
+
+
+class Head(NamedTuple):
+    """What devices are scored by.
+
+    A device holding vectors that sum to v scores sum(relu(v + bias) * weight), at least `floor`, below which costs
+    are 0; bias and weight are (H,).
+    """
+
+    bias: Float32Array
+    weight: Float32Array
+    floor: float
+
+
+class GreedyOutcome(NamedTuple):
+    """Where S shards of each of P layouts went under each of M caps on D devices; filled by `place_greedily`.
+
+    Attributes:
+        devices: (P, M, S) the device of each shard; -1 from the first that has no place on.
+        score: (P, M, D) the head's; 0 for an empty device.
+        units: (P, M, D) of 4 columns, that a sample gets of each device.
+        alive: (P, M) whether every shard has a place.
+        repeated: (P, M) whether the placement equals the previous cap's.
+    """
+
+    devices: IntArray
+    score: FloatArray
+    units: FloatArray
+    alive: BoolArray
+    repeated: BoolArray
+
+
+@leaf
+def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
+    """Move the device at a node of a heap, lowest score on top, to where its score belongs."""
+    device = heap[node]
+    while node > 0 and score[heap[(node - 1) // 2]] > score[device]:
+        heap[node] = heap[(node - 1) // 2]
+        node = (node - 1) // 2
+    while 2 * node + 1 < size:
+        child = 2 * node + 1
+        if child + 1 < size and score[heap[child + 1]] < score[heap[child]]:
+            child += 1
+        if score[heap[child]] >= score[device]:
+            break
+        heap[node] = heap[child]
+        node = child
+    heap[node] = device
+
+
+@kernel
+def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
+    shards: IntArray,
+    caps: IntArray,
+    memory_bytes: IntArray,
+    room: Room,
+    vectors: Float32Array,
+    least_score: FloatArray,
+    head: Head,
+    outcome: GreedyOutcome,
+) -> None:
+    """Place S shards of each of P layouts, in order, under each of M caps, on D devices; fills `outcome`.
+
+    A shard goes to the device whose compute cost ends lowest, among those where what is given out stays under the cap
+    and its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
+    device become one shard. Devices are looked at from the lowest score on, as long as what the shard adds at least
+    could make them the best.
+
+    Args:
+        shards: (P, S, 2) item and width, in order.
+        caps: (M,) units of 4 columns that a device gives out at most, ascending.
+        memory_bytes: (D,).
+        room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
+        vectors, least_score: the catalog's.
+        head: what scores devices.
+        outcome: the outputs; scores are 0 before.
+    """
+    bias, weight, floor = head
+    first, held = room.first, room.held
+    num_layouts, num_shards, _ = shards.shape
+    num_devices = len(memory_bytes)
+    sums = np.empty((num_devices, len(bias)), np.float32)
+    heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
+    spread = np.zeros(len(held), np.int64)  # devices that hold each item
+    idle_score = max(0.0, floor)
+    for p in range(num_layouts):
+        for m in range(len(caps)):
+            for d in range(num_devices):
+                sums[d] = bias
+            room.free_bytes[:] = memory_bytes
+            room.free_units[:] = caps[m]
+            devices, score = outcome.devices[p, m], outcome.score[p, m]
+            devices[:] = -1
+            in_use, first_idle, capped = 0, 0, False
+            for s in range(num_shards):
+                i, w = shards[p, s, 0], shards[p, s, 1]
+                best, best_score, best_node = -1, np.inf, -1
+                empty, adds, gives = first[i], least_score[first[i] + w], room.given[first[i] + w]
+                waiting = min(in_use, 1)
+                branches[0] = 0
+                while waiting:
+                    waiting -= 1
+                    node = branches[waiting]
+                    d = heap[node]
+                    beyond = score[d] + adds > best_score
+                    if beyond and spread[i] == 0:
+                        continue  # so are the devices below it
+                    for child in range(2 * node + 1, min(2 * node + 3, in_use)):
+                        branches[waiting] = child
+                        waiting += 1
+                    there = held[i, d] if spread[i] else 0
+                    before = empty + there
+                    if beyond and there == 0:
+                        continue
+                    capped |= gives > room.free_units[d]
+                    if may_join(room, i, w, d, there):
+                        total = max(score_with(sums[d], vectors[before + w], vectors[before], weight), floor)
+                        if total < best_score or (total == best_score and d < best):
+                            best, best_score, best_node = d, total, node
+                for d in range(first_idle, num_devices):
+                    if idle_score + adds > best_score:
+                        break
+                    if room.free_units[d] < caps[m]:
+                        first_idle += d == first_idle
+                        continue
+                    capped |= gives > room.free_units[d]
+                    if may_join(room, i, w, d, 0):
+                        total = max(score_with(sums[d], vectors[empty + w], vectors[empty], weight), floor)
+                        if total < best_score or (total == best_score and d < best):
+                            best, best_score, best_node = d, total, in_use
+                        break  # of devices that hold nothing, the first stands for all
+                if best < 0:
+                    break
+                before = first[i] + held[i, best]
+                for h in range(len(bias)):
+                    sums[best, h] += vectors[before + w, h] - vectors[before, h]
+                spread[i] += before == empty
+                put(room, i, w, best)
+                score[best] = best_score
+                devices[s] = best
+                if best_node == in_use:
+                    heap[in_use] = best
+                    in_use += 1
+                _settle(heap, in_use, best_node, score)
+            outcome.units[p, m] = caps[m] - room.free_units
+            outcome.alive[p, m] = devices[-1] >= 0
+            outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()
+            for s in range(num_shards):
+                if devices[s] >= 0:
+                    held[shards[p, s, 0], devices[s]] = 0
+                    spread[shards[p, s, 0]] = 0
+            if not capped:  # nor would any higher cap be felt
+                for higher in range(m + 1, len(caps)):
+                    outcome.devices[p, higher] = devices
+                    outcome.score[p, higher] = score
+                    outcome.units[p, higher] = outcome.units[p, m]
+                    outcome.alive[p, higher] = outcome.repeated[p, higher] = outcome.alive[p, m]
+                break

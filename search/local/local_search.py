@@ -1,0 +1,285 @@
+"""Local search: a plan is a matrix of widths; a step moves columns of an item to another device, or swaps two shards.
+
+Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one kind of
+step covers them all. Steps start at the devices that make the plan expensive.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.cost.traffic import Traffic
+from neuroshard.models import SumModel
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.plumbing.threads import in_threads, useful_threads
+from neuroshard.stages.search.kernels.descent import explore
+from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, estimate_ms, fill
+from neuroshard.stages.search.kernels.exchanges import Exchanges
+from neuroshard.stages.search.kernels.steps import (
+    ITEM_BACK,
+    ITEM_OUT,
+    SOURCE,
+    TARGET,
+    UNITS_OUT,
+    Bounds,
+    Steps,
+    best_steps,
+)
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.moved import moved_bytes
+
+_COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
+_OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
+LEAST_GAIN = 1e-6  # relative
+_NO_LIMIT = 1 << 62  # far from where 64 bits end: bytes that come back are added to what is left
+
+
+@dataclass(frozen=True, eq=False)
+class CostedPlan:
+    """A plan that local search looks at, with what the cost models see of it.
+
+    Attributes:
+        contents: what lies on each device.
+        compute_ms, total_ms: (D,) predicted.
+        ready_ms: (D,) when each may start forward communication; all wait for the last.
+        moved_bytes: of weights and optimizer state, that have to be moved to get there.
+    """
+
+    contents: Contents
+    compute_ms: FloatArray
+    total_ms: FloatArray
+    ready_ms: FloatArray
+    moved_bytes: int
+
+    @property
+    def cost_ms(self) -> float:
+        """The plan's predicted cost, ms."""
+        return float(self.total_ms.max())
+
+    @property
+    def held(self) -> IntArray:
+        """(I, D) units of 4 columns of each item on each device."""
+        return self.contents.held
+
+    @property
+    def units(self) -> FloatArray:
+        """(D,) of 4 columns, that a sample gets of each device."""
+        return self.contents.units
+
+
+@dataclass(frozen=True, eq=False)
+class MoveLimit:
+    """What may be moved: from `before` (I, D), units that are there already, `most_bytes` in all; None for any.
+
+    Bytes are counted item by item, which is never less than table by table.
+    """
+
+    before: IntArray
+    most_bytes: int | None
+
+    @classmethod
+    def none(cls, catalog: Catalog) -> "MoveLimit":
+        """Nothing is there yet, everything may be moved."""
+        return cls(np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64), None)
+
+    def left(self, moved: int) -> int:
+        """Bytes that may still be moved after so many."""
+        return _NO_LIMIT if self.most_bytes is None else min(self.most_bytes, _NO_LIMIT) - moved
+
+
+class LocalSearch:
+    """Improves plans of one task, under models of the papers' form."""
+
+    def __init__(self, catalog: Catalog, simulator: Simulator, model: SumModel, limit: MoveLimit | None = None) -> None:
+        self._catalog = catalog
+        self._head = model.head
+        self._simulator = simulator
+        self._memory_bytes = device_memory(catalog.items.task)
+        self._limit = limit or MoveLimit.none(catalog)
+        self._shards = AllShards(
+            catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
+            catalog.vectors, catalog.least_score,
+        )  # fmt: skip
+        head = model.head
+        self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, self._exchanges())
+        self._looked = 0
+        self._explored = self._nothing(0)
+
+    @property
+    def looked(self) -> int:
+        """Plans looked at so far; one that was costed by the communication models counts as two for every device."""
+        return self._looked
+
+    def costed(self, held: IntArray) -> CostedPlan:
+        """The plan `held` (I, D), costed."""
+        contents = self._nothing(1)
+        contents.held[0] = held
+        fill(contents.of(0), self._shards, self._costs)
+        return self._costed(contents)[0]
+
+    def others(
+        self, plan: CostedPlan, shake_steps: int, seeds: Sequence[int], worth: float = np.inf
+    ) -> list[CostedPlan]:
+        """Plans made of this one, each shaken by random steps and then improved by estimates, costed.
+
+        Every one depends on its seed alone, so they are made in threads. Those that look dearer than `worth` times
+        the cheapest, this plan among them, are left out.
+        """
+        found, estimate = self._room(len(seeds)), np.empty(len(seeds))
+        bounds = self._bounds(plan)
+
+        def explored(numbers: IntArray) -> int:
+            part = slice(numbers[0], numbers[-1] + 1)
+            some = found.of(part)
+            own = np.array(seeds[part], dtype=np.int64)
+            return explore(plan.contents, self._shards, bounds, self._costs, shake_steps, own, some, estimate[part])
+
+        parts = np.array_split(np.arange(len(seeds)), min(useful_threads(), len(seeds)))
+        self._looked += sum(in_threads(explored, parts))
+        near = estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth
+        return self._costed(found.of(near)) if near.any() else []
+
+    def _room(self, count: int) -> Contents:
+        """The same memory whenever it will do: on large tasks, getting it anew takes longer than what is done in it."""
+        if len(self._explored.held) < count:
+            self._explored = self._nothing(count)
+        return self._explored.of(slice(count))
+
+    def _nothing(self, count: int) -> Contents:
+        """Room for the contents of so many plans, an axis in front of every array."""
+        (items, devices), width = self._limit.before.shape, self._catalog.vectors.shape[1]
+        return Contents(
+            np.empty((count, items, devices), dtype=np.int64),
+            np.empty((count, devices, width), dtype=np.float32),
+            np.empty((count, devices), dtype=np.int64),
+            np.empty((count, devices)),
+            np.empty((count, devices)),
+        )
+
+    def _bounds(self, plan: CostedPlan) -> Bounds:
+        return Bounds(self._memory_bytes, self._limit.before, self._limit.left(plan.moved_bytes))
+
+    def _costed(self, plans: Contents) -> list[CostedPlan]:
+        """Plans of these contents, an axis in front of every array; one call of the communication models."""
+        compute_ms = self._head.finish(plans.score) * (plans.units > 0)
+        forward, backward = self._communication(compute_ms, plans.units)
+        self._looked += 2 * plans.units.size
+        ready_ms = compute_ms + backward
+        return [
+            CostedPlan(
+                plans.of(k),
+                compute_ms[k],
+                ready_ms[k] + forward[k],
+                ready_ms[k],
+                self._moved(held),
+            )
+            for k, held in enumerate(plans.held)
+        ]
+
+    def _moved(self, held: IntArray) -> int:
+        """Bytes that have to be moved to hold (I, D)."""
+        return int(moved_bytes(self._catalog.state_bytes, self._catalog.first, self._limit.before, held).sum())
+
+    def best_step(self, plan: CostedPlan) -> CostedPlan | None:
+        """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""
+        steps = self.likely_steps(plan)
+        if not len(steps):
+            return None
+        total_ms = self.totals_ms(plan, steps)
+        best = int(np.argmin(total_ms))
+        if total_ms[best] >= plan.cost_ms * (1 - LEAST_GAIN):
+            return None
+        return self.costed(applied(plan.held, steps[best]))
+
+    def likely_steps(self, plan: CostedPlan) -> IntArray:
+        """(K, 5) steps, as the kernels have them, that are best by estimates, among those that are allowed."""
+        loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
+        sources = {int(np.argmax(values)) for values in loads}
+        found = [self._steps_from(plan, source) for source in sorted(sources)]
+        steps = np.concatenate([steps for steps, _ in found])
+        estimate = np.concatenate([estimate for _, estimate in found])
+        if len(steps) <= _COSTED_STEPS:
+            return steps
+        likely: IntArray = steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
+        return likely
+
+    def _steps_from(self, plan: CostedPlan, source: int) -> tuple[IntArray, FloatArray]:
+        """(K, 5) the steps from `source` that are best by their estimates (K,), among those that are allowed."""
+        best = Steps(np.empty((_COSTED_STEPS, 5), dtype=np.int64), np.empty(_COSTED_STEPS))
+        count, looked = best_steps(plan.contents, source, self._shards, self._bounds(plan), self._costs, np.inf, best)
+        self._looked += looked
+        return best.steps[:count], best.estimate[:count]
+
+    def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
+        """(K,) costs of the plans after each of some steps (K, 5) alone."""
+        row = np.arange(len(steps))
+        self._looked += 2 * steps.shape[0] * len(plan.units)
+        compute_ms = np.tile(plan.compute_ms, (len(steps), 1))
+        units = np.tile(plan.units, (len(steps), 1))
+        for device, sign in ((steps[:, SOURCE], -1), (steps[:, TARGET], 1)):
+            sums, after = self._after(plan, steps, device, sign)
+            units[row, device] = after
+            compute_ms[row, device] = self._compute_ms(sums, after)
+        forward, backward = self._communication(compute_ms, units)
+        total: FloatArray = (compute_ms + backward + forward).max(axis=1)
+        return total
+
+    def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
+        """(K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
+        first, held = self._catalog.first, plan.held
+        item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
+        moved = sign * steps[:, UNITS_OUT]
+        returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, held[back, steps[:, TARGET]], 0)
+        entry, entry_back = first[item] + held[item, device], first[back] + held[back, device]
+        vectors, given = (
+            of[entry + moved] - of[entry] + of[entry_back + returned] - of[entry_back]
+            for of in (self._catalog.vectors, self._catalog.given)
+        )
+        return plan.contents.sums[device] + vectors, plan.units[device] + given
+
+    def _compute_ms(self, sums: Float32Array, units: FloatArray) -> FloatArray:
+        """(...,) of devices with sums (..., H), bias included; nothing for empty ones."""
+        return self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (units > 0)
+
+    def _communication(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
+        return self._simulator.communication(self._traffic(units), compute_ms)
+
+    def _traffic(self, units: IntArray | FloatArray) -> Traffic:
+        """Return the traffic of n plans whose devices give out so many units (n, D)."""
+        task = self._catalog.items.task
+        return Traffic.of_columns(units * DIM_MULTIPLE, task.batch_size, task.topology.devices_per_host)
+
+    def _exchanges(self) -> Exchanges:
+        """What exchanges cost a device, by its units and the widest device's, where the others are about as wide."""
+        models, devices = self._simulator.models, len(self._memory_bytes)
+        total = self._catalog.total_given
+        own = np.linspace(0, 2 * total / devices, _OWN_STEPS)
+        widest = np.linspace(total / devices, 2 * total / devices, _WIDEST_STEPS)
+        units = np.empty((_OWN_STEPS, _WIDEST_STEPS, devices))
+        units[...] = np.clip((total - own[:, None] - widest) / max(devices - 2, 1), 0, widest)[..., None]
+        units[..., -1] = widest
+        units[..., 0] = own[:, None]
+        traffic = self._traffic(units.reshape(-1, devices))
+        backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
+        forward = models.forward.outline(traffic)
+        shape = (_OWN_STEPS, _WIDEST_STEPS)
+        parts = forward.parts_ms[:, 0].reshape(*shape, -1)
+        steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])
+        return Exchanges(*steps, backward.reshape(shape), parts.copy(), forward.share, forward.lead)
+
+
+def applied(held: IntArray, step: IntArray) -> IntArray:
+    """`held` (I, D) after one step (5,)."""
+    source, target, out, units, back = step.tolist()
+    after = held.copy()
+    after[out, source] -= units
+    after[out, target] += units
+    if back >= 0:
+        after[back, source] += held[back, target]
+        after[back, target] = 0
+    return after

@@ -1,0 +1,138 @@
+"""Which tables lie in rows or in copies: chosen by estimates, tried by quick searches, then searched like any task."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.schema import Count
+from neuroshard.searching.searcher import Found, Searcher
+from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.finalists import in_other_forms, of_forms
+from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.methods.host_rows import RowsOver, on_hosts
+from neuroshard.stages.search.methods.starts import Start
+from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, known_calls
+from neuroshard.tasks.task import Task
+from neuroshard.words.form import FORMS, Form
+
+
+@dataclass(frozen=True)
+@checked
+class FormSearch(Searcher):
+    """Lays some tables out in rows or in copies where that is predicted to cost less, or where nothing else fits.
+
+    Rows and copies are the same on every device whatever becomes of the other tables, so those are searched as a task
+    of their own, with the memory that is left; plans are costed as a whole. Rows are over all devices.
+
+    Attributes:
+        columns: searches what lies in columns: everything, and what the best choice of forms leaves.
+        quick: places columns in little time: ranks choices of forms.
+        forms: that tables may lie in, columns among them; of these, those that the models know.
+        tries: choices that are placed quickly, at most.
+        choice: whether a gain over columns alone is believed; None believes every prediction.
+        rows_over: "all" devices; or "hosts", where each table's may move to one host at last.
+    """
+
+    columns: Searcher
+    quick: Start
+    forms: tuple[str, ...] = FORMS
+    tries: Count = 6
+    choice: Choice | None = None
+    rows_over: RowsOver = "all"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forms", searched_forms(self.forms))
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest plan found, never one that costs more than that of columns alone.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
+        return self.find(task, simulator).plan
+
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan in any forms, with what the search of the columns has to say."""
+        found = self._found(task, simulator)
+        if self.rows_over == "all":
+            return found
+        moved = on_hosts(found.plan, simulator)
+        return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
+
+    def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Return the best plans with the plan's own forms, columns alone, and other choices of forms."""
+        calls = known_calls(simulator.models, self.forms)
+        others = in_other_forms(plan, simulator, calls, self.quick, self.tries)
+        return of_forms(plan, self.columns, others, simulator, count)
+
+    def _found(self, task: Task, simulator: Simulator) -> Found:
+        """Find the best plan with rows over all devices."""
+        calls = known_calls(simulator.models, self.forms)
+        if all(call.form is Form.COLUMNS for call in calls):
+            return self.columns.find(task, simulator)
+        simulator.models.check(task)
+        allowed = allowed_forms(task, calls)
+        if not np.delete(allowed, COLUMNS, axis=1).any() or device_memory(task).min() < 1:
+            return self.columns.find(task, simulator)
+        choices = FormChoices.of(task, simulator, allowed, self.quick)
+        best = choices.best(self.tries)
+        other = None if (best == choices.first).all() else self._tried(choices, best)
+        if other is not None and choices.beats_columns(other.plan):
+            return other
+        try:
+            columns = choices.searched(choices.first, self.columns)
+        except InfeasibleError as error:
+            return other or self._in_any_forms(choices, error)
+        return columns if other is None else self._believed(columns, other, simulator)
+
+    def _tried(self, choices: FormChoices, forms: IntArray) -> Found | None:
+        """What is found with such forms (T,); None if nothing is."""
+        try:
+            return choices.searched(forms, self.columns)
+        except InfeasibleError:
+            return None
+
+    def _in_any_forms(self, choices: FormChoices, error: InfeasibleError) -> Found:
+        """Find a plan with as few large tables in rows as let the rest fit in columns; else in any forms that fit.
+
+        Raises:
+            InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
+        """
+        for forms in choices.more_in_rows():
+            if (found := self._tried(choices, forms)) is not None:
+                return found
+        fitting, proven = choices.fitting()
+        if fitting is not None and (found := self._tried(choices, fitting)) is not None:
+            return found
+        raise choices.shortage(error, proven) from None
+
+    def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
+        """`other`, of the same task, where its gain over columns alone is believed."""
+        task = columns.plan.task
+        choice = self.choice
+        if choice is None:
+            before, after = simulator.costs(task, [columns.plan, other.plan])
+            return other if after.total_ms < before.total_ms else columns
+        chosen, declined = choice.of_forms.among([columns.plan, other.plan], simulator)
+        if chosen is other.plan:
+            return other
+        return Found(columns.plan, columns.warning, columns.declined or declined)
+
+
+def searched_forms(names: Sequence[str]) -> tuple[Form, ...]:
+    """Forms by their names.
+
+    Raises:
+        UserError: there is no form of some name, or columns aren't among them.
+    """
+    forms = tuple(Form(name) for name in names)
+    if Form.COLUMNS not in forms:
+        raise UserError(f"searcher: forms={[form.value for form in forms]} must have columns among them")
+    return forms

@@ -1,0 +1,240 @@
+"""TorchRec's own planner on our tasks: the peer that every other method is compared with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
+from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
+from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.search.methods.form_search import searched_forms
+from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls
+from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.packing import check_total
+from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.task import Task
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import Home, Tier
+
+if TYPE_CHECKING:  # TorchRec is optional, and slow to import
+    from torchrec.distributed.planner.types import PerfModel, ShardEstimator
+    from torchrec.distributed.planner.types import Topology as TorchRecTopology
+
+_SORTS = ("storage", "perf")
+
+
+class Estimates(ABC):
+    """Whose cost model TorchRec's planner searches with."""
+
+    @abstractmethod
+    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
+        """What fills in the `perf` of every shard that TorchRec may choose."""
+
+    @abstractmethod
+    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
+        """What rates a proposal, all of its shards placed."""
+
+
+@dataclass(frozen=True)
+class TorchRecEstimates(Estimates):
+    """TorchRec's own arithmetic, with its default bandwidths of a GPU."""
+
+    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
+        """TorchRec's default: bytes over bandwidths, for every shard alone."""
+        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+
+        return EmbeddingPerfEstimator(topology)
+
+    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
+        """TorchRec's default: the largest sum over a device."""
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+
+        return NoopPerfModel(topology)
+
+
+@dataclass(frozen=True)
+class SimulatorEstimates(Estimates):
+    """Our simulator's cost models: TorchRec's search, under our predictions."""
+
+    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
+        """Return an estimator that costs every shard by the simulator, as if it were alone on its device."""
+        from neuroshard.torchrec import SimulatorShardEstimator
+
+        return SimulatorShardEstimator(task, simulator)
+
+    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
+        """Proposals rated by their predicted plan cost."""
+        from neuroshard.torchrec import SimulatorPerfModel
+
+        return SimulatorPerfModel(task, simulator)
+
+
+@dataclass(frozen=True)
+class TorchRecSearch(Searcher):
+    """TorchRec's EmbeddingShardingPlanner, run with several settings; the plan that costs least counts.
+
+    It plans table-wise and column-wise, and in other forms where asked to, under the task's own count of memory.
+
+    Attributes:
+        split_factors: column cuts to try: whole, halves, quarters, eighths. One run for each: column-wise shards are
+            this part of a table's width. TorchRec calls the width min_partition, and has one for a table.
+        sort_by: orders in which shards are placed: storage, perf. One run for each; TorchRec's default is "storage".
+        estimates: what it searches with.
+        forms: that its planner may choose: columns, rows, copies. Rows are row_wise, on several hosts table_row_wise
+            too; copies are data_parallel. Of these, what the models know and the task allows.
+        cached: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
+            planner takes the share as given.
+    """
+
+    split_factors: Sequence[int] = (1, 2, 4, 8)
+    sort_by: Sequence[str] = _SORTS
+    estimates: Estimates = field(default_factory=TorchRecEstimates)
+    forms: tuple[str, ...] = (Form.COLUMNS,)
+    cached: tuple[CacheShare, ...] = (0.05, 0.2, 0.5)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forms", searched_forms(self.forms))
+        for name in self.sort_by:
+            if name not in _SORTS:
+                raise unknown_name("sort_by", name, _SORTS)
+
+    @property
+    def takes_sequences(self) -> bool:
+        """Return False: TorchRec's planner is asked for pooled tables only."""
+        return False
+
+    def search(self, task: Task, simulator: Simulator) -> Plan:
+        """The cheapest of TorchRec's plans that keep the task's constraints.
+
+        Raises:
+            MissingPackageError: TorchRec isn't installed.
+            InfeasibleError: TorchRec finds no plan, or none that keeps them.
+        """
+        import neuroshard.torchrec  # noqa: F401  # says what to install
+
+        simulator.models.check(task)
+        if simulator.models.forms.intersection(self.forms) <= {Form.COLUMNS} and not task.topology.host_bytes:
+            check_total(Sizes.of(Items.of(task)))
+        plans = list(_plans(self, task, simulator))
+        if not plans:
+            raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")
+        kept = [plan for plan in plans if not plan.violations]
+        if not kept:
+            raise InfeasibleError(f"torchrec: its plans break the task's constraints: {plans[0].violations[0]}")
+        costs = simulator.costs(task, kept)
+        return kept[min(range(len(kept)), key=lambda i: costs[i].total_ms)]
+
+
+def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterator[Plan]:
+    """What each setting finds; settings that find nothing are left out."""
+    from torchrec.distributed.planner.types import PlannerError
+
+    from neuroshard.torchrec import from_sharding_plan
+
+    # A module's parameters can't bear every name that a table can.
+    tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
+    renamed = replace(task, tables=tables, constraints=Constraints())
+    allowed = allowed_forms(task, known_calls(simulator.models, settings.forms))
+    allowed[:, ROWS] &= len(set(task.shard_memory)) == 1  # else in blocks as unequal as the memory, which it misreads
+    shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
+    for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):
+        limits = [_constraints(task, *each, factor, share) for each in zip(task.tables, allowed.tolist(), strict=True)]
+        constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
+        planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
+        module, sharders = _module(tables)
+        try:
+            sharding_plan = planner.plan(module, sharders)
+        except (PlannerError, RuntimeError):  # of which the latter: nothing can be split that far
+            continue
+        yield Plan(task, from_sharding_plan(renamed, sharding_plan).placements)
+
+
+def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str) -> Any:
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import CustomTopologyData, Topology
+
+    from neuroshard.torchrec.estimators import TaskStorageEstimator
+
+    devices = task.topology.num_devices
+    memory = task.shard_memory
+    host = task.topology.host_size
+    on_host = task.topology.host_bytes // host  # an even part of its host's
+    sizes: dict[str, Any] = {"hbm_cap": memory[0], "ddr_cap": on_host}
+    if len(set(memory)) > 1:
+        each = {"hbm_cap": list(memory), "ddr_cap": [on_host] * devices}
+        sizes = {"custom_topology_data": CustomTopologyData(each, devices)}
+    topology = Topology(devices, "cuda", local_world_size=host, created_by_factory=True, **sizes)
+    batch_size = max(task.batch_size // devices, 1)
+    estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        enumerator=EmbeddingEnumerator(topology, batch_size, constraints, estimators),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        partitioner=GreedyPerfPartitioner(SortBy(sort_by)),
+        performance_model=estimates.perf_model(task, simulator, topology),
+        stats=[],
+        constraints=constraints,
+        debug=False,
+    )
+
+
+def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, share: float) -> Any:
+    """What the task says of a table that may lie in such forms (F,), as far as TorchRec has words for it.
+
+    A cache, where there is one, has room for that share of the rows.
+    """
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    from neuroshard.torchrec.kernels import DENSE, KERNELS, cache_params
+
+    limits = task.constraints.limits(table, task.topology.num_devices)
+    width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
+    splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
+    whole = [] if splits and limits.min_shards > 1 else ["table_wise"]
+    tiers = limits.tiers if task.topology.host_bytes else {Tier.DEVICE}
+    words = {
+        Form.COLUMNS: [*whole, *(["column_wise"] if splits else [])],
+        Form.ROWS: ["row_wise", *(["table_row_wise"] if len(task.topology.hosts) > 1 else [])],
+        Form.COPIES: ["data_parallel"],
+    }
+    return ParameterConstraints(
+        sharding_types=[word for form, may in zip(FORMS, forms, strict=True) if may for word in words[form]],
+        compute_kernels=[DENSE, *(KERNELS[tier] for tier in tiers)],
+        cache_params=cache_params(Home(Tier.CACHED, share)) if Tier.CACHED in tiers else None,
+        min_partition=width if splits else None,
+        pooling_factors=[table.pooling_factor / table.features] * table.features,
+    )
+
+
+def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
+    for table in tables:
+        if not table.pooled:
+            raise UserError(f"searcher=torchrec places pooled tables only, and {table.name!r} is a sequence table")
+    import torch
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.types import DataType
+
+    types = {2: DataType.FP16, 4: DataType.FP32}
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.dim,
+            feature_names=[f"{table.name}_values_{number}" for number in range(table.features)],
+            data_type=types[table.bytes_per_element],
+        )
+        for table in tables
+    ]
+    return EmbeddingBagCollection(configs, device=torch.device("meta")), [EmbeddingBagCollectionSharder()]

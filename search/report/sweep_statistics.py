@@ -1,0 +1,116 @@
+"""Methods compared on the tasks that all of them solved."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from neuroshard.plumbing.arrays import FloatArray
+
+_LEVEL = 0.95
+_COMPARED = [
+    "group", "method", "tasks", "solved", "common", "mean_ms", "ci_ms", "saved", "saved_ci", "p", "seconds",
+]  # fmt: skip
+_CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relative_ci"]
+
+
+def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
+    """One row for each method in each group.
+
+    Args:
+        frame: with the columns `group`, method, task, `cost`, seconds, solved.
+        group: what tells tasks apart.
+        cost: the column of costs, ms.
+
+    Returns:
+        group, method, tasks, solved, common (tasks that all solved who solved any; NaN below of those who solved none),
+        mean_ms with half the width of its 95% interval (ci_ms), saved (mean over common tasks of what the group's
+        cheapest method costs less, relative) with its interval (saved_ci) and p, the probability of so large a
+        difference if there were none (Wilcoxon's signed-rank test; NaN for the cheapest itself), median seconds of
+        search.
+    """
+    rows = [row for name, part in frame.groupby(group, sort=False) for row in _compared(str(name), part, cost)]
+    return pd.DataFrame(rows, columns=_COMPARED)
+
+
+def _compared(group: str, part: pd.DataFrame, cost: str) -> Iterator[dict[str, object]]:
+    solved = part[part["solved"].astype(bool)]
+    costs = solved.pivot_table(index="task", columns="method", values=cost).reindex(columns=part["method"].unique())
+    common = costs.dropna(axis=1, how="all").dropna()
+    means = common.mean()
+    best = common[means.idxmin()].to_numpy() if len(common) else np.zeros(0)
+    ranked = means.sort_values().index if len(common) else costs.columns
+    for method in [*ranked, *costs.columns.difference(ranked, sort=False)]:
+        mine = common[method].to_numpy() if method in common else np.zeros(0)
+        theirs, of_method = best[: len(mine)], part[part["method"] == method]
+        saved = 1 - np.divide(theirs, mine, out=np.ones_like(mine), where=mine > 0)
+        yield {
+            "group": group,
+            "method": method,
+            "tasks": len(of_method),
+            "solved": int(of_method["solved"].sum()),
+            "common": len(common),
+            "mean_ms": _mean(mine),
+            "ci_ms": interval(mine),
+            "saved": _mean(saved),
+            "saved_ci": interval(saved),
+            "p": _p_value(theirs, mine),
+            "seconds": float(of_method["seconds"].median()),
+        }
+
+
+def _mean(values: FloatArray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def interval(values: FloatArray) -> float:
+    """Half the width of the mean's 95% interval (Student's t); NaN for fewer than two values."""
+    if len(values) < 2:
+        return float("nan")
+    return float(stats.sem(values) * stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1))
+
+
+def _p_value(one: FloatArray, other: FloatArray) -> float:
+    different = one != other
+    if different.sum() < 2:
+        return float("nan")
+    return float(stats.wilcoxon(one[different], other[different]).pvalue)
+
+
+def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
+    """(n,) which rows are part of a sweep over a number: of two values at least, on the same tasks."""
+    values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
+    return searched["setting"].notna() & (values > 1)
+
+
+def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
+    """Compare the values of each setting swept over numbers, on the tasks that all of them solved.
+
+    Returns:
+        tasks, setting, value, solved (how many tasks), mean_ms; relative: mean over tasks of the cost over the task's
+        mean over all values, less 1, with half the width of its 95% interval (relative_ci): tasks differ more than
+        settings do. NaN where no task was solved with every value.
+    """
+    rows = [
+        row
+        for (tasks, setting), part in searched[in_sweep(searched)].groupby(["tasks", "setting"], sort=False)
+        for row in _by_value(str(tasks), str(setting), part)
+    ]
+    return pd.DataFrame(rows, columns=_CURVE)
+
+
+def _by_value(tasks: str, setting: str, part: pd.DataFrame) -> Iterator[dict[str, object]]:
+    solved, values = part[part["solved"]], np.sort(part["value"].unique())
+    costs = solved.pivot_table(index="task", columns="value", values="predicted_ms").reindex(columns=values).dropna()
+    relative = costs.div(costs.mean(axis=1), axis=0) - 1
+    for value in values:
+        yield {
+            "tasks": tasks,
+            "setting": setting,
+            "value": float(value),
+            "solved": int((solved["value"] == value).sum()),
+            "mean_ms": _mean(costs[value].to_numpy()),
+            "relative": _mean(relative[value].to_numpy()),
+            "relative_ci": interval(relative[value].to_numpy()),
+        }

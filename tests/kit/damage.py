@@ -1,0 +1,46 @@
+"""Damaged copies of files: what a reader may be handed."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.kit.wrong_values import change_for
+
+_Change = Callable[[bytes, np.random.Generator], bytes]
+
+
+def damaged(content: bytes, rng: np.random.Generator) -> bytes:
+    """A copy of a file with one to three things wrong: bytes of any file, and values where its form is known.
+
+    Three copies of four are well-formed, with values that are wrong: what gets past a parser is where readers go wrong.
+    """
+    change = change_for(content)
+    values = change is not None and rng.random() < 0.75
+    for _ in range(int(rng.integers(1, 4))):
+        way = change if values and change is not None else _BYTES[int(rng.integers(len(_BYTES)))]
+        content = way(content, rng)
+    return content
+
+
+def _truncated(content: bytes, rng: np.random.Generator) -> bytes:
+    return content[: int(rng.integers(len(content) + 1))]
+
+
+def _flipped(content: bytes, rng: np.random.Generator) -> bytes:
+    changed = bytearray(content)
+    for _ in range(min(int(rng.integers(1, 9)), len(changed))):
+        changed[int(rng.integers(len(changed)))] = int(rng.integers(256))
+    return bytes(changed)
+
+
+def _stuffed(content: bytes, rng: np.random.Generator) -> bytes:
+    place = int(rng.integers(len(content) + 1))
+    return content[:place] + rng.bytes(int(rng.integers(1, 40))) + content[place:]
+
+
+def _doubled(content: bytes, rng: np.random.Generator) -> bytes:
+    place = int(rng.integers(len(content) + 1))
+    return content[:place] + content[max(0, place - 30) :]
+
+
+_BYTES: tuple[_Change, ...] = (_truncated, _flipped, _stuffed, _doubled)

@@ -1,0 +1,103 @@
+"""Processes in tests: groups of them that work together, and ones that kill themselves."""
+
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Callable
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal
+
+from neuroshard.hardware.workers import forked_warm
+
+PATIENCE_S = 600.0
+"""The one limit of every wait in a test: a guard against hanging, never a statement about speed."""
+
+
+def on_gloo(world_size: int, work: Callable[..., None], *args: Any, local_world_size: int | None = None) -> None:
+    """Call `work(rank, *args)` in every process of a gloo group, each with one thread.
+
+    Args:
+        world_size: processes of the group.
+        work: found by its module and name, as are the arguments' types.
+        args: pickled.
+        local_world_size: what processes are told that a host has; None tells them of one host.
+
+    Raises:
+        AssertionError: processes failed or ended early; it holds their tracebacks.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context, local = forked_warm(), local_world_size or world_size
+    pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+    processes = [
+        context.Process(target=_process, args=(rank, world_size, local, port, sending, work, args), daemon=True)
+        for rank, (_, sending) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    failures = []
+    for rank, (process, (receiving, _)) in enumerate(zip(processes, pipes, strict=True)):
+        wait([receiving, process.sentinel], PATIENCE_S)
+        said = receiving.recv() if receiving.poll() else "it says nothing"
+        process.join(PATIENCE_S if said is None else 0)
+        if said is not None or process.exitcode:
+            failures.append(f"rank {rank}, exit code {process.exitcode}: {said}")
+    for process in processes:
+        process.kill()
+    assert not failures, "\n".join(failures)
+
+
+def shard_of(whole: Any, shard: Any) -> Any:
+    """What of a whole table's weights, (rows, columns), a local shard of TorchRec's state dicts holds."""
+    (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+    return whole[row : row + rows, column : column + columns]
+
+
+def _process(
+    rank: int,
+    world_size: int,
+    local_world_size: int,
+    port: int,
+    sending: Connection,
+    work: Callable[..., None],
+    args: tuple[Any, ...],
+) -> None:
+    """Sends None when the work is done, or what stopped it."""
+    import torch
+
+    try:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(local_world_size)}
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+        work(rank, *args)
+        torch.distributed.barrier()
+        sending.send(None)
+    except Exception:
+        sending.send(traceback.format_exc())
+
+
+When = Literal["before", "after"]
+
+
+def die_at_file(number: int, when: When) -> None:
+    """From now on, this process kills itself before or after it puts its file of this number in place.
+
+    Files count from 0 on; what counts is `Path.replace`, by which all are put in place.
+    """
+    files, rename = count(), Path.replace
+
+    def deadly(self: Path, target: str | os.PathLike[str]) -> Path:
+        """Rename a file, and kill this process before or after the fatal one."""
+        fatal = next(files) == number
+        if fatal and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        moved = rename(self, target)
+        if fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Path(moved)
+
+    Path.replace = deadly  # type: ignore[method-assign, assignment]

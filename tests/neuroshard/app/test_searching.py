@@ -1,0 +1,47 @@
+"""Search methods by name, with settings of every kind."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.models.simulator import Simulator
+from neuroshard.models.trust import Range, Ranges
+from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.searching.searcher import searcher_of
+from neuroshard.testing import linear_models, toy_task
+
+
+def test_what_is_doubtful_is_one_line_of_one_category(capsys):
+    """Two lines of `Simulator.warnings`, joined; nothing of the caller's source is printed below."""
+    task = toy_task(5)
+    fitted_to = Range("batch size", 1, 2)
+    ranges = Ranges.of([ComputeSample(task.tables, task.batch_size)], [CommSample((1, 1), (0.0, 0.0), task.batch_size)])
+    models = replace(linear_models(), ranges=replace(ranges, batch_size=fitted_to))
+    with pytest.warns(ns.NeuroShardWarning) as seen:
+        ns.search(task, Simulator(models), searcher="dim_greedy")
+    (warning,) = seen
+    fitted = "is outside what the models were fitted to"
+    assert str(warning.message).startswith(f"batch size: 256 {fitted}, 1 to 2; devices: 4 {fitted}, 2 to 2; ")
+    shown = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    assert shown.count("\n") == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ns.NeuroShardWarning)
+        ns.search(task, Simulator(models), searcher="dim_greedy")
+
+
+def test_a_plan_is_a_setting_like_any_other():
+    """Hydra must not make a config of it."""
+    task = toy_task(5)
+    plan = assemble(task, [(index, table.dim, 0) for index, table in enumerate(task.tables)])
+    searcher = searcher_of("replan", start=plan, max_moved_bytes=0, improvement={"shakes": 1})
+    assert (searcher.start, searcher.max_moved_bytes, searcher.improvement.shakes) == (plan, 0, 1)
+    assert searcher.search(task, Simulator(linear_models())) == plan
+    with pytest.raises(UserError, match="max_moved_bytes=-1"):
+        searcher_of("replan", start=plan, max_moved_bytes=-1)
+    with pytest.raises(UserError, match="start is needed"):
+        searcher_of("replan", max_moved_bytes=0)

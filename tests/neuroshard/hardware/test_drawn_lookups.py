@@ -1,0 +1,189 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuroshard.hardware.drawn_lookups import draw_batch, draw_counts, draw_lookups, in_block, seen_in
+from neuroshard.records.samples import ComputeSample, RowBlock
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import histogram, zipf_reuse
+from neuroshard.testing import toy_tables
+from neuroshard.words.form import Form
+
+
+def _generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_lookups_match_the_table(seed, batch_size, features):
+    table = replace(toy_tables(1, seed)[0], features=features)
+    indices, lengths = draw_lookups(table, batch_size, _generator(seed))
+    assert len(lengths) == features * batch_size
+    assert lengths.sum() == len(indices) == max(1, round(batch_size * table.pooling_factor))
+    assert lengths.max() - lengths.min() <= 1
+    assert 0 <= indices.min() <= indices.max() < table.rows
+
+
+def test_lookups_follow_the_reuse_histogram():
+    for table in toy_tables(8, seed=3, max_rows=20_000):
+        indices, _ = draw_lookups(table, 256, _generator(0))
+        drawn = np.array(histogram(indices.unique(return_counts=True)[1].numpy()))
+        assert np.abs(drawn - table.reuse).sum() < 0.3
+
+
+def _table(rows, reuse):
+    return Table("t", rows, 4, 1.0, reuse)
+
+
+@given(rows=st.integers(1, 10**6), pooling=st.floats(0.1, 200), exponent=st.floats(0, 2), seed=st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_drawn_counts_keep_lookups_and_rows(rows, pooling, exponent, seed):
+    lookups = max(1, round(512 * pooling))
+    counts = draw_counts(_table(rows, zipf_reuse(rows, lookups, exponent)), lookups, _generator(seed))
+    assert counts.sum() == lookups
+    assert counts.min() >= 1
+    assert len(counts) <= rows
+
+
+@pytest.mark.parametrize(("rows", "exponent"), [(100_000, 0.6), (3000, 1.1), (200, 0.3)])
+def test_drawn_counts_follow_the_histogram(rows, exponent):
+    reuse = zipf_reuse(rows, 30_000, exponent)
+    counts = draw_counts(_table(rows, reuse), 30_000, _generator(1))
+    assert np.abs(np.array(histogram(counts.numpy())) - reuse).sum() < 0.25
+
+
+def test_the_same_seed_draws_the_same():
+    table = toy_tables(1)[0]
+    one, other, third = (draw_lookups(table, 64, _generator(seed))[0] for seed in (1, 1, 2))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, third)
+
+
+def test_hot_rows_are_different_ones_of_the_table():
+    """Few rows of many, and most rows of few."""
+    for rows in (10**7, 150):
+        table = Table("t", rows, 4, 1.0, (1.0, *(0.0,) * 16))
+        indices, _ = draw_lookups(table, 100, _generator(0))
+        assert len(indices.unique()) == 100
+        assert rows // 3 < float(indices.double().mean()) < 2 * rows // 3
+
+
+def _blocks(rows, count):
+    """Equal blocks of rows, the last one shorter; as many of the `count` as have a row."""
+    most = -(-rows // count)
+    return [RowBlock(row, min(most, rows - row)) for row in range(0, rows, most)]
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_every_lookup_falls_into_exactly_one_block(seed, batch_size, count, hot_first):
+    table = toy_tables(1, seed)[0]
+    indices, lengths = draw_lookups(table, batch_size, _generator(seed), hot_first)
+    samples = torch.arange(batch_size).repeat_interleave(lengths)
+    found, given_to = [], torch.zeros_like(lengths)
+    for block in _blocks(table.rows, count):
+        its, its_lengths = in_block(indices, lengths, block)
+        assert len(its_lengths) == batch_size
+        assert its_lengths.sum() == len(its)
+        assert len(its) == 0 or 0 <= its.min() <= its.max() < block.rows
+        given_to += its_lengths
+        found += zip((its + block.row).tolist(), torch.arange(batch_size).repeat_interleave(its_lengths), strict=True)
+    assert torch.equal(given_to, lengths)
+    assert sorted((row, int(sample)) for row, sample in found) == sorted(
+        zip(indices.tolist(), samples.tolist(), strict=True)
+    )
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
+@settings(max_examples=30, deadline=None)
+def test_partial_sums_of_the_blocks_add_up_to_the_whole(seed, batch_size, count, hot_first):
+    table = toy_tables(1, seed)[0]
+    weights = torch.randn(table.rows, 4, generator=_generator(seed), dtype=torch.float64)
+
+    def pooled(rows, indices, lengths):
+        return torch.nn.functional.embedding_bag(indices, rows, lengths.cumsum(0) - lengths, mode="sum")
+
+    indices, lengths = draw_lookups(table, batch_size, _generator(seed), hot_first)
+    parts = [
+        pooled(weights[block.row : block.row_end], *in_block(indices, lengths, block))
+        for block in _blocks(table.rows, count)
+    ]
+    assert torch.allclose(sum(parts), pooled(weights, indices, lengths))
+
+
+@given(st.integers(0, 50), st.floats(0.01, 1))
+@settings(max_examples=40, deadline=None)
+def test_where_the_hot_rows_lie_changes_nothing_else(seed, hot_first):
+    table = toy_tables(1, seed)[0]
+    plain, _ = draw_lookups(table, 256, _generator(seed))
+    ordered, lengths = draw_lookups(table, 256, _generator(seed), hot_first)
+    assert lengths.sum() == len(ordered) == len(plain)
+    assert 0 <= ordered.min() <= ordered.max() < table.rows
+    assert seen_in(ordered) == seen_in(plain)
+
+
+def test_hot_rows_come_first_in_the_order_of_their_heat():
+    reuse = zipf_reuse(100_000, 30_000, 1.1)
+    indices, _ = draw_lookups(_table(100_000, reuse), 30_000, _generator(1), hot_first=1.0)
+    rows, counts = indices.unique(return_counts=True)
+    hot = counts > 1
+    assert torch.equal(rows[hot], torch.arange(int(hot.sum())))
+    assert (counts[hot].diff() <= 0).all()
+    assert rows[~hot].double().mean() > 40_000  # rows touched once lie anywhere behind them
+    half, counts = draw_lookups(_table(100_000, reuse), 30_000, _generator(1), hot_first=0.5)[0].unique(
+        return_counts=True
+    )
+    early = int((half[counts > 1] < hot.sum() // 2).sum())
+    assert 0.4 < early / int(hot.sum()) < 0.6
+
+
+def test_a_blocks_share_of_lookups_is_not_its_share_of_rows():
+    table = _table(8000, zipf_reuse(8000, 4096, 1.1))
+    first = ComputeSample((table,), 4096, Form.ROWS, (RowBlock(0, 1000),), hot_first=1.0)
+    anywhere = ComputeSample((table,), 4096, Form.ROWS, (RowBlock(0, 1000),))
+    (hot, _), *_ = draw_batch(first, _generator(0))
+    (mixed, _), *_ = draw_batch(anywhere, _generator(0))
+    assert len(hot) > 0.6 * 4096 > 2 * len(mixed)
+
+
+def test_what_is_seen_in_a_block_is_its_own_histogram():
+    seen = seen_in(torch.tensor([5, 7, 5, 5, 1, 7]))
+    assert seen.count == 6
+    assert seen.reuse[:4] == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0))
+    assert seen_in(torch.tensor([], dtype=torch.int64)).count == 0
+    assert sum(seen_in(torch.tensor([], dtype=torch.int64)).reuse) == 1
+
+
+@given(
+    shares=st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda shares: sum(shares) > 0.01),
+    rows=st.integers(1, 5000),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_shares_of_blocks_give_different_rows_of_the_table(shares, rows, seed):
+    table = replace(_table(rows, zipf_reuse(rows, 512, 1.0)), row_lookups=tuple(np.array(shares) / sum(shares)))
+    ordered, lengths = draw_lookups(table, 512, _generator(seed))
+    plain, _ = draw_lookups(replace(table, row_lookups=()), 512, _generator(seed))
+    assert lengths.sum() == len(ordered) == 512
+    assert 0 <= ordered.min() <= ordered.max() < rows
+    assert seen_in(ordered) == seen_in(plain)
+
+
+def test_blocks_get_their_shares_of_the_lookups():
+    shares = (0.6, 0.1, 0.3, 0.0)
+    table = replace(_table(40_000, zipf_reuse(40_000, 30_000, 0.8)), row_lookups=shares)
+    indices, _ = draw_lookups(table, 30_000, _generator(0))
+    found = torch.bincount(indices // 10_000, minlength=4) / 30_000
+    assert found.numpy() == pytest.approx(shares, abs=0.02)
+
+
+def test_a_block_with_few_rows_keeps_the_hottest_of_its_own():
+    reuse = zipf_reuse(1024, 4096, 1.1)
+    table = replace(_table(1024, reuse), row_lookups=(0.9, *(0.1 / 63,) * 63))
+    indices, _ = draw_lookups(table, 4096, _generator(0))
+    assert 0.3 < (indices < 16).sum() / 4096 <= 0.9  # evenly spread, it would have a 64th

@@ -1,0 +1,133 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.models import CostModels
+from neuroshard.models.roofline import with_host_tiers
+from neuroshard.models.simulator import Simulator
+from neuroshard.models.trust import DATASHEET, ELSEWHERE
+from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import linear_models, random_models, toy_task
+from neuroshard.words.fingerprint import fingerprint
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement, Shard
+
+
+def _spread(task):
+    devices = task.topology.num_devices
+    return assemble(task, [(i, table.dim, i % devices) for i, table in enumerate(task.tables)])
+
+
+def test_cost_of_linear_models_by_hand():
+    task = toy_task(6)
+    plan = _spread(task)
+    cost = Simulator(linear_models()).cost(task, plan)
+    compute = np.array([sum(0.05 + 0.01 * t.dim * t.pooling_factor for t in tables) for tables in plan.device_tables])
+    transfer = 0.002 * max(plan.device_dims)
+    assert np.allclose(cost.compute, compute, rtol=1e-5)
+    assert np.allclose(cost.backward, transfer)
+    assert np.allclose(cost.forward, compute.max() - compute + transfer, rtol=1e-5)
+    assert cost.total_ms == pytest.approx(compute.max() + 2 * transfer, rel=1e-5)
+
+
+def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
+    task = toy_task(6)
+    plan = _spread(task)
+    sheet, fitted = Simulator(CostModels.load("roofline:h100")), linear_models()
+    here = fingerprint("cpu")
+    there = Simulator(replace(fitted, name="mine", hardware=replace(here, device=f"not {here.device}")))
+    same = Simulator(replace(fitted, hardware=replace(here, revision="1/2/3")))
+    monkeypatch.setattr("neuroshard.models.trust.fingerprint", lambda kind: replace(here, revision="1/2/3"))
+    for simulator, caveat in ((sheet, DATASHEET), (there, ELSEWHERE), (same, None), (Simulator(fitted), None)):
+        cost = simulator.cost(task, plan)
+        assert cost.caveat == caveat
+        assert (f"({caveat})" in str(cost)) == (caveat is not None)
+        assert len(simulator.warnings(plan)) == (caveat is not None)
+
+
+def test_a_datasheets_share_of_a_cost_makes_it_one():
+    """Models fitted to measurements, with a datasheet's link to the host: of tables in host memory alone it is said."""
+    simulator = Simulator(with_host_tiers(linear_models(2), "roofline:h100"))
+    task = Task(toy_task(2).tables, Topology(2, 1 << 40, host_memory_bytes=1 << 40), 256)
+    plan = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
+    first, *others = plan.placements
+    on_hosts = replace(plan, placements=(replace(first, home=Home(Tier.HOST)), *others))
+    assert [simulator.cost(task, its).caveat for its in (plan, on_hosts)] == [None, DATASHEET]
+
+
+def _mixed(task):
+    """One table in rows, one in copies, the rest whole."""
+    rest = [(i, task.tables[i].dim, i % 4) for i in range(2, len(task.tables))]
+    whole = tuple(Placement(Shard(i, 0, dim, 0, task.tables[i].rows), device) for i, dim, device in rest)
+    return Plan(task, (*in_rows(task, 0, range(4)), *in_copies(task, 1), *whole))
+
+
+def test_models_refuse_forms_that_they_know_no_cost_of():
+    task = toy_task(6)
+    for models in (linear_models(), random_models()):
+        assert models.forms == {Form.COLUMNS}
+        with pytest.raises(UserError, match=r"table 'toy0' lies in rows, and .* costs of columns only; .*roofline"):
+            Simulator(models).cost(task, _mixed(task))
+    with pytest.raises(UserError, match="table 'toy1' lies in copies"):
+        Simulator(linear_models()).costs(
+            task,
+            [
+                _spread(task),
+                Plan(task, (*_spread(task).placements[:1], *in_copies(task, 1), *_spread(task).placements[2:])),
+            ],
+        )
+
+
+def test_kernels_of_different_forms_are_called_one_after_the_other():
+    """Each with its launch, and the exchanges of each with its latency."""
+    task = toy_task(6)
+    plan, models = _mixed(task), CostModels.load("roofline:h100")
+    cost = Simulator(models).cost(task, plan)
+    loads = plan.device_loads
+    ends = loads.counts.cumsum()
+    for device, end in enumerate(ends):
+        here = loads.loads.take(np.arange(end - loads.counts[device], end))
+        alone = models.compute.embed(here)[:, 0].astype(np.float64).sum()
+        launches = len(set(here.form.tolist())) * models.compute.launch_ms
+        assert cost.compute[device] == pytest.approx(alone + launches, rel=1e-5)
+    assert {len(set(loads.loads.form.tolist()))} == {3}
+    copied = sum(t.rows * t.dim * 4 for t in task.tables[1:2])
+    reduced = 2 * copied * 3 / 4 / (models.backward.link_gb_per_s * 1e6) + models.backward.latency_ms
+    there_and_back = cost.backward - (
+        cost.forward - (cost.compute + cost.backward).max() + cost.compute + cost.backward
+    )
+    np.testing.assert_allclose(there_and_back, reduced, rtol=1e-6)
+
+
+def test_many_plans_cost_what_each_costs_alone():
+    task = toy_task(10)
+    plans = [assemble(task, [(i, t.dim, (i * k) % 4) for i, t in enumerate(task.tables)]) for k in range(4)]
+    simulator = Simulator(random_models())
+    together = simulator.costs(task, plans)
+    for plan, cost in zip(plans, together, strict=True):
+        assert simulator.cost(task, plan).total_ms == pytest.approx(cost.total_ms, rel=1e-5)
+
+
+def test_empty_devices_compute_nothing():
+    task = toy_task(2)
+    cost = Simulator(random_models()).cost(task, _spread(task))
+    assert (cost.compute[2:] == 0).all()
+
+
+def test_models_of_other_devices_or_batch_sizes_are_refused():
+    task = toy_task(4, num_devices=2)
+    with pytest.raises(UserError, match="made for 4 devices, the task has 2"):
+        Simulator(linear_models(4)).cost(task, _spread(task))
+    task = Task(task.tables, Topology(4, 1 << 30), 512)
+    with pytest.raises(UserError, match="batch size 256, the task has 512"):
+        Simulator(linear_models(4)).cost(task, _spread(task))
+
+
+def test_plans_of_other_tasks_are_refused():
+    with pytest.raises(UserError, match="another task"):
+        Simulator(linear_models()).cost(toy_task(4), _spread(toy_task(5)))

@@ -1,0 +1,118 @@
+"""What is read, and what isn't; one run in a directory at a time."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import MAX_FILE_BYTES, exclusive, read_json, regular_file
+from neuroshard.plumbing.parquet import read_rows
+from neuroshard.plumbing.plain_yaml import read_yaml
+
+
+@pytest.fixture(params=[read_json, read_rows, read_yaml])
+def read(request):
+    return lambda path: request.param(path, "thing")
+
+
+def test_only_regular_files_of_some_size_are_read(tmp_path, read):
+    pipe, big, folder = tmp_path / "pipe", tmp_path / "big", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    with big.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)  # takes no room on disk
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path, message in (
+        (pipe, "not a regular file"), (folder, "not a regular file"), (Path("/dev/zero"), "not a regular file"),
+        (tmp_path / "link", "not a regular file"), (big, "at most 1 GiB"), (tmp_path / "none", "no thing at"),
+        (tmp_path / "a\x00b", "can't be read"), (tmp_path / ("x" * 300), "can't be read"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            read(path)
+        with pytest.raises(UserError, match=message):
+            regular_file(path, "thing")
+
+
+def test_parquet_is_the_file_alone(tmp_path):
+    path = tmp_path / "searcher=random" / "results.parquet"  # as sweeps name directories
+    path.parent.mkdir()
+    pq.write_table(pa.table({"a": [1, None], "b": [["x"], []]}), path)
+    assert read_rows(path, "thing") == [{"a": 1, "b": ["x"]}, {"a": None, "b": []}]
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    with pytest.raises(UserError, match="two columns named 'a'"):
+        read_rows(path, "thing")
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="corrupt"):
+        read_rows(path, "thing")
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{to}: &{to} [{', '.join([f'*{of}'] * 8)}]\n" for of, to in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, r"line 2: aliases"),
+        ("a: &a [*a]", "aliases"),
+        ("a: 1\nb: 2\na: 3", "line 3: field 'a' stands there twice"),
+        ("1: 2", "the name of a field, 1, must be text"),
+        ("!!python/object/apply:os.system [ls]", "not readable YAML"),
+        ("a: !!set {b}", "not readable YAML"),
+        ("a: " + "[" * 3000, "nested too deeply"),
+        ('a: "\\ud800"', "not readable YAML"),
+        ("a: " + "9" * 5000, "not readable YAML"),
+        ("a: b: c", "not readable YAML"),
+        ("# " + "x" * (4 << 20), "write it as JSON"),
+    ],
+)
+def test_bad_yaml_is_one_line(tmp_path, text, message):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_yaml(tmp_path / "x.yaml", "thing")
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_is_plain(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "told")
+    (tmp_path / "x.yaml").write_text("a: ${oc.env:SECRET}\nb: 2024-01-01\nc: [1, 2.5, true, ~]\n")
+    assert read_yaml(tmp_path / "x.yaml", "thing") == {
+        "a": "${oc.env:SECRET}", "b": "2024-01-01", "c": [1, 2.5, True, None],
+    }  # fmt: skip
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert read_yaml(tmp_path / "x.json", "thing") == {"a": 1}
+
+
+def test_a_lock_that_is_a_link_changes_nothing(tmp_path):
+    victim = tmp_path / "precious.json"
+    victim.write_text(json.dumps({"a": 1}))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(victim)
+    with pytest.raises(UserError, match=r"\.lock can't be locked: it is a symbolic link"), exclusive(tmp_path / "run"):
+        pass
+    assert victim.read_text() == '{"a": 1}'
+
+
+def test_an_old_lock_file_is_no_trouble(tmp_path):
+    (tmp_path / ".lock").write_text("left by a run that was killed")
+    with exclusive(tmp_path):
+        assert (tmp_path / ".lock").exists()
+        with pytest.raises(UserError, match="another run is at work"), exclusive(tmp_path):
+            pass
+        with pytest.raises(UserError, match="another run is at work"), exclusive(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_nothing(tmp_path):
+    with pytest.raises(UserError), exclusive(tmp_path / "a" / "b"):
+        raise UserError("no")
+    assert list(tmp_path.iterdir()) == []
+    with exclusive(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b" / "result").touch()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["result"]

@@ -1,0 +1,33 @@
+"""Places for everybody, against trying all."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from neuroshard.plumbing.matching import own_places
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_places_are_found_wherever_there_are_any(seed):
+    rng = np.random.default_rng(seed)
+    count, places = int(rng.integers(1, 5)), int(rng.integers(1, 6))
+    allowed = rng.random((count, places)) < rng.uniform(0.2, 0.8)
+    ways = [way for way in permutations(range(places), count) if allowed[range(count), list(way)].all()]
+    found = own_places(allowed)
+    if found is None:
+        assert not ways
+    else:
+        assert tuple(found.tolist()) in ways
+
+
+def test_many_places_do_not_take_long():
+    """Trying all would take longer than the universe has; each but the last wants what all before it want too."""
+    assert own_places(np.tril(np.ones((200, 200), dtype=np.bool_))) is not None
+    crowded = np.zeros((40, 60), dtype=np.bool_)
+    crowded[:, :39] = True
+    assert own_places(crowded) is None
+
+
+def test_nobody_needs_no_place():
+    assert own_places(np.zeros((0, 3), dtype=np.bool_)).tolist() == []

@@ -1,0 +1,93 @@
+"""Names are shown as they are, whatever they hold; without a terminal, lines say how far the work is."""
+
+from io import StringIO
+from queue import Queue
+from threading import Semaphore
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from neuroshard.plumbing.progress import plain_console, printer, progress_bar
+from tests.kit.processes import PATIENCE_S
+
+
+@pytest.mark.parametrize("name", ["[bold]", "[/red]", "$x_1$", ":smile:"])
+def test_markup_is_text(name, capsys):
+    console = plain_console()
+    grid = Table(title=name)
+    grid.add_column(name)
+    grid.add_row(name)
+    console.print(name)
+    console.print(grid)
+    assert capsys.readouterr().out.count(name) == 4
+
+
+def test_a_bars_description_is_text():
+    shown = StringIO()
+    with progress_bar(Console(file=shown, force_terminal=False, width=120)) as progress:
+        progress.add_task("[/bold] method", total=1)
+        printer(progress)("[/red] said")
+    assert "[/bold] method" in shown.getvalue()
+    assert "[/red] said" in shown.getvalue()
+
+
+class Ticks:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self):
+        self._asked, self._answers = Semaphore(0), Queue()
+
+    def __call__(self, ended):
+        self._asked.release()
+        return self._answers.get(timeout=PATIENCE_S)
+
+    def tick(self):
+        """Let the next line be due, and wait until it is printed."""
+        assert self._asked.acquire(timeout=PATIENCE_S)
+        self._answers.put(False)
+        assert self._asked.acquire(timeout=PATIENCE_S)
+        self._asked.release()
+
+    def end(self):
+        self._answers.put(True)
+
+
+def test_a_file_gets_a_line_whenever_one_is_due_and_one_at_the_end():
+    shown, ticks = StringIO(), Ticks()
+
+    def lines():
+        return [line.partition(",")[0] for line in shown.getvalue().splitlines()]
+
+    with progress_bar(Console(file=shown, force_terminal=False, width=20), ticks) as progress:
+        bar = progress.add_task("kernels and exchanges", total=300)
+        assert lines() == []
+        ticks.tick()
+        progress.advance(bar, 100)
+        ticks.tick()
+        ticks.tick()
+        progress.advance(bar, 200)
+        other = progress.add_task("batches", total=None)
+        progress.advance(other, 2)
+        ticks.tick()
+        ticks.end()
+    one = "kernels and exchanges"
+    expected = [f"{one}: 0 of 300", *[f"{one}: 100 of 300"] * 2, "batches: 2", f"{one}: 300 of 300", "batches: 2"]
+    assert lines() == expected
+
+
+def test_work_that_fails_ends_without_a_line():
+    shown, ticks = StringIO(), Ticks()
+    with pytest.raises(ValueError, match="no"), progress_bar(Console(file=shown, force_terminal=False), ticks) as bar:
+        bar.add_task("work", total=2)
+        ticks.end()
+        raise ValueError("no")
+    assert shown.getvalue() == ""
+
+
+def test_a_terminal_has_a_bar():
+    shown = StringIO()
+    with progress_bar(Console(file=shown, force_terminal=True, width=100), lambda ended: True) as progress:
+        progress.advance(progress.add_task("work", total=2))
+    assert "work" in shown.getvalue()
+    assert "1 of 2" not in shown.getvalue()

@@ -1,0 +1,60 @@
+"""One thread inside, as many as before outside, the same plans."""
+
+from threading import Barrier, get_ident
+
+import numpy as np  # noqa: F401  # loads a BLAS
+import pytest
+from threadpoolctl import threadpool_info
+
+import neuroshard as ns
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.threads import blas_threads, in_threads, useful_threads
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.testing import random_models, toy_task
+from tests.kit.processes import PATIENCE_S
+
+
+def _threads():
+    return [pool["num_threads"] for pool in threadpool_info()]
+
+
+def test_threads_are_limited_inside_only():
+    with blas_threads(2):
+        before = _threads()
+        with blas_threads(1):
+            assert _threads()
+            assert set(_threads()) == {1}
+        assert _threads() == before
+        with pytest.raises(ZeroDivisionError), blas_threads(1):
+            raise ZeroDivisionError
+        assert _threads() == before
+
+
+def test_searches_run_on_one_thread(monkeypatch):
+    seen = []
+    find = Greedy.find
+    monkeypatch.setattr(Greedy, "find", lambda *some: seen.extend(_threads()) or find(*some))
+    with blas_threads(2):
+        ns.search(toy_task(6), Simulator(random_models()), searcher="dim_greedy")
+    assert set(seen) == {1}
+
+
+def test_threads_do_not_change_plans():
+    for seed in range(3):
+        task, simulator = toy_task(20, seed=seed), Simulator(random_models(seed=seed))
+        with blas_threads(2):
+            many = ns.search(task, simulator, searcher="neuroshard_published")
+            direct = ns.plumbing.registry.build("searcher", "neuroshard_published").search(task, simulator)
+        assert many == direct
+
+
+def test_parts_are_worked_on_side_by_side_and_in_order():
+    together = Barrier(3, timeout=PATIENCE_S)
+
+    def work(part):
+        together.wait()  # all three must be here at once
+        return part * part
+
+    assert in_threads(work, [3, 1, 2]) == [9, 1, 4]
+    assert in_threads(lambda part: get_ident() + part, [0]) == [get_ident()]  # one part needs no thread
+    assert 1 <= useful_threads() <= 8

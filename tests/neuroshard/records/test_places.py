@@ -1,0 +1,35 @@
+"""Nothing is written where something else is."""
+
+import pytest
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.run_directory import RunDirectory, check_nothing_else
+from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.paper import PaperComm
+from neuroshard.stages.pretrain.pretrain import Pretrain
+
+MARKS = ("run.json", "settings.json", "manifest.json", "bundle.json", "policy.json")
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_what_is_marked_is_left_alone(tmp_path, mark):
+    (tmp_path / mark).write_text("{}")
+    with pytest.raises(UserError, match=rf"\({mark}\); give another out=DIRECTORY"):
+        check_nothing_else(tmp_path, ())
+    check_nothing_else(tmp_path, {mark})
+
+
+@pytest.mark.parametrize("mark", ["manifest.json", "bundle.json"])
+def test_runs_are_not_begun_among_measurements_and_models(tmp_path, mark):
+    (tmp_path / mark).write_text("{}")
+    with pytest.raises(UserError, match=mark), RunDirectory(tmp_path).held():
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [mark]
+
+
+@pytest.mark.parametrize("mark", ["manifest.json", "run.json"])
+def test_bundles_are_not_written_among_measurements_and_runs(tmp_path, mark):
+    (tmp_path / mark).write_text("{}")
+    fitters = Regression(), PaperComm()
+    with pytest.raises(UserError, match=mark):
+        Pretrain(str(tmp_path / "data"), str(tmp_path), *fitters).run()

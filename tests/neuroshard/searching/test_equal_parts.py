@@ -1,0 +1,111 @@
+"""Tables that may be cut in equal parts only, and are worth more than two."""
+
+from dataclasses import replace
+
+import pytest
+
+import neuroshard as ns
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.registry import build
+from neuroshard.searching.equal_parts import EqualParts
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.targets.export import constrained, for_target
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.testing import linear_models, toy_task
+
+SIMULATOR = Simulator(linear_models(4))
+SEARCH = build("searcher", "neuroshard")
+
+
+def _task(constraints=None, **hot):
+    """A table that is best cut in four, among others, on four devices."""
+    task = toy_task(5, 4)
+    first, *rest = (replace(table, dim=4, pooling_factor=1.0) for table in task.tables)
+    wide = replace(first, **{"name": "hot", "rows": 1000, "dim": 64, "pooling_factor": 30.0} | hot)
+    (kept,) = constrained([replace(task, tables=(wide, *rest), constraints=constraints or Constraints())], "hugectr")
+    return kept
+
+
+def _widths(plan):
+    return sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
+
+
+def _ms(plan):
+    return SIMULATOR.cost(plan.task, plan).total_ms
+
+
+def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
+    halved, found = (searcher.search(_task(), SIMULATOR) for searcher in (SEARCH, EqualParts(SEARCH)))
+    assert (_widths(halved), _widths(found)) == ([32, 32], [16, 16, 16, 16])
+    assert _ms(found) < _ms(halved)
+    assert found.violations == ()
+    assert found.task.constraints.rules[-1] == TableRule("hot", min_shards=4)
+    assert ns.export_plan(found, "hugectr").content["shard_strategy"][0][1][0] == ["hot", 4]
+    assert found == EqualParts(SEARCH).search(_task(), SIMULATOR)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "most"),
+    [
+        (Constraints((TableRule("hot", max_shards=2),)), 2),
+        (Constraints((TableRule("hot", max_shards=3),)), 2),
+        (Constraints((TableRule("hot", min_dim=32),)), 2),
+        (Constraints((TableRule("hot", devices=(0, 1)),)), 2),
+        (Constraints((), (PinnedShard("hot", 32, (0,)),)), 2),
+        (Constraints((), (), (("hot", "toy1"),)), 1),
+    ],
+)
+def test_a_tables_own_rules_hold(constraints, most):
+    plan = EqualParts(SEARCH).search(_task(constraints), SIMULATOR)
+    assert plan.violations == ()
+    assert len(_widths(plan)) <= most
+
+
+def test_no_plan_gets_dearer():
+    for seed in range(4):
+        (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
+        halved, found = (searcher.search(task, SIMULATOR) for searcher in (SEARCH, EqualParts(SEARCH)))
+        assert found.violations == ()
+        assert _ms(found) <= _ms(halved)
+
+
+def test_tables_too_large_to_be_halved_are_cut_in_more():
+    task = _task(rows=10_000)
+    part = 10_000 * 16 * 4
+    task = replace(task, topology=replace(task.topology, memory_bytes=part + 200_000))
+    with pytest.raises(InfeasibleError):
+        SEARCH.search(task, SIMULATOR)
+    assert _widths(EqualParts(SEARCH).search(task, SIMULATOR)) == [16] * 4
+    tighter = replace(task, topology=replace(task.topology, memory_bytes=part // 2))
+    with pytest.raises(InfeasibleError):
+        EqualParts(SEARCH).search(tighter, SIMULATOR)
+
+
+def test_tasks_without_equal_widths_are_searched_as_they_are():
+    task = toy_task(6, 4)
+    assert EqualParts(SEARCH).search(task, SIMULATOR) == SEARCH.search(task, SIMULATOR)
+
+
+def test_copies_stay_copies():
+    simulator = Simulator(ns.CostModels.load("roofline:h100"))
+    task = replace(_task(rows=50), batch_size=65536)
+    plan = EqualParts(NeuroShard()).search(task, simulator)
+    assert plan.forms[0] == "copies"
+
+
+def test_only_equal_parts_need_another_search():
+    assert [for_target(SEARCH, target) is SEARCH for target in (None, "sok", "torchrec", "json")] == [True] * 4
+    assert for_target(SEARCH, "hugectr") == EqualParts(SEARCH)
+    assert EqualParts(SEARCH).reads() == SEARCH.reads()
+    assert EqualParts(SEARCH).takes_sequences == SEARCH.takes_sequences
+
+
+def test_finalists_are_of_the_task_of_the_plan():
+    searcher = EqualParts(SEARCH)
+    plan = searcher.search(_task(), SIMULATOR)
+    found = searcher.finalists(plan, SIMULATOR, 4)
+    assert found[0] == plan
+    assert len(found) > 1
+    assert {one.task == plan.task for one in found} == {True}
+    assert not any(one.violations for one in found)

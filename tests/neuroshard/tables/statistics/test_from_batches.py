@@ -1,0 +1,472 @@
+"""Statistics counted from batches, against counting by brute force."""
+
+import json
+import tracemalloc
+import warnings
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import neuroshard as ns
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables.reuse import histogram, zipf_reuse
+from neuroshard.tables.statistics.from_batches import count_batches
+from neuroshard.tables.statistics.lookups import Lookups
+from neuroshard.tables.statistics.measured import MeasuredTables, write_tables
+from neuroshard.tables.statistics.row_counts import RowCounts, SharedRoom, block_counts
+from neuroshard.tables.statistics.tally import BatchTally
+from neuroshard.testing import toy_tables
+
+SHAPES = (ns.TableShape("a", 50, 8), ns.TableShape("b", 7, 16, 2))
+
+
+def _batch(samples, rng, shapes=SHAPES, most=4):
+    """Lookups of every table, as offsets; some samples have none."""
+    found = {}
+    for shape in shapes:
+        lengths = rng.integers(0, most, size=samples)
+        indices = (shape.rows * rng.random(lengths.sum()) ** 3).astype(np.int64)
+        found[shape.name] = (indices, np.concatenate([[0], lengths.cumsum()]))
+    return found
+
+
+def _joined(batches):
+    """One batch of all samples, one batch after the other."""
+    found = {}
+    for name in batches[0]:
+        lengths = np.concatenate([np.diff(batch[name][1]) for batch in batches])
+        indices = np.concatenate([batch[name][0] for batch in batches])
+        found[name] = (indices, np.concatenate([[0], lengths.cumsum()]))
+    return found
+
+
+def _count(batches, size, **settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ns.tables_from_batches(SHAPES, batches, size, **settings)
+
+
+def _close(table, other):
+    assert (table.name, table.rows, table.dim, table.bytes_per_element, table.reuse_batch_size) == (
+        other.name, other.rows, other.dim, other.bytes_per_element, other.reuse_batch_size,
+    )  # fmt: skip
+    assert table.pooling_factor == pytest.approx(other.pooling_factor)
+    np.testing.assert_allclose(table.reuse, other.reuse, atol=1e-12)
+    np.testing.assert_allclose(table.row_lookups, other.row_lookups, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 40), st.integers(0, 99))
+def test_batches_are_joined_and_cut_to_global_ones(sizes, global_size, seed):
+    """However samples come in batches, sums and histograms are those of counting every global batch by itself."""
+    rng = np.random.default_rng(seed)
+    batches = [_batch(size, rng) for size in [*sizes, 1]]
+    total = sum(sizes) + 1
+    found = _count(batches, global_size, row_blocks=9)
+    size = min(global_size, total)
+    assert (found.batch_size, found.batches, found.left_out) == (size, total // size, total % size)
+    whole = _joined(batches)
+    for table, counted, shape in zip(found.tables, found.counted, SHAPES, strict=True):
+        indices, offsets = whole[shape.name]
+        lookups = int(offsets[found.samples])
+        assert counted.lookups == {shape.name: lookups}
+        if not lookups:
+            continue
+        assert table.pooling_factor * found.samples == pytest.approx(lookups)
+        parts = [indices[offsets[i * size] : offsets[(i + 1) * size]] for i in range(found.batches)]
+        counts = [np.array(list(Counter(part.tolist()).values())) for part in parts if len(part)]
+        np.testing.assert_allclose(table.reuse, np.mean([histogram(count) for count in counts], axis=0), atol=1e-12)
+        assert counted.rows_kept == sum(map(len, counts))
+        assert (counted.rows_share, set(counted.reuse_error)) == (1.0, {0.0})
+        blocks = min(9, shape.rows)
+        edges = [-(-shape.rows * block // blocks) for block in range(blocks + 1)]
+        brute = [np.mean((indices[:lookups] >= low) & (indices[:lookups] < high)) for low, high in pairwise(edges)]
+        np.testing.assert_allclose(table.row_lookups, brute, atol=1e-12)
+        assert sum(table.row_lookups) == pytest.approx(1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(5)), st.integers(0, 99))
+def test_the_order_of_global_batches_does_not_matter(order, seed):
+    rng = np.random.default_rng(seed)
+    batches = [_batch(16, rng) for _ in range(5)]
+    for table, other in zip(_count(batches, 16).tables, _count([batches[i] for i in order], 16).tables, strict=True):
+        _close(table, other)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
+def test_local_batches_make_the_global_ones(devices, steps, seed):
+    rng = np.random.default_rng(seed)
+    local = [_batch(8, rng) for _ in range(devices * steps)]
+    joined = [_joined(local[i * devices : (i + 1) * devices]) for i in range(steps)]
+    assert _count(local, 8 * devices) == _count(joined, 8 * devices)
+
+
+def test_a_batch_says_what_a_trace_does():
+    batch = _batch(64, np.random.default_rng(0))
+    found = _count([batch], 64, row_blocks=5)
+    traces = [
+        ns.table_from_trace(shape.name, *batch[shape.name], shape.rows, shape.dim, shape.bytes_per_element, 5)
+        for shape in SHAPES
+    ]
+    assert list(found.tables) == traces
+    assert ns.Task(found.tables, ns.Topology(2, "1GiB"), batch_size=64).warnings == ()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64, list, torch.int32, torch.int64])
+def test_lookups_come_as_arrays_tensors_or_lists(kind):
+    def made(values):
+        if isinstance(kind, torch.dtype):
+            return torch.tensor(values, dtype=kind)
+        return list(values) if kind is list else np.array(values, dtype=kind)
+
+    batch = {"a": (made([3, 3, 9]), made([2, 0, 1])), "b": (made([6]), made([0, 1, 0])), "not_asked_for": None}
+    found = _count([batch], 3, splits="lengths")
+    as_offsets = {"a": ([3, 3, 9], [0, 2, 2, 3]), "b": ([6], [0, 0, 1, 1])}
+    assert found == _count([as_offsets], 3)
+    assert found.tables[0].reuse[:2] == (0.5, 0.5)
+    assert found.tables[1].pooling_factor == pytest.approx(1 / 3)
+
+
+class _Elsewhere:
+    """A tensor on another device, which is no array before it has been copied."""
+
+    def __init__(self, values):
+        self._values = torch.tensor(values)
+
+    def __array__(self, *_, **__):
+        raise TypeError("can't convert")
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self._values
+
+
+def test_tensors_on_other_devices_are_copied():
+    batch = {"a": (_Elsewhere([3, 3, 9]), _Elsewhere([0, 2, 3])), "b": (_Elsewhere([6]), [0, 0, 1])}
+    assert _count([batch], 2) == _count([{"a": ([3, 3, 9], [0, 2, 3]), "b": ([6], [0, 0, 1])}], 2)
+
+
+def test_tables_with_fewer_rows_than_blocks_have_one_for_each_row():
+    found = _count([_batch(64, np.random.default_rng(0))], 64)
+    assert [len(table.row_lookups) for table in found.tables] == [50, 7]
+    assert [table.row_lookups for table in _count([_batch(64, np.random.default_rng(0))], 64, row_blocks=0).tables] == [
+        (), (),
+    ]  # fmt: skip
+
+
+def test_tables_that_are_never_looked_up_count_as_looked_up_once():
+    batch = {"a": ([1, 2], [0, 2, 2]), "b": ([], [0, 0, 0])}
+    with pytest.warns(
+        ns.NeuroShardWarning, match=r"1 of 2 tables, such as 'b', are never looked up: .* once in 4 samples"
+    ) as seen:
+        found = ns.tables_from_batches(SHAPES, [batch, batch], 2)
+    assert seen[0].filename == __file__
+    table = found.tables[1]
+    assert (table.pooling_factor, table.reuse[0], table.row_lookups) == (0.25, 1.0, ())
+    assert found.counted[1].lookups == {"b": 0}
+    assert len(found.warnings) == 1
+
+
+def test_batches_that_touch_no_row_have_no_part_in_the_histogram():
+    some, none = {"a": ([1, 2, 2], [0, 3]), "b": ([0], [0, 1])}, {"a": ([], [0, 0]), "b": ([0], [0, 1])}
+    found = _count([some, none, none], 1)
+    assert found.tables[0].reuse[:2] == (0.5, 0.5)
+    assert found.tables[0].pooling_factor == 1
+
+
+def test_too_few_samples_make_a_smaller_batch_with_a_warning():
+    with pytest.warns(UserWarning, match="batches hold 5 samples, fewer than global_batch_size=64"):
+        found = ns.tables_from_batches(SHAPES, [_batch(5, np.random.default_rng(0))], 64)
+    assert {table.reuse_batch_size for table in found.tables} == {5}
+    assert ns.Task(found.tables, ns.Topology(2, "1GiB"), batch_size=64).warnings != ()
+
+
+GOOD = {"a": ([0], [0, 1]), "b": ([0], [0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"b": ([7], [0, 1])}, r"batch 1, table 'b': index 7 must lie in 0\.\.6"),
+        ({"b": ([-1], [0, 1])}, r"batch 1, table 'b': index -1 must lie in 0\.\.6"),
+        ({"b": ([2**63], [0, 1])}, r"batch 1, table 'b': index 9223372036854775808 must lie"),
+        ({"b": None}, r"batch 1, table 'b': None must be \(indices, offsets\)"),
+        ({"b": ([0], [0, 1, 2])}, "batch 1, table 'b': offsets must rise from 0 to the number of indices, 1"),
+        ({"b": ([0], [1, 1])}, "offsets must rise from 0"),
+        ({"b": ([0], [])}, "offsets must rise from 0"),
+        ({"b": ([0, 0], [0, 3, 2])}, "offsets must rise from 0"),
+        ({"b": ([0.5], [0, 1])}, "indices must be one row of whole numbers, not float64"),
+        ({"b": ([0], [0, 1, 1])}, "batch 1, table 'b': 2 samples, but 1 of table 'a'"),
+    ],
+)
+def test_wrong_batches_are_named(change, message):
+    with pytest.raises(UserError, match=message) as caught:
+        ns.tables_from_batches(SHAPES, [GOOD, GOOD | change], 1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((), [GOOD], 1), "no tables to count lookups of"),
+        (((SHAPES[0],) * 2, [GOOD], 1), "two tables are named 'a'"),
+        ((SHAPES, [], 1), "no tables from no samples"),
+        ((SHAPES, [{"a": ([], [0]), "b": ([], [0])}], 1), "no tables from no samples"),
+        ((SHAPES, GOOD, 1), r"batch 0: 'a' must map each table's name to \(indices, offsets\)"),
+        ((SHAPES, [GOOD], 0), "global_batch_size=0"),
+        ((SHAPES, [GOOD], 1, "offset"), "splits='offset'"),
+        ((SHAPES, [GOOD], 1, "offsets", 1025), "row_blocks=1025"),
+        ((SHAPES, [GOOD], 1, "offsets", 8, "1MiB"), r"max_bytes=1048576 \(1 MiB\) are too few to count 2 table"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(UserError, match=message):
+        ns.tables_from_batches(*arguments)
+
+
+_OVER = [2**62, 2**62, 2**62, 2**62 + 1]  # sum to 1 in 64 bits
+
+
+@pytest.mark.parametrize("lengths", [[2], [2, -1], _OVER, np.array([2**64 - 1, 2], dtype=np.uint64)])
+def test_lengths_must_sum_to_the_indices(lengths):
+    with pytest.raises(UserError, match="lengths must be 0 or more and sum to the number of indices, 1"):
+        Lookups.of([0], lengths, "lengths", 5, "x")
+
+
+@pytest.mark.parametrize(
+    "offsets", [[0, 2**62, -(2**63), -(2**62), 0, 1], np.array([0, 2**64 - 1, 1], dtype=np.uint64)]
+)
+def test_offsets_must_rise_without_overflow(offsets):
+    with pytest.raises(UserError, match="offsets must rise from 0 to the number of indices, 1"):
+        Lookups.of([0], offsets, "offsets", 5, "x")
+
+
+_WHOLE = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (_WHOLE.bfloat16(), "torch.bfloat16"),
+        (_WHOLE[:0].bfloat16(), "torch.bfloat16"),
+        (_WHOLE.to_sparse(), "torch.sparse_coo"),
+        (_WHOLE.to("meta"), "meta"),
+        (torch.nested.nested_tensor([_WHOLE, _WHOLE[:1]], layout=torch.jagged), "torch.jagged"),
+        ([[0], [0, 1]], r"\[\[0\], \[0, 1\]\]"),
+    ],
+)
+def test_tensors_that_are_no_rows_of_whole_numbers_are_one_line(values, shown):
+    for indices, offsets, what in ((values, [0, 1], "indices"), ([0], values, "offsets")):
+        with pytest.raises(UserError, match=f"{what} must be one row of whole numbers, not .*{shown}"):
+            ns.tables_from_batches(SHAPES[:1], [{"a": (indices, offsets)}], 1)
+        with pytest.raises(UserError, match=f"{what} must be one row of whole numbers, not .*{shown}"):
+            ns.table_from_trace("a", indices, offsets, 5, 4)
+
+
+def test_parts_of_a_batch_are_its_samples():
+    lookups = Lookups.of(np.arange(100_000) % 7, np.full(1000, 100), "lengths", 7, "x")
+    found = list(lookups.parts(10, 990))
+    assert len(found) > 1
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(1000, 99_000) % 7)
+    assert list(lookups.parts(5, 5)) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 1 << 40), st.integers(0, 5000), st.integers(0, 99))
+def test_rows_are_counted_as_they_come(rows, lookups, seed):
+    indices = (rows * np.random.default_rng(seed).random(lookups) ** 4).astype(np.int64)
+    counts = RowCounts(seed)
+    for part in np.array_split(indices, 7):
+        counts.add(part)
+    np.testing.assert_array_equal(counts.counts, np.unique(indices, return_counts=True)[1])
+
+
+def test_rows_in_a_share_are_counted_in_full_and_each_batch_has_others():
+    """Row r is looked up r times, so counts say which rows there are; then all of them as often again."""
+    indices = np.repeat(np.arange(1, 401), np.arange(1, 401))
+    found = []
+    for salt in range(3):
+        counts = RowCounts(salt)
+        counts.add(indices)
+        counts.halve()
+        counts.halve()
+        rows = set(counts.counts.tolist())
+        counts.add(indices)
+        assert set(counts.counts.tolist()) == {2 * row for row in rows}
+        assert 60 < len(rows) < 140
+        assert counts.share == 0.25
+        found.append(rows)
+    assert all(len(one & other) < 50 for one, other in pairwise(found))
+
+
+def _zipf_lookups(rows, lookups, exponent, seed):
+    weight = np.arange(1, rows + 1) ** -exponent
+    rng = np.random.default_rng(seed)
+    return rng.choice(rows, size=lookups, p=weight / weight.sum())
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.2])
+def test_counts_of_a_share_of_the_rows_are_exact_and_the_share_is_random(exponent):
+    indices = _zipf_lookups(100_000, 300_000, exponent, 0)
+    room = SharedRoom(1, 8192, 5)
+    for part in np.array_split(indices, 30):
+        room.add(0, part)
+    counts = room.tables[0]
+    true = np.unique(indices, return_counts=True)[1]
+    assert counts.share < 1
+    assert 1000 < len(counts.counts) <= 8192
+    assert len(counts.counts) / counts.share == pytest.approx(len(true), rel=0.1)
+    assert set(counts.counts.tolist()) <= set(true.tolist())
+    shape = ns.TableShape("a", 100_000, 8)
+    tally = _tally(shape, [indices], 8192)
+    error = tally.counted.reuse_error
+    off = np.abs(np.array(tally.reuse) - histogram(true))
+    assert (off <= 4 * np.array(error)).all()
+    assert max(error) < 0.02
+
+
+def _tally(shape, batches, most_held):
+    """Of global batches of one sample each."""
+    found = None
+    for number, indices in enumerate(batches):
+        tally = BatchTally([shape], 16, most_held, number)
+        tally.add([{"a": Lookups.of(indices, [len(indices)], "lengths", shape.rows, "x")}], 0, 1)
+        (one,) = tally.tallies()
+        found = one if found is None else found + one
+    return found
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)  # of so many draws some are beyond 4 errors now and then
+@given(st.floats(0, 1.2), st.integers(0, 999))
+def test_errors_of_a_few_batches_are_what_they_say(exponent, seed):
+    """Each batch has other rows in its share, so errors of their mean get smaller."""
+    shape = ns.TableShape("a", 50_000, 8)
+    batches = [_zipf_lookups(50_000, 60_000, exponent, [seed, number]) for number in range(4)]
+    exact, sketch = _tally(shape, batches, 1 << 20), _tally(shape, batches, 4096)
+    assert sketch.counted.rows_share < 1 == exact.counted.rows_share
+    error = np.array(sketch.counted.reuse_error)
+    assert (np.abs(sketch.reuse - exact.reuse) / 4 <= 4 * error).all()
+    assert (sketch.features, sketch.blocks.tolist()) == (exact.features, exact.blocks.tolist())
+    alone = np.array(_tally(shape, batches[:1], 4096).counted.reuse_error)
+    assert error[0] < 0.75 * alone[0]
+
+
+def test_a_sketch_with_room_enough_counts_all():
+    batches = [_batch(64, np.random.default_rng(seed)) for seed in range(3)]
+    assert _count(batches, 64, max_bytes="5MiB", row_blocks=8) == _count(batches, 64, row_blocks=8)
+
+
+def test_tables_share_the_room():
+    """The large one is sampled, the small one counted in full."""
+    room = SharedRoom(2, 4096, 0)
+    rng = np.random.default_rng(0)
+    small = rng.integers(0, 300, size=2000)
+    for _ in range(10):
+        room.add(0, rng.integers(0, 1 << 30, size=2000))
+        room.add(1, small)
+    large, little = room.tables
+    assert (large.share < 1, little.share) == (True, 1.0)
+    assert large.held + little.held <= 4096
+    np.testing.assert_array_equal(np.sort(little.counts), np.sort(10 * np.unique(small, return_counts=True)[1]))
+
+
+def test_memory_stays_within_its_limit():
+    """A batch of 16 MiB of lookups, nearly all of other rows, counted in 8 MiB."""
+    shape, limit = ns.TableShape("a", 1 << 40, 8), 8 << 20
+    indices = np.random.default_rng(0).integers(0, 1 << 40, size=1 << 21)
+    batch = {"a": (indices, np.linspace(0, len(indices), 65, dtype=np.int64))}
+    ns.tables_from_batches([shape], [GOOD], 1, row_blocks=8)  # what is imported and cached
+    tracemalloc.start()
+    try:
+        found = ns.tables_from_batches([shape], [batch], 64, row_blocks=8, max_bytes=limit)
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+    assert found.counted[0].rows_kept > 10_000
+    assert found.counted[0].rows_share < 1
+    assert found.tables[0].reuse[0] == pytest.approx(1)
+
+
+def test_what_was_counted_is_said_in_lines():
+    found = _count([{"a": ([1, 1, 2], [0, 3]), "b": ([], [0, 0])}] * 3, 2)
+    assert str(found).splitlines() == [
+        "a: 3 lookups per sample; reuse of 2 unique rows, 100% of those touched, shares +- 0.00%",
+        "b: 0.5 lookups per sample; reuse of 0 unique rows, 100% of those touched, shares +- 0.00%",
+        "1 global batches of 2; samples left out: 1",
+    ]
+    assert repr(found).startswith("MeasuredTables(batch_size=2, batches=1, left_out=1")
+
+
+def test_lookups_of_a_zipf_law_have_its_histogram():
+    shape = ns.TableShape("a", 20_000, 8)
+    batches = [{"a": (_zipf_lookups(20_000, 40_000, 1.05, seed), np.arange(0, 40_001, 10))} for seed in range(3)]
+    (table,) = ns.tables_from_batches([shape], batches, 4000).tables
+    assert table.pooling_factor == 10
+    assert np.abs(np.array(table.reuse) - zipf_reuse(20_000, 40_000)).sum() < 0.05
+    assert table.row_lookups[0] > 100 * table.row_lookups[-1]
+
+
+def test_blocks_of_rows_begin_where_tables_say():
+    assert block_counts(np.array([0, 1, 2, 4]), 5, 2).tolist() == [3, 1]
+    assert block_counts(np.array([(1 << 40) - 1]), 1 << 40, 1024)[-1] == 1
+
+
+def test_lookups_of_features_add_up_and_are_kept():
+    def one(indices, lengths):
+        return Lookups.of(indices, lengths, "lengths", 50, "x")
+
+    batch = [{"clicked": one([1, 1, 2], [2, 1]), "bought": one([2], [0, 1])}]
+    found = count_batches(SHAPES[:1], [batch, batch], 2, 0, "1GiB")
+    assert found.counted[0].lookups == {"clicked": 6, "bought": 2}
+    assert found.tables[0].pooling_factor == 2
+    assert found.tables[0].reuse[:2] == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json", "CSV"])
+def test_tables_are_saved_and_read(tmp_path, suffix):
+    path = tmp_path / f"tables.{suffix}"
+    found = _count([_batch(64, np.random.default_rng(0)), {"a": ([], [0] * 65), "b": ([], [0] * 65)}], 64)
+    found.save(path)
+    read = ns.load_tables(str(path), batch_size=9)
+    assert read == found.tables
+    assert {table.reuse_batch_size for table in read} == {64}
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_odd_names_and_tables_of_which_less_is_known_are_saved_too(tmp_path, suffix):
+    names = ["007", 'say "b", c', " x ", "=1+1", "é"]
+    tables = tuple(
+        ns.Table(name, 10 + i, 4, 1e-7 * 3**i, zipf_reuse(10 + i, 50), 2, 64, (0.25, 0.75) if i % 2 else ())
+        for i, name in enumerate(names)
+    )
+    path = tmp_path / f"tables.{suffix}"
+    write_tables(path, tables)
+    assert ns.load_tables(str(path)) == tables
+
+
+def test_other_suffixes_are_refused(tmp_path):
+    found = MeasuredTables(toy_tables(1), (), 1, 1, 0)
+    with pytest.raises(UserError, match=r"tables are written to \.csv, \.parquet, \.json, not '\.txt'"):
+        found.save(tmp_path / "tables.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_searches_read_what_was_saved(tmp_path):
+    """Through the config of the command line."""
+    from neuroshard.plumbing.registry import build
+
+    path = tmp_path / "tables.json"
+    found = _count([_batch(64, np.random.default_rng(0))], 64)
+    found.save(str(path))
+    assert build("tables", "user_file", path=str(path), batch_size=64) == found.tables
+    assert "row_lookups" in json.loads(path.read_text())[0]

@@ -1,0 +1,182 @@
+"""What TorchRec's reports and callbacks are told of our plans."""
+
+import logging
+from dataclasses import replace
+from operator import mul
+
+import pytest
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner.stats import EmbeddingStats
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import Stats
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.testing import linear_models
+from neuroshard.torchrec import NeuroShardPlanner
+
+META = torch.device("meta")
+ROWS, DIM = 128, 32
+
+
+class _Listening(Stats):
+    def __init__(self):
+        self.told = []
+
+    def log(self, **told):
+        self.told.append(told)
+
+
+def _model():
+    bags = [EmbeddingBagConfig(name=n, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{n}"]) for n in "abc"]
+    sequence = EmbeddingConfig(name="s", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f_s"])
+    return nn.ModuleDict(
+        {
+            "s": EmbeddingCollection([sequence], device=META),
+            "bags": EmbeddingBagCollection(bags, device=META),
+        }
+    )
+
+
+def _planner(device="cuda", models=None, **settings):
+    topology = Topology(4, device, hbm_cap=1 << 30, ddr_cap=1 << 30, local_world_size=2, created_by_factory=True)
+    models = models or replace(linear_models(4), batch_size=None)
+    reservation = FixedPercentageStorageReservation(0.1)
+    return NeuroShardPlanner(topology, 4, models, storage_reservation=reservation, **settings)
+
+
+def test_reports_are_told_of_the_whole_model():
+    listening = _Listening()
+    constraints = {"a": ParameterConstraints(min_partition=8), "s": ParameterConstraints(sharding_types=["table_wise"])}
+    planner = _planner(stats=listening, constraints=constraints)
+    plan = planner.plan(_model())
+    (told,) = listening.told
+    assert told["sharding_plan"] is plan
+    assert (told["batch_size"], told["topology"].world_size, set(told["constraints"])) == (4, 4, {"a", "s"})
+    options = {option.fqn: option for option in told["best_plan"]}
+    assert set(options) == {"bags.a", "bags.b", "bags.c", "s.s"}
+    for fqn, option in options.items():
+        path, name = fqn.split(".")
+        assert [shard.rank for shard in option.shards] == plan.plan[path][name].ranks
+        assert all(shard.storage.hbm >= ROWS * shard.size[1] * 4 for shard in option.shards)
+        assert all(shard.perf.total > 0 for shard in option.shards)
+    device_ms = [0.0] * 4
+    for fqn, option in options.items():
+        for shard in option.shards if fqn != "s.s" else ():
+            device_ms[shard.rank] += shard.perf.total
+    held = {placed.device for placed in planner.last_plan.placements}
+    assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(planner.last_cost.device_ms)])
+
+
+def test_sequence_tables_are_told_what_they_give_out():
+    """Communication of a device is shared out by the columns that samples get, not by those of the tables."""
+    listening = _Listening()
+    constraints = {n: ParameterConstraints(sharding_types=["table_wise"]) for n in "abcs"}
+    constraints["s"].pooling_factors = [20.0]
+    rules = Constraints((TableRule("*", devices=(0,)),))
+    planner = _planner(models="roofline:h100", stats=listening, constraints=constraints, rules=rules)
+    planner.plan(_model())
+    (told,) = listening.told
+    comms = {option.name: option.shards[0].perf.fwd_comms for option in told["best_plan"]}
+    assert comms["s"] == pytest.approx(20 * comms["a"])
+    assert sum(comms.values()) == pytest.approx(planner.last_cost.forward[0])
+    assert [option.is_pooled for option in told["best_plan"]] == [option.name != "s" for option in told["best_plan"]]
+
+
+@pytest.mark.parametrize("types", [None, ["table_wise", "column_wise", "data_parallel", "row_wise"]])
+def test_torchrecs_own_report_prints_our_plans(caplog, types):
+    caplog.set_level(logging.INFO)
+    constraints = {name: ParameterConstraints(sharding_types=types) for name in "abc"} if types else {}
+    planner = _planner(models="roofline:h100", stats=[EmbeddingStats()], constraints=constraints)
+    planner.plan(_model())
+    assert "--- Planner Statistics ---" in caplog.text
+    assert "bags.b" in caplog.text
+    caplog.clear()
+    _planner(models="roofline:h100", constraints=constraints).plan(_model())
+    assert "--- Planner Statistics ---" not in caplog.text
+    assert "4 tables on 4 devices" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (None, ([1.25, 1.25], 2.5)),
+        ({"pooling_factors": [3.0, 1.0]}, ([1.875, 0.625], 2.5)),
+        ({"pooling_factors": [3.0, 1.0], "num_poolings": [2.0, 1.0]}, ([15 / 14, 5 / 14], 2.5)),
+        ({"pooling_factors": [3.0], "num_poolings": [2.0, 1.0]}, ([2.5 / 3, 2.5 / 3], 2.5)),
+        ({"pooling_factors": [3.0], "num_poolings": [2.0], "batch_sizes": [4]}, ([1.25], 2.5)),
+    ],
+)
+def test_reports_are_told_the_lookups_that_were_planned_with(given, told):
+    """What constraints say is scaled to what was measured; reports multiply it by the constraints' poolings."""
+    config = EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])
+    model, listening = EmbeddingBagCollection([config], device=META), _Listening()
+    constraints = {} if given is None else {"a": ParameterConstraints(**given)}
+    measured = Table("a", ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16)
+    _planner(stats=listening, constraints=constraints, tables=[measured]).plan(model)
+    (option,) = listening.told[0]["best_plan"]
+    poolings = (given or {}).get("num_poolings") or [1.0] * len(option.input_lengths)
+    assert option.input_lengths == pytest.approx(told[0])
+    assert sum(map(mul, option.input_lengths, poolings)) == pytest.approx(told[1])
+
+
+def test_torchrecs_report_prints_profiled_lookups(caplog):
+    caplog.set_level(logging.INFO, "torchrec.distributed.planner.stats")
+    tables = [Table(name, ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16) for name in "abc"]
+    _planner(models="roofline:h100", stats=EmbeddingStats(), tables=tables).plan(_model())
+    (line,) = [line for line in caplog.text.splitlines() if " bags.a " in line]
+    assert " 2.5 " in line
+
+
+def _all_on(rank):
+    def moved(options):
+        for option in options:
+            if option.path == "bags":
+                option.shards = [replace(option.shards[0], size=[ROWS, DIM], offset=[0, 0], rank=rank)]
+                option.sharding_type = "table_wise"
+        return options
+
+    return moved
+
+
+def test_callbacks_have_the_last_word():
+    listening = _Listening()
+    planner = _planner(stats=listening, callbacks=[_all_on(0), _all_on(3)])
+    plan = planner.plan(_model())
+    assert {tuple(parameter.ranks) for parameter in plan.plan["bags"].values()} == {(3,)}
+    assert {placed.device for placed in planner.last_plan.placements} == {3}
+    assert planner.last_cost.compute[3] == planner.last_cost.compute.max()
+    assert list(plan.plan["s"]) == ["s"]
+    assert {shard.rank for o in listening.told[0]["best_plan"] for shard in o.shards if o.path == "bags"} == {3}
+
+
+def test_a_kept_plan_is_reported_and_not_called_back_again(tmp_path):
+    path, listening, moved = tmp_path / "plan.json", _Listening(), _all_on(3)
+    first = _planner(keep=path, callbacks=[moved]).plan(_model())
+    calls = []
+
+    def counted(options):
+        calls.append(options)
+        return moved(options)
+
+    counted.__qualname__ = moved.__qualname__
+    again = _planner(keep=path, stats=listening, callbacks=[counted])
+    assert again.plan(_model()).plan == first.plan
+    assert calls == []
+    assert {tuple(s.rank for s in o.shards) for o in listening.told[0]["best_plan"] if o.path == "bags"} == {(3,)}
+    _planner(keep=path).plan(_model())
+    assert {tuple(p.ranks) for p in _planner(keep=path).plan(_model()).plan["bags"].values()} != {(3,)}
+
+
+def test_callbacks_that_break_tables_are_said():
+    def broken(options):
+        options[0].shards = options[0].shards[:1]
+        options[0].shards[0] = replace(options[0].shards[0], size=[ROWS, DIM // 2])
+        return options
+
+    with pytest.raises(UserError, match="covered by no shard"):
+        _planner(callbacks=[broken]).plan(_model())

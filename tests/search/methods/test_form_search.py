@@ -1,0 +1,441 @@
+"""Tables in rows and copies: when the default search lays them out so, and what it never does."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+import neuroshard as ns
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.simulator import Simulator
+from neuroshard.models.trust import Margin, Margins
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.searching.searcher import Found, Searcher
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.methods.form_search import FormSearch
+from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, allowed_forms
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tables.sources.criteo import criteo
+from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import constrained_task, linear_models, random_form_models, sequence_task, toy_task
+from neuroshard.torchrec import to_sharding_plan
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
+
+ROOFLINE = ns.CostModels.load("roofline:h100")
+SIMULATOR = Simulator(ROOFLINE)
+BATCH = 65536
+QUICKLY = Improvement(shakes=20)
+ALL = NeuroShard(improvement=QUICKLY)
+ALONE = NeuroShard(improvement=QUICKLY, forms=("columns",))
+
+
+def _table(name, rows, dim, lookups, **fields):
+    return Table(name, rows, dim, float(lookups), zipf_reuse(rows, BATCH * lookups, 1.05), **fields)
+
+
+def _criteo(num_devices=8, constraints=None, count=26):
+    topology = Topology(num_devices, "80GiB", devices_per_host=8)
+    return Task(criteo()[:count], topology, BATCH, constraints=constraints or Constraints())
+
+
+def _cost(plan):
+    return SIMULATOR.cost(plan.task, plan).total_ms
+
+
+def _tiny(seed, memory_share=4.0):
+    rng = np.random.default_rng(seed)
+    tables = tuple(
+        _table(f"t{i}", int(10 ** rng.uniform(1, 7)), int(rng.choice([4, 8, 12])), 10 ** rng.uniform(0, 2))
+        for i in range(3)
+    )
+    memory = max(1, int(memory_share * sum(table.size_bytes for table in tables)))
+    return Task(tables, Topology(2, memory), BATCH)
+
+
+def _every_plan(task):
+    """Plans with every table in rows, in copies, or in columns cut in any way."""
+    devices, options = task.topology.num_devices, []
+    for index, table in enumerate(task.tables):
+        splits = product(range(table.dim // 4 + 1), repeat=devices)
+        cuts = [[(index, 4 * units, d) for d, units in enumerate(split) if units] for split in splits]
+        columns = [in_columns(task, cut) for cut in cuts if sum(dim for _, dim, _ in cut) == table.dim]
+        options.append([*columns, in_rows(task, index, range(devices)), in_copies(task, index)])
+    return [Plan(task, tuple(placed for part in parts for placed in part)) for parts in product(*options)]
+
+
+def test_plans_of_tiny_tasks_are_near_the_best_of_all_forms():
+    gaps, gains, found = [], [], set()
+    for seed in range(12):
+        task = _tiny(seed)
+        plan = ALL.search(task, SIMULATOR)
+        best = min(cost.total_ms for cost in SIMULATOR.costs(task, _every_plan(task)))
+        alone = _cost(ALONE.search(task, SIMULATOR))
+        assert _cost(plan) <= alone * (1 + 1e-9)
+        gaps.append(_cost(plan) / best - 1)
+        gains.append(1 - best / alone)
+        found |= set(plan.forms)
+    assert max(gaps) < 0.03
+    assert max(gains) > 0.1
+    assert found == set(Form)
+
+
+@pytest.mark.parametrize("share", [0.52, 0.7])
+def test_plans_keep_to_little_memory(share):
+    """Two devices that hold hardly more than all tables: a plan is found wherever there is one in any form."""
+    best_found = 0
+    for seed in range(8):
+        task = _tiny(seed, share)
+        fitting = [plan for plan in _every_plan(task) if plan.fits]
+        try:
+            plan = ALL.search(task, SIMULATOR)
+        except InfeasibleError:
+            assert not fitting
+            continue
+        assert plan.violations == ()
+        best_found += _cost(plan) < min(cost.total_ms for cost in SIMULATOR.costs(task, fitting)) * 1.03
+    assert best_found >= 6
+
+
+@pytest.mark.parametrize("num_devices", [8, 64])
+def test_small_tables_of_the_mlperf_workload_are_copied(num_devices):
+    task = _criteo(num_devices)
+    plan, alone = (searcher.search(task, SIMULATOR) for searcher in (ALL, ALONE))
+    assert plan.violations == ()
+    assert _cost(plan) < 0.92 * _cost(alone)
+    copied = [table.rows for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.COPIES]
+    assert len(copied) >= 5
+    assert max(copied) < 50_000
+    assert set(alone.forms) == {Form.COLUMNS}
+
+
+def test_a_table_that_holds_a_device_up_is_cut_into_rows():
+    """8 columns go to 2 devices at most; rows to all."""
+    task = Task((_table("hot", 10_000_000, 8, 200), *criteo()[:8]), Topology(16, "80GiB", devices_per_host=8), BATCH)
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.forms[0] is Form.ROWS
+    assert _cost(plan) < 0.7 * _cost(ALONE.search(task, SIMULATOR))
+
+
+def test_rows_are_not_chosen_where_one_block_has_all_lookups():
+    spread = _table("hot", 10_000_000, 8, 200)
+    hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
+    tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
+    assert [ALL.search(task, SIMULATOR).forms[0] for task in tasks] == [Form.ROWS, Form.COLUMNS, Form.COLUMNS]
+
+
+def test_a_table_that_no_cut_of_columns_fits_gets_a_plan():
+    """Five billion rows of 32 columns with their optimizer state: 4 columns of it take 93 GiB."""
+    tables = (_table("huge", 5_000_000_000, 32, 1), *criteo()[:3])
+    topology, use = Topology(16, "80GiB", devices_per_host=8), MemoryUse("rowwise_adagrad", batches_in_flight=1)
+    task = Task(tables, topology, BATCH, use)
+    with pytest.raises(InfeasibleError, match=r"'huge' takes 93\.\d GiB even at 4 columns"):
+        ALONE.search(task, SIMULATOR)
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.forms[0] is Form.ROWS
+    assert plan.violations == ()
+    exported = to_sharding_plan(plan, "ebc").plan["ebc"]
+    assert exported["huge"].sharding_type == "row_wise"
+    assert exported["huge"].ranks == list(range(16))
+
+
+def test_tables_that_pack_in_no_columns_lie_in_rows():
+    """Three tables of 4 columns on two devices that hold one and a half each."""
+    tables = tuple(_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
+    task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
+    with pytest.raises(InfeasibleError):
+        ALONE.search(task, SIMULATOR)
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.violations == ()
+    assert Form.ROWS in plan.forms
+
+
+def test_what_fits_in_no_form_is_refused_as_columns_are():
+    task = Task((_table("huge", 5_000_000_000, 32, 1),), Topology(2, "80GiB"), BATCH)
+    with pytest.raises(InfeasibleError, match="GiB"):
+        ALL.search(task, SIMULATOR)
+
+
+def test_the_same_call_gives_the_same_plan():
+    task = _criteo(16)
+    assert ALL.search(task, SIMULATOR) == ALL.search(task, SIMULATOR)
+
+
+def _forms(task):
+    plan = ALL.search(task, SIMULATOR)
+    assert plan.violations == ()
+    return dict(zip((table.name for table in task.tables), plan.forms, strict=True))
+
+
+def test_constraints_of_every_kind_are_kept():
+    kept = 0
+    for seed in range(12):
+        try:
+            plan = ALL.search(constrained_task(seed), SIMULATOR)
+        except InfeasibleError:
+            continue
+        assert plan.violations == ()
+        kept += 1
+    assert kept > 6
+
+
+@pytest.mark.parametrize(
+    ("constraints", "names"),
+    [
+        (Constraints((TableRule("criteo_5", devices=(1, 2)),)), ["criteo_5"]),
+        (Constraints((TableRule("criteo_16", min_shards=2),)), ["criteo_16"]),
+        (Constraints(pinned=(PinnedShard("criteo_7", 64, (3,)),)), ["criteo_7"]),
+        (Constraints(apart=(("criteo_15", "criteo_13"),)), ["criteo_15", "criteo_13"]),
+    ],
+)
+def test_tables_bound_to_others_or_to_devices_stay_in_columns(constraints, names):
+    """All of these are copied where nothing is said of them."""
+    free, bound = _forms(_criteo()), _forms(_criteo(constraints=constraints))
+    assert {free[name] for name in names} == {Form.COPIES}
+    assert {bound[name] for name in names} == {Form.COLUMNS}
+    assert Form.COPIES in bound.values()
+
+
+def test_tables_kept_together_are_copied_together():
+    """Or stay in columns together, where one of them may not be copied."""
+    group = ("criteo_8", "criteo_12")
+    together = Constraints(together=(group,))
+    assert {_forms(_criteo(constraints=together))[name] for name in group} == {Form.COPIES}
+    held = replace(together, rules=(TableRule("criteo_8", forms=("columns",)),))
+    assert {_forms(_criteo(constraints=held))[name] for name in group} == {Form.COLUMNS}
+
+
+def _tight(memory_bytes, num_devices, shapes, together=()):
+    """A task whose devices hold hardly more than all tables, (rows, columns, lookups) each."""
+    tables = tuple(
+        Table(f"t{i}", rows, dim, lookups, zipf_reuse(rows, 4096 * lookups, 1.05))
+        for i, (rows, dim, lookups) in enumerate(shapes)
+    )
+    return Task(tables, Topology(num_devices, memory_bytes), 4096, constraints=Constraints(together=together))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        _tight(9_170_988, 3, [(138, 8, 10.4), (469_289, 8, 3.9), (241, 4, 1.2), (381_720, 8, 3.7)]),
+        _tight(1_736_583, 2, [(48, 12, 2.5), (240, 4, 11.8), (85_916, 4, 6.9), (37_013, 12, 8.7)]),
+        _tight(5_864_809, 2, [(86_603, 8, 4.1), (741, 4, 24.7), (139, 4, 4.3), (194_919, 8, 2.5)]),
+        _tight(50_000, 2, [(60, 8, 3.0), (90, 12, 25.0)], (("t0", "t1"),)),
+    ],
+)
+def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
+    """Which find no place, or a dear one: what lies in rows and copies alone is tried all the same."""
+    simulator = Simulator(ns.CostModels.load("cpu"))
+    plan = replace(ALL, choice=None).search(task, simulator)
+    assert plan.violations == ()
+    best = min(cost.total_ms for cost in simulator.costs(task, [p for p in _every_plan(task) if not p.violations]))
+    assert simulator.cost(task, plan).total_ms < best * 1.03
+
+
+@pytest.mark.parametrize("form", Form)
+def test_rules_on_forms_hold(form):
+    rule = TableRule("criteo_1", forms=(form,))
+    assert _forms(_criteo(constraints=Constraints((rule,))))["criteo_1"] is form
+    everything = Constraints((TableRule("*", forms=(form,)),))
+    task = replace(_criteo(count=2), constraints=everything)
+    assert set(_forms(task).values()) == {form}
+
+
+def test_a_form_that_a_table_cannot_have_is_refused():
+    """Three rows don't make eight blocks."""
+    task = _criteo(constraints=Constraints((TableRule("criteo_5", forms=("rows",)),)))
+    with pytest.raises(UserError, match="'criteo_5' may lie in rows only"):
+        ALL.search(task, SIMULATOR)
+
+
+class _Asked:
+    """Notes how many tables it is asked to place."""
+
+    def __init__(self, start):
+        self.start, self.asked = start, []
+
+    def first_held(self, catalog, simulator):
+        self.asked.append(len(catalog.items.task.tables))
+        return self.start.first_held(catalog, simulator)
+
+
+class _Recorded(Searcher):
+    """Notes the tasks that it is asked."""
+
+    def __init__(self, searcher):
+        self.searcher, self.asked = searcher, []
+
+    def search(self, task, simulator):
+        self.asked.append(task)
+        return self.searcher.search(task, simulator)
+
+
+def test_models_that_know_columns_only_are_asked_once_and_as_before():
+    task, simulator = toy_task(12), Simulator(linear_models())
+    columns, quick = _Recorded(ALL.parts), _Asked(EvenLayouts())
+    plan = FormSearch(columns, quick).search(task, simulator)
+    assert plan == ALL.parts.search(task, simulator)
+    assert len(columns.asked) == 1
+    assert columns.asked[0] is task
+    assert quick.asked == []
+
+
+def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more():
+    columns = _Recorded(ALL.parts)
+    replace(ALL.form_search, columns=columns).search(_criteo(), SIMULATOR)
+    assert [len(asked.tables) < 26 for asked in columns.asked] == [True]
+
+
+def test_no_more_choices_are_placed_than_asked_for():
+    task = _criteo()
+    for tries in (0, 1, 3, 6):
+        quick = _Asked(EvenLayouts())
+        replace(ALL.form_search, quick=quick, tries=tries).search(task, SIMULATOR)
+        assert len(quick.asked) <= tries
+        assert all(0 < count <= 26 for count in quick.asked)
+    assert len(quick.asked) > 2
+
+
+def test_choices_are_ranked_by_what_their_plans_cost():
+    """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
+    task, start = _criteo(16), EvenLayouts()
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), start)
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.3, 0.7, 1.0):
+        forms = np.where(rng.uniform(size=26) < share, rng.integers(1, 3, size=26), COLUMNS)
+        forms = np.where(choices.allowed[np.arange(26), forms], forms, COLUMNS)
+        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
+        assert choices.quick_ms(forms) == pytest.approx(SIMULATOR.cost(task, plan).total_ms, rel=2e-4)
+
+
+def test_choices_that_leave_no_room_cost_infinitely_much():
+    tables = tuple(_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
+    task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), EvenLayouts())
+    finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
+    assert finite == [False, False]
+    assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
+
+
+def test_gains_within_the_margins_are_not_taken():
+    """Margins of all of a cost: no gain is believed; of nothing: every one."""
+    task = _criteo()
+    for relative, forms in ((1.0, {Form.COLUMNS}), (0.0, {Form.COLUMNS, Form.COPIES})):
+        margin = Margin(relative, 1.0)
+        simulator = Simulator(replace(ROOFLINE, margins=Margins(margin, margin, margin)))
+        found = ALL.find(task, simulator)
+        assert set(found.plan.forms) == forms
+        assert (found.declined is not None) == (relative == 1.0)
+        assert found.declined is None or found.declined.task == task
+
+
+def test_what_was_declined_beside_rows_and_copies_is_a_plan_of_the_whole_task():
+    """The search of the columns that choices of forms leave declines a plan of these; it is said of all tables."""
+
+    class Declining(Searcher):
+        def search(self, task, simulator):
+            return self.find(task, simulator).plan
+
+        def find(self, task, simulator):
+            plan = Greedy("dim").search(task, simulator)
+            return Found(plan, declined=plan)
+
+    task = _criteo()
+    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), EvenLayouts())
+    forms = np.array([COPIES if table.rows < 100 else COLUMNS for table in task.tables])
+    found = choices.searched(forms, Declining())
+    assert Form.COPIES in found.plan.forms
+    assert found.declined == found.plan
+    assert found.declined.task == task
+
+
+def test_without_tries_tables_lie_in_columns_where_they_fit():
+    task = _criteo()
+    assert replace(ALL, form_tries=0).search(task, SIMULATOR) == ALONE.search(task, SIMULATOR)
+
+
+def test_forms_are_chosen_by_a_setting():
+    task = _tiny(5)
+    for forms in (["columns"], ["columns", "rows"], ["columns", "copies"]):
+        plan = ns.search(task, SIMULATOR, forms=forms, improvement={"shakes": 5})
+        assert set(plan.forms) <= {Form(form) for form in forms}
+    with pytest.raises(UserError, match=r"forms=\['rows'\] must have columns among them"):
+        NeuroShard(forms=("rows",))
+    with pytest.raises(UserError, match="did you mean 'copies'"):
+        NeuroShard(forms=("columns", "copy"))
+
+
+def _every_sequence_plan(task):
+    """Plans with every table in rows, whole, or in halves."""
+    devices, options = task.topology.num_devices, []
+    for index, table in enumerate(task.tables):
+        half = table.dim // 2
+        halves = [in_columns(task, [(index, half, 0), (index, half, 1)])] if half % 4 == 0 else []
+        whole = [in_columns(task, [(index, table.dim, device)]) for device in range(devices)]
+        options.append([*whole, *halves, in_rows(task, index, range(devices))])
+    return [Plan(task, tuple(placed for part in parts for placed in part)) for parts in product(*options)]
+
+
+def test_sequence_tables_lie_in_rows_where_that_costs_less():
+    gaps, gains, found = [], [], set()
+    for seed in range(8):
+        base = _tiny(seed)
+        tables = [replace(table, pooled=False) for table in base.tables]
+        tables[0] = replace(tables[0], row_lookups=(1.0, 0.0))  # in rows, one device would compute them all the same
+        task = replace(base, tables=tuple(tables))
+        plan = ALL.search(task, SIMULATOR)
+        assert plan.violations == ()
+        best = min(cost.total_ms for cost in SIMULATOR.costs(task, _every_sequence_plan(task)))
+        gaps.append(_cost(plan) / best - 1)
+        gains.append(1 - _cost(plan) / _cost(ALONE.search(task, SIMULATOR)))
+        found |= set(plan.forms)
+    assert max(gaps) < 0.03
+    assert min(gains) >= 0
+    assert max(gains) > 0.1
+    assert found == {Form.COLUMNS, Form.ROWS}
+
+
+def test_a_sequence_table_that_fits_no_device_lies_in_rows():
+    """Eighty million rows of 128 columns: a half of them takes 19 GiB."""
+    tables = (_table("videos", 80_000_000, 128, 20, pooled=False), *criteo()[:3])
+    task = Task(tables, Topology(8, "16GiB", devices_per_host=8), BATCH)
+    with pytest.raises(InfeasibleError, match=r"'videos' takes 19\.\d GiB even at 64 columns"):
+        ALONE.search(task, SIMULATOR)
+    plan = ALL.search(task, SIMULATOR)
+    assert (plan.forms[0], plan.violations) == (Form.ROWS, ())
+    assert to_sharding_plan(plan).plan[""]["videos"].sharding_type == "row_wise"
+
+
+@pytest.mark.parametrize("models", [ROOFLINE, random_form_models()], ids=["sum", "by call"])
+def test_choices_with_sequence_tables_are_ranked_by_what_their_plans_cost(models):
+    task, start, simulator = sequence_task(10), EvenLayouts(), Simulator(models)
+    choices = FormChoices.of(task, simulator, allowed_forms(task, CALLS), start)
+    rng, in_rows_too = np.random.default_rng(0), 0
+    for share in (0.0, 0.3, 0.7, 1.0):
+        forms = np.where(rng.uniform(size=10) < share, rng.integers(1, 3, size=10), COLUMNS)
+        forms = np.where(choices.allowed[np.arange(10), forms], forms, COLUMNS)
+        in_rows_too += (forms[::2] == ROWS).sum()
+        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
+        assert choices.quick_ms(forms) == pytest.approx(simulator.cost(task, plan).total_ms, rel=2e-3)
+    assert in_rows_too
+
+
+def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
+    compute = random_form_models().compute
+    known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROWS), Call(Form.COLUMNS, False))}
+    simulator = Simulator(replace(random_form_models(), compute=ComputeByForm(known)))
+    for seed in range(4):
+        plan = ALL.search(sequence_task(6, 2, seed), simulator)
+        assert {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled} == {
+            Form.COLUMNS
+        }

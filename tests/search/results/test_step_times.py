@@ -1,0 +1,45 @@
+"""What builds say of plans, and their files."""
+
+import numpy as np
+import pytest
+
+from neuroshard.hardware.step_samples import PHASES, BuildTimes
+from neuroshard.plumbing.errors import UserError
+from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, BuildFiles, StepTimes, phase_rows
+
+
+def _built(*step_ms):
+    return BuildTimes(step_ms, (sum(step_ms) / len(step_ms), *(0.0,) * (len(PHASES) - 1)), step_ms[0] / 2)
+
+
+BUILDS = (
+    (_built(10.0, 20.0, 10.0), _built(5.0, 30.0, 5.0), _built(11.0, 20.0, 10.0)),
+    (_built(10.0, 10.0, 10.0), _built(8.0, 8.0, 9.0), _built(9.0, 9.0, 9.0)),
+)
+
+
+def test_plans_are_compared_turn_by_turn_within_each_build():
+    times = StepTimes.of(BUILDS)
+    assert times.ratios == pytest.approx(np.array([[1.0, 1.0], [0.5, 0.8]]))
+    assert times.step_ms == pytest.approx([10.0, 8.0])
+    assert times.floor == pytest.approx(((0.0**2 + 0.1**2) / 2 / 2) ** 0.5)
+    row = phase_rows(times, ["a", "b"], 3)[1]
+    assert (row["method"], row["task"], row[PHASES[0]], row[PHASES[1]]) == ("b", 3, pytest.approx(65 / 6), 0.0)
+    assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
+
+
+def test_a_failed_build_leaves_the_others_comparable():
+    broken = ((BUILDS[0][0], BuildTimes(error="out of memory"), BUILDS[0][2]), BUILDS[1])
+    times = StepTimes.of(broken)
+    assert times.errors == (None, "out of memory", None)
+    assert np.isnan(times.step_ms).tolist() == [False, True]
+    assert np.isfinite(times.floor)
+
+
+def test_files_come_back_exactly(tmp_path):
+    files = BuildFiles(tmp_path, 2)
+    for number, build in enumerate(BUILDS):
+        files.keep(number, build)
+    assert files.read(3) == BUILDS
+    with pytest.raises(UserError, match=r"build-00.json is not of 2 plans; delete it"):
+        files.read(2)
