@@ -1,6 +1,7 @@
-"""The core imports no stage, stages import the core only, and the fixed layout stands."""
+"""The core imports no stage, stages import the core only, no room imports one below it, and the fixed layout stands."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -10,7 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("augment", "pretrain", "search")
-ROOMS = ("space", "kernels", "placement", "local", "rl", "methods", "results", "report", "runs")
+# Folders of the core and of the search, in order: each may import those before it, as CONTRIBUTING.md shows them.
+CORE_ROOMS = (
+    *("plumbing", "words", "tables", "cost", "tasks", "plans", "records", "bundles", "models", "searching"),
+    *("torchrec", "targets", "hardware", "refine", "testing", "app"),
+)
+SEARCH_ROOMS = ("space", "kernels", "placement", "local", "rl", "methods", "results", "report", "runs")
 
 
 def _imports(path):
@@ -18,15 +24,22 @@ def _imports(path):
     return (module for module, _ in _imported_names(path))
 
 
-def _imported_names(path):
-    """(module, name) of everything that a file imports at run time, wherever it does; None for a whole module."""
+def _imported_names(path, for_types=False):
+    """(module, name) of everything that a file imports at run time, wherever it does; None for a whole module.
+
+    With `for_types`, also of what it imports under TYPE_CHECKING.
+    """
     tree = ast.parse(path.read_text())
-    checking = {
-        node
-        for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and getattr(branch.test, "id", "") == "TYPE_CHECKING"
-        for node in ast.walk(branch)
-    }
+    checking = (
+        set()
+        if for_types
+        else {
+            node
+            for branch in ast.walk(tree)
+            if isinstance(branch, ast.If) and getattr(branch.test, "id", "") == "TYPE_CHECKING"
+            for node in ast.walk(branch)
+        }
+    )
     for node in ast.walk(tree):
         if node in checking:
             continue
@@ -80,14 +93,14 @@ def _module(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _graph():
+def _graph(for_types=False):
     """Which modules each module imports; a package is its `__init__.py`."""
     files = {_module(path): path for folder in ("neuroshard", *STAGES) for path in _files(folder)}
     graph = {}
     for module, path in files.items():
         named = (
             (base if name is None or f"{base}.{name}" not in files else f"{base}.{name}")
-            for base, name in _imported_names(path)
+            for base, name in _imported_names(path, for_types)
         )
         graph[module] = {other for other in named if other in files}
     return graph
@@ -110,9 +123,38 @@ def test_no_import_goes_in_a_circle():
     assert _cycle(graph) != []
 
 
-def test_every_room_of_search_imports_rooms_above_it_only():
-    for path in _files("search"):
-        room = path.relative_to(ROOT / "search").parts[0]
-        for name in _imports(path):
-            if name.startswith("neuroshard.stages.search."):
-                assert ROOMS.index(name.split(".")[3]) <= ROOMS.index(room), f"{path} imports {name}"
+def _rooms(house, graph):
+    """Which rooms each room of a package imports: folders of it. Modules beside them are in none."""
+    rooms = {}
+    for module, imported in graph.items():
+        names = {name.removeprefix(f"{house}.").split(".")[0] for name in (module, *imported) if name.startswith(house)}
+        room = module.removeprefix(f"{house}.").split(".")[0]
+        if module.startswith(f"{house}."):
+            rooms.setdefault(room, set()).update(names - {room})
+    folders = {path.name for path in (ROOT / house.removeprefix("neuroshard.stages.")).iterdir() if path.is_dir()}
+    return {room: its & folders - {"stages"} for room, its in rooms.items() if room in folders - {"stages"}}
+
+
+HOUSES = {"neuroshard": CORE_ROOMS, "neuroshard.stages.search": SEARCH_ROOMS}
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_every_room_imports_rooms_above_it_only(house):
+    order, rooms = HOUSES[house], _rooms(house, _graph(for_types=True))
+    assert set(rooms) == set(order)
+    for room, imported in rooms.items():
+        assert imported <= set(order[: order.index(room)]), room
+    assert _cycle(rooms) == []
+    rooms[order[0]].add(order[-1])
+    assert _cycle(rooms) != []
+
+
+def test_no_module_of_the_core_lies_beside_the_rooms():
+    assert {path.name for path in (ROOT / "neuroshard").glob("*.py")} == {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_contributing_lists_the_rooms_in_order(house):
+    folder = house.removeprefix("neuroshard.stages.")
+    listed = re.findall(rf"^\| `{folder}/(\w+)/`", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert tuple(listed) == HOUSES[house]
