@@ -164,7 +164,8 @@ def _described(value: Any) -> Any:
         return {str(key): _described(each) for key, each in found.items()}
     if isinstance(found, (list, tuple)):
         return [_described(each) for each in found]
-    return {"kind": f"{type(found).__module__}.{type(found).__qualname__}"} | _inside(found)
+    package = type(found).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
+    return {"kind": f"{package}.{type(found).__qualname__}"} | _inside(found)
 
 
 def _inside(found: Any) -> dict[str, Any]:

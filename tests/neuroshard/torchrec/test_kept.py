@@ -312,3 +312,10 @@ def test_what_a_plan_is_made_for_is_worked_out_once(tmp_path, monkeypatch):
     assert len(asked) == 1
     _planner(None).plan(_model("a"))
     assert len(asked) == 1
+
+
+def test_a_class_that_moves_to_another_module_keeps_its_digest():
+    here, there, elsewhere = (type("Rule", (), {"__module__": name}) for name in ("a.b", "a.c.d", "b"))
+    known = digests({"rule": here()})
+    assert digests({"rule": there()}) == known
+    assert digests({"rule": elsewhere()}) != known
