@@ -70,9 +70,8 @@ RELATIVE = TrainingSettings(
 
 @dataclass(frozen=True)
 class Fitted:
-    """What came of it: losses per epoch (E,), and the best epoch, whose weights the network now has."""
+    """What came of it: validation losses per epoch (E,), and the best epoch, whose weights the network now has."""
 
-    train_loss: tuple[float, ...]
     valid_loss: tuple[float, ...]
     best_epoch: int
 
@@ -95,11 +94,10 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     everything = torch.arange(len(valid.targets))
     best = copy.deepcopy(network.state_dict())
-    train_losses: list[float] = []
     valid_losses: list[float] = []
     best_epoch = -1
     for epoch in range(settings.epochs):
-        train_losses.append(_one_epoch(network, train, loss_of, optimizer, settings.batch_size, generator))
+        _one_epoch(network, train, loss_of, optimizer, settings.batch_size, generator)
         scheduler.step()
         with torch.no_grad():
             valid_losses.append(float(loss_of(network(*valid.inputs(everything)), valid.targets)))
@@ -109,7 +107,7 @@ def fit(
         elif epoch - best_epoch >= settings.patience:
             break
     network.load_state_dict(best)
-    return Fitted(tuple(train_losses), tuple(valid_losses), best_epoch)
+    return Fitted(tuple(valid_losses), best_epoch)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: TrainingSettings) -> torch.optim.lr_scheduler.LRScheduler:
@@ -125,12 +123,9 @@ def _one_epoch(
     optimizer: torch.optim.Optimizer,
     batch_size: int,
     generator: torch.Generator,
-) -> float:
-    total = 0.0
+) -> None:
     for chosen in torch.split(torch.randperm(len(train.targets), generator=generator), batch_size):
         loss = loss_of(network(*train.inputs(chosen)), train.targets[chosen])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        total += float(loss.detach()) * len(chosen)
-    return total / len(train.targets)

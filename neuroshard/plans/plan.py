@@ -22,7 +22,7 @@ from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.home import Home
 from neuroshard.words.shard import Placement, by_table, forms_of
 
 
@@ -60,16 +60,6 @@ class Plan:
         for table, form in zip(self.task.tables, self.forms, strict=True):
             if form not in served:
                 raise UserError(f"plan: table {table.name!r} lies in {form.value}, and {what}; {do}")
-
-    def check_on_devices(self, what: str, do: str) -> None:
-        """Refuse tables in host memory: `what` says who doesn't serve it, and `do` what to do.
-
-        Raises:
-            UserError: a table lies there; the line names it.
-        """
-        for table, home in zip(self.task.tables, self.homes, strict=True):
-            if home.tier is not Tier.DEVICE:
-                raise UserError(f"plan: table {table.name!r} lies in tier {home.tier.value}, and {what}; {do}")
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
