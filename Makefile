@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test test-all lint types format docs bench clean
+.PHONY: help install demo test test-all golden lint types format docs bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -38,10 +38,14 @@ demo: $(INSTALLED)  ## measure, pre-train, search and evaluate on this machine's
 	@echo "  $(BIN)/neuroshard search model=demo/models batch_size=1024 tables=YOUR.csv"
 
 test: lint types  ## what CI runs: style, types, tests but for the slow ones
-	$(PYTEST) -m "not slow"
+	$(PYTEST)
 
 test-all: lint types  ## style, types and every test, slow ones too; files are damaged in more ways
-	NEUROSHARD_FUZZ=150 $(PYTEST)
+	NEUROSHARD_FUZZ=150 $(PYTEST) -m ""
+
+golden: $(INSTALLED)  ## compare plans, bundles and measurements with tests/golden/golden.json; UPDATE=1 writes it
+	$(if $(UPDATE),rm -f tests/golden/golden.json)
+	NEUROSHARD_GOLDEN_UPDATE=$(UPDATE) $(BIN)/pytest -m slow tests/golden
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

@@ -81,7 +81,8 @@ class _ExchangeMeter(_Meter):
 
 
 def _outcome(measurement: Measurement[Any]) -> Outcome:
-    return Outcome(measurement.repeats, None, 0.0)
+    sample = measurement.sample
+    return Outcome(measurement.repeats, None, 0.0, sample.lookups if isinstance(sample, ComputeSample) else ())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,245 @@
+"""The golden set: plans, bundles and measurements that stay as they are while the code is rebuilt.
+
+`make golden` makes them anew and compares each with its line in golden.json: a few words on it and the first 16 digits
+of its SHA-256, or the line that a search without a plan ends with. `make golden UPDATE=1` writes the file. Numbers are
+rounded to six digits before they are digested; still, processors and libraries round differently, and what is nearly
+equal can be decided or fitted differently on another machine: there, make the file at the commit to compare with.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from golden_tasks import all_tasks, replanned
+
+import neuroshard as ns
+from neuroshard.hardware import DeviceSpec, Link
+from neuroshard.plumbing.configs import choices
+from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.testing.devices import MADE_UP
+from neuroshard.testing.devices.cpu import drawn_cpu
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+
+pytestmark = pytest.mark.slow
+
+FILE = Path(__file__).parent / "golden.json"
+UPDATE = bool(os.environ.get("NEUROSHARD_GOLDEN_UPDATE"))
+MODELS = ("cpu", "roofline:h100")
+SOME = (
+    "paper_4dev_0", "paper_4dev_5", "paper_4dev_9", "paper_8dev_3", "rules_free", "rules_together", "rules_apart",
+    "rules_pinned", "rules_forbidden", "rules_spread", "rules_wide", "rules_many", "memory_tight", "memory_adam",
+    "memory_one_device", "features", "sequences_half", "hot_rows", "hosts_2x2", "tiers_rules",
+)  # fmt: skip
+PEERS = {name for name in choices("searcher") if name.startswith("torchrec")}  # which are slow
+FEW = ("five_tables", "five_features", "tiers_two", "sequences_half")
+SEARCHERS = {name: FEW if name in PEERS else SOME for name in choices("searcher") if name != "replan"}
+TARGETS = {
+    "sok": ("paper_4dev_0", "paper_8dev_3", "features_sequences", "tiers"),
+    "hugectr": ("paper_4dev_0", "features_sequences", "hosts_2x2"),
+    "torchrec": ("paper_4dev_0", "sequences_half", "features_sequences", "hosts_2x2", "rules_many", "tiers"),
+    "json": ("paper_4dev_0", "tiers"),
+}
+
+
+def _check(section, found):
+    """Compare the lines of a section with the file's, or write them there."""
+    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    if UPDATE:
+        FILE.write_text(json.dumps(known | {section: found}, indent=1, sort_keys=True) + "\n")
+        return
+    was = known.get(section, {})
+    differ = [name for name in sorted({*was, *found}) if was.get(name) != found.get(name)]
+    lines = [f"  {name}\n    was {was.get(name)}\n    is  {found.get(name)}" for name in differ]
+    if differ:
+        pytest.fail("\n".join([f"{section}: {len(differ)} of {len(found)} differ", *lines]), pytrace=False)
+
+
+def _digest(content):
+    text = content if isinstance(content, str) else json.dumps(_rounded(content))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _rounded(content):
+    """The same with six digits of every number that isn't whole."""
+    if isinstance(content, dict):
+        return {key: _rounded(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_rounded(value) for value in content]
+    return float(f"{content:.6g}") if isinstance(content, float) else content
+
+
+def _line(plan):
+    """A plan as its file has it: its cost, what it is made of, and the digest of it all."""
+    content = plan.to_json()
+    return f"{content['prediction']['cost_ms']:.4g} ms, {len(content['placements'])} shards, {_digest(content)}"
+
+
+def _of(make):
+    """The line of what `make` gives; or of why it gives nothing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ns.NeuroShardWarning)
+            return make()
+    except ns.UserError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@cache
+def _simulator(model):
+    return ns.Simulator(ns.CostModels.load(model))
+
+
+def _settings(searcher, model):
+    """Other models than those that judge, where a searcher has models of its own; fewer cuts for the peers."""
+    if searcher in ("with_other_models", "without_augmentation"):
+        return {"models": {"model": MODELS[1 - MODELS.index(model)]}}
+    return {"split_factors": [1, 2]} if searcher in PEERS else {}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_plans(searcher, model):
+    names = all_tasks() if searcher == "neuroshard" else SEARCHERS[searcher]
+    settings = _settings(searcher, model)
+
+    def line(name):
+        return _of(lambda: _line(ns.search(all_tasks()[name], _simulator(model), searcher, **settings)))
+
+    _check(f"plans | {searcher} | {model}", {name: line(name) for name in names})
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_replanned(model):
+    simulator = _simulator(model)
+
+    def line(before, task, settings):
+        start = ns.search(before, simulator, "size_greedy")
+        return _line(ns.search(task, simulator, "replan", start=start, **settings))
+
+    found = {name: _of(lambda case=case: line(*case)) for name, case in replanned().items()}
+    _check(f"plans | replan | {model}", found)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_plans_for_targets(target, model):
+    def line(name):
+        plan = ns.search(all_tasks()[name], _simulator(model), target=target)
+        exported = ns.export_plan(plan, target)
+        return f"{_line(plan)}, exported {_digest([exported.content, exported.snippet, exported.remarks])}"
+
+    _check(f"plans for {target} | {model}", {name: _of(lambda name=name: line(name)) for name in TARGETS[target]})
+
+
+CPU = MadeUpHardware()
+HARDWARE = {
+    "one_host": CPU,
+    "hosts": replace(CPU, link=Link(1000)),
+    "gpu": replace(CPU, device=DeviceSpec("cuda"), made_up=MADE_UP["gpu"]),
+    "other": replace(CPU, made_up=replace(MADE_UP["cpu"], compute=drawn_cpu(np.random.default_rng(1)))),
+}
+FEW_SAMPLES = ["tables.num_tables=150", "num_second_pass=8", "compute.max_tables=6", "comm.max_start_ms=20"]
+MEASURED = {  # settings of neuroshard collect; the first word of a name says on what
+    "one_host forms": [
+        "compute.forms=[columns,rows,rows,copies]", "compute.sharers=[2,4]", "compute.pooled=[true,false]",
+        "compute.features=[1,2]", "comm.collectives=[all_to_all,all_to_all,reduce_scatter,all_reduce,input]",
+        "batch_sizes=[1024,4096]", "comm.num_devices=[2,4]", "num_compute_samples=500", "num_comm_samples=400",
+    ],
+    "one_host columns": ["num_compute_samples=120", "num_comm_samples=100"],
+    "hosts columns": [
+        "hardware=cpu_two_hosts", "comm.collectives=[all_to_all,host_reduce_scatter,host_all_to_all]",
+        "num_compute_samples=120", "num_comm_samples=200", "compute.any_width_share=0.5",
+    ],
+    "gpu tiers": [
+        "hardware=cuda", "compute.tiers=[device,device,cached,host]", "num_compute_samples=300", "num_comm_samples=100",
+    ],
+    "other columns": ["num_compute_samples=120", "num_comm_samples=100"],
+}  # fmt: skip
+NETWORKS = ["compute_model=ensemble", "comm_model=set"]
+EPOCHS = ["compute_model.member.training.epochs=3", "comm_model.training.epochs=3", "compute_model.members=2"]
+FITTED = {  # settings of neuroshard pretrain
+    "networks": [*NETWORKS, *EPOCHS, "data=one_host forms"],
+    "networks of hosts": [*NETWORKS, *EPOCHS, "data=[one_host columns,hosts columns]", "host_tiers=roofline:h100"],
+    "networks of tiers": [*NETWORKS, *EPOCHS, "data=gpu tiers"],
+    "further": [*NETWORKS, *EPOCHS, "init=networks", "data=one_host columns", "keep_worse=true", "seed=1"],
+    "paper": [
+        "compute_model=paper", "comm_model=paper", "compute_model.training.epochs=3", "comm_model.training.epochs=3",
+        "data=one_host columns",
+    ],
+    "linear": ["compute_model=linear", "comm_model=set", EPOCHS[1], "data=one_host columns", "max_tables=4"],
+    "across": ["experiment=pretrain_across", *EPOCHS, "data=[one_host columns,other columns]"],
+    "machine": ["experiment=pretrain_machine", "init=across", "data=other columns", "compute_model.steps=10"],
+}  # fmt: skip
+REFINED = [
+    "tables.num_tables=150", "tasks=paper", "tasks.draw.count=2", "samples=60", "shares.measurements=30",
+    "shares.placements=2", "learner.compute.epochs=2", "learner.comm.epochs=2", "searcher=dim_greedy",
+]  # fmt: skip
+
+
+def _run(command, *overrides, **changes):
+    """Run a command with these settings; `changes` are what no setting can say."""
+    run = instantiate_config(compose_config(command, [*overrides]).run)
+    return replace(run, **changes).run()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A directory with all that is measured."""
+    here = tmp_path_factory.mktemp("golden")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)  # manifests and cards name directories as they are given
+        for name, settings in MEASURED.items():
+            hardware = HARDWARE[name.split()[0]]
+            _run("collect", *FEW_SAMPLES, *settings, f"out={name}", hardware=hardware, max_noise=None)
+        yield here
+
+
+def _line_of_parts(pattern):
+    """What Parquet files hold, whatever their bytes are."""
+    tables = [pq.read_table(path) for path in sorted(Path().glob(pattern))]
+    held = [[str(table.schema), table.to_pydict()] for table in tables]
+    return f"{len(tables)} parts, {sum(len(table) for table in tables)} rows, {_digest(held)}"
+
+
+def test_measured_data(measured):
+    found = {}
+    for name in MEASURED:
+        found |= {f"{name} | {part}": _line_of_parts(f"{name}/{part}/*.parquet") for part in ("compute", "comm")}
+        found[f"{name} | tables"] = _line_of_parts(f"{name}/tables.parquet")
+        found[f"{name} | manifest"] = _digest(json.loads(Path(name, "manifest.json").read_text()) | {"versions": None})
+    _check("measured", found)
+
+
+def test_bundles(measured):
+    for name, settings in FITTED.items():
+        _run("pretrain", *settings, f"out={name}")
+    _run("refine", *REFINED, "model=networks", "out=refined", hardware=CPU)
+    found = {"refined | compute": _line_of_parts("refined/compute/*.parquet")}
+    for name in (*FITTED, "refined/models"):
+        found |= {f"{name} | {what}": line for what, line in _bundle_lines(name).items()}
+    _check("bundles", found)
+
+
+def _bundle_lines(path):
+    """What a bundle says, the digest of its weights, and a plan that is found with it."""
+    content = json.loads(Path(path, "bundle.json").read_text())
+    weights = content.pop("weights")
+    del content["card"]["versions"]
+    plan = _of(lambda: _line(ns.search(all_tasks()["rules_free"], _simulator(path))))
+    return {"bundle.json": _digest(content), "weights": weights[:16], "plan": plan}
+
+
+def test_no_searcher_has_gone():
+    there = {section.split(" | ")[1] for section in json.loads(FILE.read_text()) if section.startswith("plans | ")}
+    assert there == set(choices("searcher"))
