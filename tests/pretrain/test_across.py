@@ -37,6 +37,7 @@ from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
 from neuroshard.testing.devices.cpu import drawn_cpu
 from neuroshard.words.fingerprint import Fingerprint
 
+pytestmark = pytest.mark.xdist_group("across")  # its tests share models that take long to fit
 TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)
 SPLIT = split_tables(TABLES, 0)
 CALLS = ComputeAugmentation(max_tables=8, max_bytes=1 << 30, any_width_share=0.5)

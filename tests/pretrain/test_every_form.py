@@ -23,6 +23,7 @@ from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.paper import PaperComm, PaperCompute
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
@@ -31,6 +32,7 @@ from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
 
+pytestmark = pytest.mark.xdist_group("forms")  # its tests share models that take long to fit
 DEVICE = MADE_UP["cpu"]
 TABLES = tuple(table for table in dlrm_like(num_tables=120, batch_size=4096) if table.rows >= 64)
 FEW_EPOCHS = TrainingSettings(80, 64, 3e-3, "cosine", "absolute_relative", 80)
@@ -67,7 +69,7 @@ def _write(path, calls, exchanges, **changes):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("forms") / "data"
-    _write(path, 900, 1200)
+    _write(path, 900, 900)
     return path
 
 
@@ -192,7 +194,7 @@ def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
 @pytest.fixture(scope="module")
 def sequences(tmp_path_factory):
     path = tmp_path_factory.mktemp("sequences") / "data"
-    _write(path, 900, 400, forms=("columns", "columns", "rows"), pooled=(True, False), max_output_bytes=256 << 20)
+    _write(path, 600, 300, forms=("columns", "columns", "rows"), pooled=(True, False), max_output_bytes=256 << 20)
     _pretrain(path, "bundle", **SETS)
     return CostModels.load(path.parent / "bundle")
 
@@ -203,7 +205,8 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
     task = Task(tables, Topology(4, 8 << 30), 4096)
-    plans = [NeuroShard().search(task, Simulator(models)) for models in (sequences, DEVICE.truth)]
+    searcher = NeuroShard(improvement=Improvement(shakes=20))
+    plans = [searcher.search(task, Simulator(models)) for models in (sequences, DEVICE.truth)]
     for plan in plans:
         assert plan.violations == ()
         found, true = (Simulator(models).cost(task, plan) for models in (sequences, DEVICE.truth))
@@ -257,7 +260,9 @@ def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     _linked(tmp_path / "one", None, 1, calls)
     _linked(tmp_path / "two", 2, 2, [])
     directories = tuple(str(tmp_path / name) for name in ("one", "two"))
-    Pretrain(data=directories, out=str(tmp_path / "bundle"), **SETS).run()
+    comm = SetCommunication((32,), replace(FEW_EPOCHS, epochs=40), parts=2)
+    networks = {"compute_model": BRIEF_SETS["compute_model"], "comm_model": comm}
+    Pretrain(data=directories, out=str(tmp_path / "bundle"), **networks).run()
     models = CostModels.load(tmp_path / "bundle")
     dims = np.array([[256, 128, 256, 192]])
     inside, across = (

@@ -37,9 +37,7 @@ TABLES = toy_tables(200)
 SPLIT = split_tables(TABLES, 0)
 NAMES = ("train", "train", "train", "valid", "test")
 MACHINE = Fingerprint("cpu", "none", 2, 1 << 30)
-QUICK = TrainingSettings(
-    epochs=150, batch_size=32, learning_rate=3e-3, schedule="cosine", loss="relative", patience=150
-)
+QUICK = TrainingSettings(epochs=80, batch_size=32, learning_rate=3e-3, schedule="cosine", loss="relative", patience=80)
 
 
 def _compute(count, seed=0):

@@ -65,6 +65,8 @@ CALLS = ComputeAugmentation(max_dim=64, max_tables=10, any_width_share=0.5)
 EXCHANGES = CommAugmentation(max_dim=64, min_tables=4, max_tables=16, max_start_ms=20.0)
 SEARCH = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=2))
 FURTHER = TrainingSettings(60, 32, 1e-3, "cosine", "absolute_relative", 60)
+BRIEF = replace(FURTHER, epochs=3)  # where it doesn't matter how well models learn
+pytestmark = pytest.mark.xdist_group("refine")  # its tests share a bundle that takes long to fit
 
 
 def _split(measurements):
@@ -109,7 +111,7 @@ def _run(home, out, **changes):
         "hardware": MadeUpHardware(made_up=AWAY, noise=0.05),
         "calls": CALLS,
         "exchanges": EXCHANGES,
-        "learner": Refit(FURTHER, FURTHER),
+        "learner": Refit(BRIEF, BRIEF),
         "shares": Shares(measurements=40),
         "samples": 120,
         "minutes": None,
@@ -121,7 +123,8 @@ def _run(home, out, **changes):
 
 
 def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
-    result = _run(home, tmp_path / "out", samples=200, shares=Shares(measurements=50)).run()
+    learner, shares = Refit(FURTHER, FURTHER), Shares(measurements=50)
+    result = _run(home, tmp_path / "out", samples=200, learner=learner, shares=shares).run()
     first, last = result.rounds[0], result.rounds[-1]
     for part in ("compute", "exchange"):
         assert first.errors(part, "proposal").mean() > 0.3
@@ -276,7 +279,7 @@ def _listening(fitted, judged):
             judged.append(list(calls))
             return super().margins(start, models, calls, exchanges)
 
-    return Listening(FURTHER, FURTHER)
+    return Listening(BRIEF, BRIEF)
 
 
 def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path):
