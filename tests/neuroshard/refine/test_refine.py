@@ -200,10 +200,14 @@ def _refine_and_die(home, out, settings, number, when):
     _run(home, out, **settings).run()
 
 
-def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path):
+KILLS = [(1, "before"), (3, "before"), (3, "after"), (2, "after"), (2, "before")]
+
+
+@pytest.mark.parametrize(("kills", "rounds"), [(KILLS[1:4:2], 0), pytest.param(KILLS, 1, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path, kills, rounds):
     settings = {"samples": 45, "shares": Shares(measurements=20), "searchers": (Greedy("dim"),), "tasks": _tasks(2)}
     kept: dict[Path, int] = {}
-    for number, when in [(1, "before"), (3, "before"), (3, "after"), (2, "after"), (2, "before")]:
+    for number, when in kills:
         arguments = (home, tmp_path / "killed", settings, number, when)
         process = forked_warm().Process(target=_refine_and_die, args=arguments)
         process.start()
@@ -213,15 +217,15 @@ def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path):
         assert kept.items() <= now.items()  # what was measured stays as it was
         kept = now
     assert kept
-    assert len(RoundFiles(tmp_path / "killed" / "rounds").read()) == 1
+    assert len(RoundFiles(tmp_path / "killed" / "rounds").read()) == rounds
     for out in ("killed", "whole"):
         _run(home, tmp_path / out, **settings).run()
     bundles = [read_json(tmp_path / out / "models" / "bundle.json", "bundle") for out in ("killed", "whole")]
     for bundle in bundles:
         del bundle["card"]["data"]["directory"]
     assert bundles[0] == bundles[1]
-    rounds = [RoundFiles(tmp_path / out / "rounds").read() for out in ("killed", "whole")]
-    assert rounds[0] == rounds[1]
+    killed, whole = (RoundFiles(tmp_path / out / "rounds").read() for out in ("killed", "whole"))
+    assert killed == whole
 
 
 def test_a_run_goes_on_with_the_same_settings_only(home, tmp_path):

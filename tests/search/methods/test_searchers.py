@@ -46,7 +46,8 @@ SETTINGS = {
 
 
 PEERS = [name for name in choices("searcher") if name.startswith("torchrec")]  # whose planner copies what it looks at
-ALIKE = ["lookup_greedy", "size_lookup_greedy", "without_augmentation", "without_splits"]  # others with other settings
+# Others with other settings.
+ALIKE = ["lookup_greedy", "size_lookup_greedy", "without_augmentation", "without_grid", "without_splits"]
 
 
 @cache

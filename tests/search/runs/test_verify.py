@@ -343,10 +343,16 @@ def _under_torchrun(*arguments):
 
 
 @pytest.mark.xdist_group("measures")
-def test_searches_and_evaluations_measure_under_torchrun(command, tmp_path):
+def test_searches_measure_under_torchrun(command, tmp_path):
     done = _under_torchrun(*command, "finalists=2")
     assert done.stdout.count("task 0: measured") == 1, done.stderr  # the other process only took part
     assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("measures")
+def test_finished_searches_and_evaluations_run_under_torchrun(command, tmp_path):
+    cli.main([*command, "finalists=2"])
     again = _under_torchrun(*command, "finalists=2")
     assert again.stdout.count("task 0: measured") == 1, again.stderr
     plan = str(next(Path(tmp_path / "found" / "plans").iterdir()))
