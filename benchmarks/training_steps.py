@@ -47,8 +47,7 @@ def _drawn(seed: int, count: int, rows: tuple[float, float], dims: Sequence[int]
     )
 
 
-def _several_features() -> Tables:
-    tables = _drawn(7, 20, (2.5, 5.3), (16, 32, 64), (3, 12))
+def _several_features(tables: Tables) -> Tables:
     return tuple(replace(t, features=1 + i % 3) for i, t in enumerate(tables))
 
 
@@ -78,7 +77,11 @@ KINDS: dict[str, Callable[[], Tables]] = {
     "wide": lambda: _drawn(5, 8, (4, 5.5), (128, 256), (2, 10)),
     "few": lambda: (_table("large", 2_000_000, 64, 20.0), _table("mid", 50_000, 64, 6.0), _table("tiny", 200, 64, 2.0)),
     "papers": lambda: tuple(t for t in dlrm_like(batch_size=BATCH_SIZE, dim=32, seed=3) if t.rows < 1_000_000)[:24],
-    "features": _several_features,
+    "features": lambda: _several_features(_drawn(7, 20, (2.5, 5.3), (16, 32, 64), (3, 12))),
+    "small_features": lambda: _several_features(_drawn(31, 30, (1.5, 4.5), (16, 32, 64), (3, 12))),
+    "to_30k_rows": lambda: _drawn(20, 30, (1, 4.5), (16, 32, 64), (1, 8)),
+    "to_100k_rows": lambda: _drawn(23, 50, (1.5, 5), (16, 32, 64), (1, 5)),
+    "many_to_100k_rows": lambda: _drawn(25, 60, (2, 5), (16, 32), (2, 10)),
     "sequences": _sequences,
 }
 SEARCHES: dict[str, dict[str, object]] = {
