@@ -27,7 +27,7 @@ from neuroshard.stages.pretrain.machine import Machine
 from neuroshard.stages.pretrain.other_speed import Speed, scaled_compute, typical_ratio
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.pretrain_across import PretrainAcross
-from neuroshard.stages.pretrain.refit import Refit
+from neuroshard.stages.pretrain.refine.refit import Refit
 from neuroshard.stages.pretrain.result import predict_compute
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings

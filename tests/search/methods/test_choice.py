@@ -12,7 +12,7 @@ from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice, declined_remark
 from neuroshard.stages.search.methods.improved import ImprovedSearch
-from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.neuroshard import NeuroShard, believing
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.starts import ExistingPlan
 from neuroshard.tasks.task import Task, Topology
@@ -160,3 +160,10 @@ def test_what_nobody_would_miss_is_not_said():
     topology = replace(first.task.topology, memory_bytes=max(other.device_bytes) - 1)
     tight = replace(first.task, topology=topology)
     assert declined_remark(replace(first, task=tight), replace(other, task=tight), simulator) is None
+
+
+def test_every_gain_is_believed_where_there_is_a_choice():
+    assert NeuroShard().choice is not None
+    assert believing(NeuroShard(beam_width=2)) == NeuroShard(beam_width=2, choice=None)
+    assert believing(ImprovedSearch((BeamSearch(),), choice=Choice())) == ImprovedSearch((BeamSearch(),))
+    assert believing(BeamSearch(4)) == BeamSearch(4)

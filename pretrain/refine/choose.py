@@ -5,14 +5,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic
 
-import numpy as np
-
-from neuroshard.models import CostModels
-from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample, Sample
-from neuroshard.refine.rounds import Why
-
-_LEAST_MS = 1e-9
+from neuroshard.stages.pretrain.refine.rounds import Why
 
 
 @dataclass(frozen=True)
@@ -61,12 +55,3 @@ def content_key(sample: ComputeSample) -> Hashable:
 def exchange_key(sample: CommSample) -> Hashable:
     """Alike for exchanges of the same sizes, with the same starts to the millisecond."""
     return sample.size_bytes, tuple(round(start) for start in sample.start_ms), sample.batch_size
-
-
-def most_doubtful(contents: Sequence[ComputeSample], models: CostModels) -> list[ComputeSample]:
-    """The contents, those first on which the models' members disagree most, relative to what they predict."""
-    if not contents:
-        return []
-    sets = loads_of(contents)
-    doubt = models.compute.spread_ms(sets) / np.maximum(models.compute.predict(sets), _LEAST_MS)
-    return [contents[i] for i in np.argsort(-doubt, kind="stable").tolist()]

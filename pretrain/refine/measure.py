@@ -12,8 +12,8 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample
 from neuroshard.records.splits import TRAIN, VALID
-from neuroshard.refine.choose import Chosen
-from neuroshard.refine.rounds import Again, Foreseen, Part, Round
+from neuroshard.stages.pretrain.refine.choose import Chosen
+from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Part, Round
 
 _VALID_EVERY = 5  # sample, by its number, is never trained on
 

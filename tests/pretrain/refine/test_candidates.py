@@ -12,15 +12,21 @@ from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.refine.candidates import Candidates
-from neuroshard.refine.choose import Source, content_key, exchange_key, filled, most_doubtful, unseen
-from neuroshard.refine.contents import random_contents
-from neuroshard.refine.propose import believing, proposed
-from neuroshard.refine.rounds import Again, Foreseen, Round, RoundFiles, Shares, noise_of, well_predicted
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.pretrain.refine.candidates import Candidates
+from neuroshard.stages.pretrain.refine.choose import Source, content_key, exchange_key, filled, unseen
+from neuroshard.stages.pretrain.refine.propose import most_doubtful, proposed, random_contents
+from neuroshard.stages.pretrain.refine.rounds import (
+    Again,
+    Foreseen,
+    Round,
+    RoundFiles,
+    Shares,
+    noise_of,
+    well_predicted,
+)
 from neuroshard.stages.search.methods.heuristics import Greedy
-from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.testing import toy_task
 from neuroshard.testing.toys import LinearComm, random_ensemble
 
@@ -110,12 +116,6 @@ def test_proposals_are_what_plans_ask_of_hardware():
     ready = cost.compute + cost.backward
     assert exchange.start_ms == pytest.approx(ready - ready.min())
     assert assemble(task, [(p.shard.table, p.shard.dim, p.device) for p in plan.placements]) == plan
-
-
-def test_every_gain_is_believed_where_there_is_a_choice():
-    assert NeuroShard().choice is not None
-    assert believing(NeuroShard(beam_width=2)) == NeuroShard(beam_width=2, choice=None)
-    assert believing(Greedy("dim")) == Greedy("dim")
 
 
 def test_rounds_repeat_and_differ_by_seed():

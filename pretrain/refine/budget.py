@@ -1,12 +1,14 @@
-"""How much is measured: as many samples as are asked for, or as fit in some minutes at the first round's rate."""
+"""How much is measured: as many samples as are asked for, or as fit in some minutes by the first round's watch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.progress import Progress, TaskID
+
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import NonNegative, PositiveCount, parse
-from neuroshard.refine.rounds import Round
+from neuroshard.stages.pretrain.refine.rounds import Round
 
 Clock = Callable[[], float]  # seconds from some moment on
 _DEFAULT = 200
@@ -51,3 +53,28 @@ class Budget:
         spent = sum(one.measurements for one in rounds)
         fitting = int(self.minutes * 60 * measured / max(seconds, 1e-9))
         write_json(self.path, asdict(Decided(min(max(spent, fitting), 1 << 31), measured, seconds)))
+
+
+class Watch:
+    """Counts what this process measures, and how long it takes; shows it, a bar for each round."""
+
+    def __init__(self, clock: Clock, progress: Progress) -> None:
+        self.measured = 0
+        self._clock, self._began = clock, clock()
+        self._progress = progress
+        self._bars: list[TaskID] = []
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since this watch was made."""
+        return self._clock() - self._began
+
+    def bar(self, text: str, total: int) -> None:
+        """What is measured from now on belongs to another round."""
+        self._bars.append(self._progress.add_task(text, total=total))
+
+    def advance(self, count: int) -> None:
+        """So many more are measured."""
+        self.measured += count
+        for bar in self._bars[-1:]:
+            self._progress.advance(bar, count)

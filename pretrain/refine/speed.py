@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from neuroshard.models import CostModels
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
-from neuroshard.refine.interfaces import LearnsModels
-from neuroshard.refine.rounds import Again, Part, Round, repeated
+from neuroshard.records.samples import Measurement, Sample
+from neuroshard.stages.pretrain.refine.rounds import Again, Part, Round, repeated
 
 _REPEATED = 0.05  # what logarithms of two measurements at one speed are expected to differ by
 _SPEEDS = 0.1  # what logarithms of rounds' speeds are
@@ -44,19 +42,3 @@ def levelled(measured: Sequence[Measurement[Sample]], times: Sequence[float]) ->
     """The measurements, which took so many `times` (n,) as long as at the typical speed, as if measured at that."""
     pairs = ((m, m.repeats, factor) for m, factor in zip(measured, times, strict=True))
     return [replace(m, repeats=None if repeats is None else repeats.times(1 / factor)) for m, repeats, factor in pairs]
-
-
-def fit_levelled(
-    learner: LearnsModels,
-    start: CostModels,
-    calls: Sequence[Measurement[ComputeSample]],
-    exchanges: Sequence[Measurement[CommSample]],
-    times: Sequence[float],
-) -> CostModels:
-    """The start's models fitted further; `times` (n,) say how many times as long as at the typical speed n calls took.
-
-    Models are fitted as if all calls had been measured at that speed. Margins are set on them as they were measured, so
-    they hold changes of speed too.
-    """
-    fitted = learner.fit(start, levelled(calls, times), exchanges)
-    return replace(fitted, margins=learner.margins(start, fitted, calls, exchanges))

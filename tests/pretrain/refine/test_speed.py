@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.records.samples import ComputeSample, Measurement, Repeats
-from neuroshard.refine.rounds import Again, Foreseen, Round
-from neuroshard.refine.speed import levelled, slowness
+from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round
+from neuroshard.stages.pretrain.refine.speed import levelled, slowness
 from neuroshard.testing import toy_task
 
 

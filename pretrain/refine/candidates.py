@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,14 +12,44 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.splits import TableSplit
-from neuroshard.refine.choose import Chosen, Source, content_key, exchange_key, filled, most_doubtful, unseen
-from neuroshard.refine.contents import random_contents
-from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges
-from neuroshard.refine.propose import Proposals, proposed
-from neuroshard.refine.rounds import Shares
 from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.pretrain.refine.choose import Chosen, Source, content_key, exchange_key, filled, unseen
+from neuroshard.stages.pretrain.refine.propose import Proposals, most_doubtful, proposed, random_contents
+from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
+
+
+class DrawsCalls(Protocol):
+    """Draws random combinations of tables."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which are drawn."""
+        ...
+
+    def check(self, split: TableSplit) -> None:
+        """Raise UserError unless it can draw from these tables."""
+        ...
+
+    def draw(self, split: TableSplit, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+        """One combination at a global batch size, and the name of the split that its tables are of."""
+        ...
+
+
+class DrawsExchanges(Protocol):
+    """Draws random exchanges."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which are drawn."""
+        ...
+
+    def draw(
+        self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
+    ) -> tuple[CommSample, str]:
+        """One exchange, and the name of the split that it belongs to."""
+        ...
 
 
 @dataclass(frozen=True)

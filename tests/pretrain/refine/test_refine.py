@@ -21,23 +21,22 @@ from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
-from neuroshard.refine.contents import random_contents
-from neuroshard.refine.propose import believing
-from neuroshard.refine.rounds import RoundFiles, Shares, noise_of
-from neuroshard.refine.run import Refine
-from neuroshard.refine.speed import slowness
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_all import margins_of
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
-from neuroshard.stages.pretrain.refit import Refit
+from neuroshard.stages.pretrain.refine.propose import random_contents
+from neuroshard.stages.pretrain.refine.refit import Refit
+from neuroshard.stages.pretrain.refine.rounds import RoundFiles, Shares, noise_of
+from neuroshard.stages.pretrain.refine.run import Refine
+from neuroshard.stages.pretrain.refine.speed import slowness
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
-from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.neuroshard import NeuroShard, believing
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
@@ -271,33 +270,28 @@ def _moody_hardware(times):
     return MoodyHardware(made_up=AWAY, compute_timing=TimingProtocol(live=64))
 
 
-def _listening(fitted, judged):
-    """Puts what it is given to learn from, and to set margins on, into two lists."""
+def _listening(heard):
+    """Puts the calls that it is given to learn from, with their times, into a list."""
 
     class Listening(Refit):
-        def fit(self, start, calls, exchanges):
-            fitted.append(list(calls))
-            return super().fit(start, calls, exchanges)
-
-        def margins(self, start, models, calls, exchanges):
-            judged.append(list(calls))
-            return super().margins(start, models, calls, exchanges)
+        def fit(self, start, calls, exchanges, times=None):
+            heard.append((calls, times))
+            return super().fit(start, calls, exchanges, times)
 
     return Listening(BRIEF, BRIEF)
 
 
 def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path):
-    times, fitted, judged = np.array([1.0, 1.25, 0.8, 1.1]), [], []
+    times, heard = np.array([1.0, 1.25, 0.8, 1.1]), []
     result = _run(
         home, tmp_path / "out", hardware=_moody_hardware(times), samples=200, enough=0.0,
-        learner=_listening(fitted, judged), shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
+        learner=_listening(heard), shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
     ).run()  # fmt: skip
     off = np.log(slowness(result.rounds, "compute") / times)
     assert np.abs(off - off.mean()).max() < 0.06
     of_round = np.repeat(times, [one.count("compute") for one in result.rounds])
-    for m, as_measured in zip(fitted[-1], judged[-1], strict=True):
-        levelled = np.log(as_measured.repeats.times_ms / m.repeats.times_ms / of_round[m.sample_id])
-        assert np.abs(levelled - off.mean()).max() < 0.06
+    for m, said in zip(*heard[-1], strict=True):
+        assert np.abs(np.log(said / of_round[m.sample_id]) - off.mean()) < 0.06
     console = Console(record=True, width=160)
     result.show(console)
     assert "slower by" in console.export_text()

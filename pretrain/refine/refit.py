@@ -27,6 +27,7 @@ from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.fitting import ComputeFitter
 from neuroshard.stages.pretrain.machine import Machine
 from neuroshard.stages.pretrain.other_speed import LEAST_MS, scaled_comm, scaled_compute, transfer_ratio, typical_ratio
+from neuroshard.stages.pretrain.refine.speed import levelled
 from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
@@ -79,44 +80,44 @@ class Refit:
         start: CostModels,
         calls: Sequence[Measurement[ComputeSample]],
         exchanges: Sequence[Measurement[CommSample]],
+        times: Sequence[float] | None = None,
     ) -> CostModels:
         """The start's models, fitted further to the training samples; with margins.
 
-        Kernel calls in columns and all-to-alls count, others are passed over; all must have repeats.
+        Kernel calls in columns and all-to-alls count, others are passed over; all must have repeats. `times` (n,) say
+        how many times as long as at the machine's typical speed n calls took, None that all did as long. Models are
+        fitted as if all had been measured at that speed. Margins are set on them as they were measured, so they hold
+        changes of speed too.
 
         Raises:
             UserError: the start is of kinds that can't be fitted further.
         """
         self.check(start)
         in_columns, of_pooled = _in_columns(calls), _all_to_alls(exchanges)
+        level = in_columns if times is None else _in_columns(levelled(calls, times))
         with torch_threads(1):
             fitted = replace(
                 start,
-                compute=self._compute(start.compute, in_columns),
+                compute=self._compute(start.compute, level),
                 forward=self._comm(start.forward, of_pooled, records.FORWARD),
                 backward=self._comm(start.backward, of_pooled, records.BACKWARD),
                 input=self._input(start, of_pooled),
             )
         return replace(
             fitted,
-            margins=self.margins(start, fitted, calls, exchanges),
+            margins=self._margins(start, fitted, in_columns, of_pooled),
             ranges=_ranges(start, in_columns, of_pooled),
             name=None,
             digest=None,
         )
 
-    def margins(
-        self,
-        start: CostModels,
-        fitted: CostModels,
-        calls: Sequence[Measurement[ComputeSample]],
-        exchanges: Sequence[Measurement[CommSample]],
+    def _margins(
+        self, start: CostModels, fitted: CostModels, in_columns: SplitMeasurements, of_pooled: SplitMeasurements
     ) -> Margins | None:
         """Of models fitted from the start on.
 
         New ones of the parts that enough was measured of for validation, the start's of others.
         """
-        in_columns, of_pooled = _in_columns(calls), _all_to_alls(exchanges)
         found: dict[str, Margin] = {}
         if len(in_columns.valid) >= self.least_valid:
             found[COMPUTE] = predict_compute(fitted.compute, in_columns.valid).margin()

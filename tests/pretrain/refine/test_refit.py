@@ -14,7 +14,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.stages.pretrain.other_speed import scaled_compute
-from neuroshard.stages.pretrain.refit import Refit
+from neuroshard.stages.pretrain.refine.refit import Refit
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import toy_tables
 from neuroshard.testing.toys import (
@@ -129,16 +129,16 @@ def test_ranges_hold_kernel_calls_where_nothing_was_exchanged():
     assert found.ranges.devices == start.ranges.devices
 
 
-def test_margins_can_be_set_on_other_samples_than_models_are_fitted_to():
+def test_models_are_fitted_at_the_typical_speed_and_margins_hold_the_others():
     start, refit = _start(), Refit(BRIEF, BRIEF, least_train=1000)
     calls = _calls(start.compute, 50, lambda ms: 2 * ms)
-    fitted = refit.fit(start, calls, [])
-    assert refit.margins(start, fitted, calls, []) == fitted.margins
-    slower = [replace(m, repeats=m.repeats.times(1.3)) for m in calls]
+    slower, times = [replace(m, repeats=m.repeats.times(1.3)) for m in calls], [1.3] * 50
+    level, at_times = refit.fit(start, calls, []), refit.fit(start, slower, [], times)
+    assert np.allclose(_relative(level.compute, at_times.compute, calls), 1, rtol=1e-6)
     predicted, spread = np.array([10.0]), np.array([0.0])
-    least, most = (refit.margins(start, fitted, its, []).compute(predicted, spread)[0] for its in (calls, slower))
+    least, most = (fitted.margins.compute(predicted, spread)[0] for fitted in (level, at_times))
     assert least < 0.5 < 1.4 < most
-    assert refit.margins(start, fitted, slower[:5], []).compute == start.margins.compute
+    assert refit.fit(start, slower[:5], [], times[:5]).margins.compute == start.margins.compute
 
 
 def test_a_worse_fit_is_not_kept():

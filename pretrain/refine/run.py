@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
-from rich.progress import Progress, TaskID
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
@@ -25,13 +24,13 @@ from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TEST, TRAIN, VALID
-from neuroshard.refine.budget import Budget, Clock
-from neuroshard.refine.candidates import Candidates, RoundSamples
-from neuroshard.refine.interfaces import DrawsCalls, DrawsExchanges, LearnsModels
-from neuroshard.refine.refined import Refined
-from neuroshard.refine.rounds import Round, RoundFiles, Shares, well_predicted
-from neuroshard.refine.run_samples import RunSamples
 from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.pretrain.refine.budget import Budget, Clock, Watch
+from neuroshard.stages.pretrain.refine.candidates import Candidates, DrawsCalls, DrawsExchanges, RoundSamples
+from neuroshard.stages.pretrain.refine.refined import Refined
+from neuroshard.stages.pretrain.refine.refit import Refit
+from neuroshard.stages.pretrain.refine.rounds import Round, RoundFiles, Shares, well_predicted
+from neuroshard.stages.pretrain.refine.run_samples import RunSamples
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
@@ -67,7 +66,7 @@ class Refine:
     hardware: Hardware
     calls: DrawsCalls
     exchanges: DrawsExchanges
-    learner: LearnsModels
+    learner: Refit
     out: PathName
     shares: Shares = field(default_factory=Shares)
     samples: PositiveCount | None = None
@@ -100,8 +99,8 @@ class Refine:
             return None
         directory = RunDirectory(Path(self.out))
         with directory.held(), blas_threads(1), progress_bar() as progress:
-            done, watch = self._files.read(), _Watch(self.clock, progress)
-            first = None if done else self._choose(done, start, (), ())  # tasks without a plan leave nothing behind
+            done, watch = self._files.read(), Watch(self.clock, progress)
+            first = None if done else self._choose(done, start)  # tasks without a plan leave nothing behind
             directory.begin(self._depends(start), self.tasks)
             records = self._records(directory.path)
             with meters_of(self.hardware, printer(progress)) as meters:
@@ -123,14 +122,14 @@ class Refine:
         done: Sequence[Round],
         first: RoundSamples | None,
         samples: RunSamples,
-        watch: "_Watch",
+        watch: Watch,
     ) -> Refined:
         """All rounds after those that are done, the first of which may have been chosen already; then the bundle."""
         rounds, chosen = list(done), first
         while (measurements := self._next(rounds)) > 0:
             watch.bar(f"round {len(rounds) + 1}", measurements)
             models = self._learned(start, rounds, samples)
-            chosen = chosen or self._choose(rounds, models, samples.calls_of(rounds), samples.exchanges_of(rounds))
+            chosen = chosen or self._choose(rounds, models, *samples.known(rounds))
             one = Round(len(rounds), measurements, *samples.measure(rounds, chosen, models, watch.advance))
             rounds.append(one)
             self._budget.decide(rounds, watch.measured, watch.seconds)
@@ -161,13 +160,12 @@ class Refine:
         self,
         rounds: Sequence[Round],
         models: CostModels,
-        calls: Sequence[Measurement[ComputeSample]],
-        exchanges: Sequence[Measurement[CommSample]],
+        calls: Sequence[ComputeSample] = (),
+        exchanges: Sequence[CommSample] = (),
     ) -> RoundSamples:
-        """What the round after these measures first, from what they measured."""
+        """What the round after these, which measured such samples, measures first."""
         rng = np.random.default_rng([self.seed, len(rounds)])
-        known = [m.sample for m in calls], [m.sample for m in exchanges]
-        return self._candidates.of_round(self._next(rounds), models, *known, rng)
+        return self._candidates.of_round(self._next(rounds), models, calls, exchanges, rng)
 
     def _learned(self, start: CostModels, rounds: Sequence[Round], samples: RunSamples) -> CostModels:
         """Fitted from the start on all rounds so far, so that a run that goes on equals one that wasn't stopped."""
@@ -209,7 +207,7 @@ class Refine:
         }
 
     def _card(self, start: CostModels, result: Refined, samples: RunSamples) -> Card:
-        calls, exchanges = samples.calls_of(result.rounds), samples.exchanges_of(result.rounds)
+        calls, exchanges = samples.calls.measured(result.rounds), samples.exchanges.measured(result.rounds)
         data = DataSummary(
             directory=result.path.name,
             seed=self.seed,
@@ -227,31 +225,6 @@ class Refine:
             "ended": result.why,
         }
         return Card(self.hardware.fingerprint, versions(), data, training)
-
-
-class _Watch:
-    """Counts what this process measures, and how long it takes; shows it, a bar for each round."""
-
-    def __init__(self, clock: Clock, progress: Progress) -> None:
-        self.measured = 0
-        self._clock, self._began = clock, clock()
-        self._progress = progress
-        self._bars: list[TaskID] = []
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds since this watch was made."""
-        return self._clock() - self._began
-
-    def bar(self, text: str, total: int) -> None:
-        """What is measured from now on belongs to another round."""
-        self._bars.append(self._progress.add_task(text, total=total))
-
-    def advance(self, count: int) -> None:
-        """So many more are measured."""
-        self.measured += count
-        for bar in self._bars[-1:]:
-            self._progress.advance(bar, count)
 
 
 def _described(part: Any) -> dict[str, Any]:

@@ -1,0 +1,108 @@
+"""Both kinds of samples of a run on disk, and one round of them: predicted, then measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.meters import Meters
+from neuroshard.models import CostModels
+from neuroshard.models.interface import waits
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.timing import typical_ms
+from neuroshard.records import DataDirectory
+from neuroshard.records.sample_loads import loads_of, traffic_of
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Repeats
+from neuroshard.stages.pretrain.refine.candidates import RoundSamples
+from neuroshard.stages.pretrain.refine.measure import Advance, Kind
+from neuroshard.stages.pretrain.refine.refit import Refit
+from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round
+from neuroshard.stages.pretrain.refine.speed import slowness
+
+_CALLS, _EXCHANGES = 0, 1  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class RunSamples:
+    """What a run measures, by kind."""
+
+    calls: Kind[ComputeSample]
+    exchanges: Kind[CommSample]
+
+    @classmethod
+    def of(cls, directory: DataDirectory, hardware: Hardware, meters: Meters, seed: int) -> "RunSamples":
+        """Kept in a data directory."""
+        return cls(
+            Kind(
+                "compute", directory.compute(), hardware.compute_timing.live, seed, _CALLS,
+                lambda _: 0, lambda _: meters.compute(), _measured_call,
+            ),
+            Kind(
+                "exchange", directory.comm(), hardware.comm_timing.live, seed, _EXCHANGES,
+                lambda sample: sample.num_devices, meters.comm, _measured_exchange,
+            ),
+        )  # fmt: skip
+
+    def known(self, rounds: Sequence[Round]) -> tuple[list[ComputeSample], list[CommSample]]:
+        """The samples of these rounds that were measured."""
+        return [m.sample for m in self.calls.measured(rounds)], [m.sample for m in self.exchanges.measured(rounds)]
+
+    def learned(self, learner: Refit, start: CostModels, rounds: Sequence[Round]) -> CostModels:
+        """The start's models, fitted further to all of these rounds.
+
+        Kernel calls alone are brought to one speed: exchanges differ by much more than the speeds of rounds.
+        """
+        calls = self.calls.measured(rounds)
+        of_round = np.repeat(slowness(rounds, self.calls.part), [one.count(self.calls.part) for one in rounds])
+        times = [of_round[m.sample_id] for m in calls]
+        return learner.fit(start, calls, self.exchanges.measured(rounds), times)
+
+    def check(self, rounds: Sequence[Round]) -> None:
+        """Raise UserError if nothing of these rounds could be measured."""
+        if any(one.measured_ms is not None for its in rounds for one in its.samples):
+            return
+        errors = [m.error for m in self.calls.parts.read()] + [m.error for m in self.exchanges.parts.read()]
+        tried = self.calls.parts.directory.parent
+        raise UserError(f"nothing could be measured: {next(filter(None, errors))}; what was tried stands in {tried}")
+
+    def measure(
+        self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance
+    ) -> tuple[tuple[Foreseen, ...], tuple[Again, ...]]:
+        """The samples of the round after these: predicted first; and those that are measured again."""
+        foreseen_calls = _predicted_calls(models, [one.sample for one in chosen.calls])
+        foreseen_exchanges = _predicted_exchanges(models, [one.sample for one in chosen.exchanges])
+        calls, called = self.calls.measure(rounds, chosen.calls, foreseen_calls, chosen.calls_again, advance)
+        exchanges, exchanged = self.exchanges.measure(
+            rounds, chosen.exchanges, foreseen_exchanges, chosen.exchanges_again, advance
+        )
+        return (*calls, *exchanges), (*called, *exchanged)
+
+
+def _predicted_calls(models: CostModels, samples: Sequence[ComputeSample]) -> list[float]:
+    """Predict (n,) ms of the kernel calls of n samples."""
+    return [float(ms) for ms in models.compute.predict(loads_of(samples))] if samples else []
+
+
+def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> list[float]:
+    """(n,) ms of the device of each that takes longest for both ways."""
+    return [_predicted(models, sample) for sample in samples]
+
+
+def _predicted(models: CostModels, sample: CommSample) -> float:
+    traffic, starts = traffic_of([sample]), np.array([sample.start_ms])
+    there = models.forward.predict(traffic, starts) - waits(starts)
+    return float((there + models.backward.predict(traffic, np.zeros_like(starts))).max())
+
+
+def _measured_call(_sample: ComputeSample, repeats: Repeats) -> float:
+    """Return the typical ms of a kernel call's repeats."""
+    return float(typical_ms(repeats.times_ms))
+
+
+def _measured_exchange(sample: CommSample, repeats: Repeats) -> float:
+    """Ms of the device that takes longest for both ways, without waiting; noise can make that next to nothing."""
+    times: FloatArray = typical_ms(repeats.times_ms)
+    there = times[FORWARD] - waits(np.array([sample.start_ms]))[0]
+    return max(float((there + times[BACKWARD]).max()), 0.0)
