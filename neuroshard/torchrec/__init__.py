@@ -14,8 +14,9 @@ except ImportError as error:
         "pip install --no-deps torchrec==1.8.0"
     ) from None
 
-from neuroshard.torchrec.bags import BagTable, find_bags
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
+from neuroshard.torchrec.modules import find_tables
+from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.planner import NeuroShardPlanner
 from neuroshard.torchrec.profiling import profile
 from neuroshard.torchrec.replanned import Replanned
@@ -23,12 +24,12 @@ from neuroshard.torchrec.sharding_file import load_sharding_plan, save_sharding_
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
 __all__ = [
-    "BagTable",
     "NeuroShardPlanner",
+    "Parameter",
     "Replanned",
     "SimulatorPerfModel",
     "SimulatorShardEstimator",
-    "find_bags",
+    "find_tables",
     "from_sharding_plan",
     "load_sharding_plan",
     "profile",

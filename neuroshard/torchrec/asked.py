@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from glob import escape
 from typing import Any
 
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.plumbing.errors import UserError
@@ -13,9 +11,8 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.torchrec.bags import BagTable, form_rules
-from neuroshard.torchrec.kernels import KERNELS
 from neuroshard.torchrec.known_tables import warn_of_guesses, with_statistics
+from neuroshard.torchrec.parameters import Parameter
 
 # Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
 _OPTIMIZERS = {
@@ -44,17 +41,16 @@ class Asked:
     memory: MemoryUse | None = None
     known: Mapping[str, Table] = field(default_factory=dict)
 
-    def task(self, bags: Mapping[str, BagTable], left: TorchRecTopology) -> Task:
+    def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
         """Of the tables by name, on devices with the memory that is left to them.
 
         Raises:
             UserError: there is none, or the constraints contradict each other or the tables.
         """
-        if not bags:
+        if not tables:
             raise UserError("no table of the model is planned here; plan() gives what TorchRec's planner makes of it")
         devices = left.world_size
-        guessed = tuple(bag.table(name, self.batch_size, devices) for name, bag in bags.items())
-        rules = tuple(rule for name, bag in bags.items() if (rule := bag.rule(name)) is not None)
+        guessed = tuple(parameter.table(name, self.batch_size, devices) for name, parameter in tables.items())
         return Task(
             with_statistics(guessed, self.known),
             Topology(
@@ -64,13 +60,13 @@ class Asked:
                 host_memory_bytes=host_memory(left),
             ),
             self.batch_size * devices,
-            self.memory or MemoryUse(_optimizer(bags.values()), batches_in_flight=1),
-            replace(self.rules, rules=self.rules.rules + rules + form_rules(bags) + tier_rules(bags)),
+            self.memory or MemoryUse(_optimizer(tables.values()), batches_in_flight=1),
+            replace(self.rules, rules=self.rules.rules + _rules(tables)),
         )
 
-    def warn(self, bags: Mapping[str, BagTable]) -> None:
+    def warn(self, tables: Mapping[str, Parameter]) -> None:
         """Log what is assumed of the tables by name."""
-        warn_of_guesses({name: bag.is_guessed for name, bag in bags.items()}, self.known)
+        warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, self.known)
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
@@ -91,33 +87,27 @@ def host_memory(topology: TorchRecTopology) -> int:
     return min(sum(own[first : first + size]) for first in range(0, len(own), size))
 
 
-def tier_rules(bags: Mapping[str, BagTable]) -> tuple[TableRule, ...]:
-    """The memories that tables may lie in, by name, where TorchRec's constraints name kernels or the cache's size."""
-    found = []
-    for name, bag in bags.items():
-        given = bag.constraints or ParameterConstraints()
-        share = None if given.cache_params is None else given.cache_params.load_factor
-        kernels = given.compute_kernels or list(KERNELS.values())
-        tiers = tuple(tier for tier, kernel in KERNELS.items() if kernel in kernels)
-        if share is not None or (tiers and len(tiers) < len(KERNELS)):
-            found.append(TableRule(escape(name), tiers=tiers or None, cached=share))
-    return tuple(found)
+def _rules(tables: Mapping[str, Parameter]) -> tuple[TableRule, ...]:
+    """TorchRec's constraints as ours: on splitting, then on forms, then on memories."""
+    kinds = (Parameter.split_rule, Parameter.form_rule, Parameter.tier_rule)
+    rules = (kind(parameter, name) for kind in kinds for name, parameter in tables.items())
+    return tuple(rule for rule in rules if rule is not None)
 
 
-def _optimizer(bags: Iterable[BagTable]) -> str:
+def _optimizer(tables: Iterable[Parameter]) -> str:
     """The optimizer that takes the most memory among the tables'."""
-    found = {_optimizer_of(bag) for bag in bags}
+    found = {_optimizer_of(table) for table in tables}
     return max(found, key=("sgd", "rowwise_adagrad", _LARGEST_OPTIMIZER).index)
 
 
-def _optimizer_of(bag: BagTable) -> str:
+def _optimizer_of(table: Parameter) -> str:
     """What is set on the weights, in the collection (a fused one), or in the sharder's parameters."""
-    classes: list[Any] = getattr(bag.parameter, "_optimizer_classes", [])
-    fused = getattr(bag.module, "optimizer_type", None)
+    classes: list[Any] = getattr(table.weights, "_optimizer_classes", [])
+    fused = getattr(table.module, "optimizer_type", None)
     if classes:
         given: Any = classes[0].__name__
     elif fused is not None:
         given = fused().__name__
     else:
-        given = (bag.sharder.fused_params or {}).get("optimizer", "sgd")
+        given = (table.sharder.fused_params or {}).get("optimizer", "sgd")
     return _OPTIMIZERS.get(str(getattr(given, "value", given)).lower(), _LARGEST_OPTIMIZER)

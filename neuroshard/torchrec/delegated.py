@@ -12,8 +12,9 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.torchrec.modules import Parameter, listed
+from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import device_bytes, estimate_storage, sharding_options
+from neuroshard.torchrec.parameters import Parameter
 
 
 def delegate(
@@ -30,7 +31,7 @@ def delegate(
         UserError: TorchRec can't plan them.
     """
     for parameter in parameters:
-        _check_offered(parameter, constraints.get(parameter.name), topology.compute_device)
+        _check_offered(parameter, topology.compute_device)
     if not parameters:
         return ShardingPlan({})
     planner = EmbeddingShardingPlanner(
@@ -55,13 +56,13 @@ def _whose(parameters: Sequence[Parameter]) -> str:
     return f"TorchRec's planner, asked for {len(parameters)} parameter(s) ({names})"
 
 
-def _check_offered(parameter: Parameter, constraints: ParameterConstraints | None, device: str) -> None:
+def _check_offered(parameter: Parameter, device: str) -> None:
     """Check that a parameter's sharder has something on such devices of what its constraints leave.
 
     Raises:
         UserError: it hasn't; TorchRec's planner would say so without what to do.
     """
-    given, sharder = constraints or ParameterConstraints(), parameter.sharder
+    given, sharder = parameter.said, parameter.sharder
     offered = list(dict.fromkeys(sharder.sharding_types(device)))
     types = [kind for kind in offered if not given.sharding_types or kind in given.sharding_types]
     kernels = {kind: sharder.compute_kernels(kind, device) for kind in types}
@@ -69,7 +70,7 @@ def _check_offered(parameter: Parameter, constraints: ParameterConstraints | Non
     if not types:
         raise UserError(
             f"{what} sharding_types={given.sharding_types}, and {type(sharder).__name__} has only {', '.join(offered)} "
-            f"on {device}; allow one of them{_also_here(parameter, given)}"
+            f"on {device}; allow one of them{_also_here(parameter)}"
         )
     asked = given.compute_kernels
     if asked and not any(set(asked).intersection(its) for its in kernels.values()):
@@ -80,9 +81,9 @@ def _check_offered(parameter: Parameter, constraints: ParameterConstraints | Non
         )
 
 
-def _also_here(parameter: Parameter, given: ParameterConstraints) -> str:
+def _also_here(parameter: Parameter) -> str:
     """How a table that is to lie in rows may do so after all."""
-    if parameter.config is None or ShardingType.ROW_WISE.value not in (given.sharding_types or ()):
+    if parameter.config is None or ShardingType.ROW_WISE.value not in (parameter.said.sharding_types or ()):
         return ""
     return (
         f"; with {ShardingType.TABLE_WISE.value!r} besides it is planned here, in rows too, and in rows alone with "
@@ -132,7 +133,7 @@ def without(
     """The devices with the memory that a plan's parameters leave by TorchRec's estimate: a byte of each at least."""
     if not parameters:
         return topology
-    options = sharding_options(sharding_plan, parameters, batch_size, topology, constraints)
+    options = sharding_options(sharding_plan, parameters, batch_size, topology)
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
     estimate_storage(options, sharders, topology, constraints)
     left = deepcopy(topology)

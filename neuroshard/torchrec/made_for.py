@@ -12,7 +12,7 @@ from neuroshard.torchrec.sharding_file import modules_json
 
 def made_for(model: Model, asked: Asked, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
     """A digest of each thing that a plan would be made for; the memory is what all of a model's parameters share."""
-    task = asked.task(model.bags, model.left) if model.bags else None
+    task = asked.task(model.tables, model.left) if model.tables else None
     models = finder.simulator.models
     delegated = zip(model.division.delegated, model.division.reasons, strict=True)
     return digests(

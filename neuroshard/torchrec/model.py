@@ -12,10 +12,10 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.torchrec.bags import BagTable, bags_of, named
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.modules import SPLIT, WHOLE, Division, Parameter, divide
+from neuroshard.torchrec.modules import Division, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
+from neuroshard.torchrec.parameters import SPLIT, WHOLE, Parameter, named
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, parameter_name, to_sharding_plan
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Model:
         module: it is.
         sharders: that shard it.
         division: who plans what.
-        bags: the tables that are planned here, by the names that they have in tasks.
+        tables: the tables that are planned here, by the names that they have in tasks.
         left: the devices with the memory that the reservation leaves.
         batch_size: of one device.
         constraints: TorchRec's, by name of the table.
@@ -39,7 +39,7 @@ class Model:
     module: nn.Module
     sharders: Sequence[ModuleSharder[nn.Module]]
     division: Division
-    bags: Mapping[str, BagTable]
+    tables: Mapping[str, Parameter]
     left: TorchRecTopology
     batch_size: int
     constraints: Mapping[str, ParameterConstraints]
@@ -78,13 +78,8 @@ class Model:
         division.warn()
         for path in sorted(set(given.plan) - {parameter.path for parameter in division.given}):
             _log.warning("the given plan holds module %r, none that is sharded here: its memory isn't counted", path)
-        bags = named(bags_of(division, constraints))
-        return cls(module, sharders, division, bags, left, batch_size, constraints, given)
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """All of them, those that are planned here first."""
-        return self.division.planned + self.division.delegated + self.division.given
+        division.warn_of_unknown(constraints)
+        return cls(module, sharders, division, named(division.planned), left, batch_size, constraints, given)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
         """The plan of what isn't planned here, and the devices with the memory that it leaves.
@@ -105,18 +100,18 @@ class Model:
 
     def exported(self, plan: Plan) -> ShardingPlan:
         """Our plan as TorchRec's, with what the constraints pass on to kernels."""
-        modules = {name: bag.path for name, bag in self.bags.items()}
+        modules = {name: table.path for name, table in self.tables.items()}
         exported = to_sharding_plan(plan, modules, self.left.compute_device, self.left.local_world_size)
-        for name, bag in self.bags.items():
-            module_plan: Any = exported.plan[bag.path]
-            _pass_on(bag.constraints, module_plan[parameter_name(name, bag.path)])
+        for name, table in self.tables.items():
+            module_plan: Any = exported.plan[table.path]
+            _pass_on(table.constraints, module_plan[parameter_name(name, table.path)])
         return exported
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """A plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
         for parameter in self.division.planned + self.division.delegated:
             module_plan: Any = sharding_plan.plan[parameter.path]
-            _pass_on(self.constraints.get(parameter.name), module_plan[parameter.name])
+            _pass_on(parameter.constraints, module_plan[parameter.name])
         return joined(sharding_plan, self.given)
 
     def plan_in(self, sharding_plan: ShardingPlan, plan: Plan) -> Plan:
@@ -126,9 +121,9 @@ class Model:
             UserError: its shards lie such that TorchRec would fail with them or train other rows than it should.
         """
         ours: dict[str, Any] = {}
-        for bag in self.bags.values():
-            module_plan: Any = sharding_plan.plan[bag.path]
-            ours.setdefault(bag.path, EmbeddingModuleShardingPlan())[bag.name] = module_plan[bag.name]
+        for table in self.tables.values():
+            module_plan: Any = sharding_plan.plan[table.path]
+            ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = module_plan[table.name]
         return from_sharding_plan(plan.task, ShardingPlan(ours))
 
     def options(self, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
@@ -136,10 +131,10 @@ class Model:
 
         Those of `plan`, ours, have the lookups that its tables have.
         """
-        options = sharding_options(sharding_plan, self.parameters, self.batch_size, self.left, self.constraints)
+        options = sharding_options(sharding_plan, self.division.parameters, self.batch_size, self.left)
         tables = () if plan is None else plan.task.tables
-        for option, bag, table in zip(options, self.bags.values(), tables, strict=False):
-            option.input_lengths = bag.told_lookups(table, self.batch_size)
+        for option, parameter, table in zip(options, self.tables.values(), tables, strict=False):
+            option.input_lengths = parameter.told_lookups(table, self.batch_size)
         return options
 
 

@@ -1,60 +1,22 @@
-"""What of a model is sharded, and what of that is planned here: the rest is delegated to TorchRec's planner."""
+"""What of a model is planned here: the rest is delegated to TorchRec's planner."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.types import DataType
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.kernels import KERNELS
+from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, SPLIT, WHOLE, Parameter, parameters_of
 from neuroshard.words.home import Tier
 
-ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
-WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
-_POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
-ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
 _SHOWN = 8
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """What a sharder would shard of a module: a table, as a rule.
-
-    Attributes:
-        path: of the module inside the model.
-        name: inside the module.
-        module: it is.
-        sharder: that would shard the module.
-        weights: on any device; their optimizer is set on them.
-        config: TorchRec's, of a table in full precision, pooled or not; None for anything else.
-    """
-
-    path: str
-    name: str
-    module: Any
-    sharder: Any
-    weights: Any
-    config: Any
-
-    @property
-    def pooled(self) -> bool:
-        """Whether it is a pooled table, not a sequence table or anything else."""
-        return isinstance(self.config, EmbeddingBagConfig)
-
-    @property
-    def qualified_name(self) -> str:
-        """The name behind the path of its module: unique in a model."""
-        return f"{self.path}.{self.name}" if self.path else self.name
 
 
 @dataclass(frozen=True)
@@ -73,6 +35,11 @@ class Division:
     given: tuple[Parameter, ...]
     reasons: tuple[str, ...]
 
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All of them, those that are planned here first."""
+        return self.planned + self.delegated + self.given
+
     def warn(self) -> None:
         """Log what isn't planned here, and by whom it is; and what of the sharders costs don't count."""
         if self.delegated:
@@ -89,6 +56,11 @@ class Division:
                 len(coded),
                 listed(coded),
             )
+
+    def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
+        """Log which constraints, by name of the table, are of nothing in the model."""
+        for name in sorted(set(constraints) - {parameter.name for parameter in self.parameters}):
+            _log.warning("constraints name a table %r that no collection of the model has", name)  # TorchRec ignores it
 
 
 def divide(
@@ -111,15 +83,38 @@ def divide(
     delegated: list[Parameter] = []
     kept: list[Parameter] = []
     reasons: list[str] = []
-    for parameter in parameters_of(module, sharders):
+    for parameter in parameters_of(module, sharders, constraints):
         if is_given(given, parameter):
             kept.append(parameter)
-        elif (why := why_delegated(parameter, constraints.get(parameter.name), no_sequences)) is None:
+        elif (why := why_delegated(parameter, no_sequences)) is None:
             planned.append(parameter)
         else:
             delegated.append(parameter)
             reasons.append(why)
-    return Division(tuple(planned), tuple(delegated), tuple(kept), tuple(reasons))
+    elsewhere = {id(parameter.module) for parameter in (*delegated, *kept)}
+    ours = tuple(replace(parameter, beside_others=id(parameter.module) in elsewhere) for parameter in planned)
+    return Division(ours, tuple(delegated), tuple(kept), tuple(reasons))
+
+
+def find_tables(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+) -> tuple[Parameter, ...]:
+    """The tables of a model that are planned here, in the order of its modules; nothing is materialised.
+
+    Those are the tables of every EmbeddingBagCollection, also behind processors of its features, and of every
+    EmbeddingCollection, if cost models know sequence tables; but for what `why_delegated` names.
+
+    Args:
+        module: on any device, "meta" too.
+        sharders: modules that they shard are looked at; None takes TorchRec's default ones.
+        constraints: by name of the table, as TorchRec has them; those that name nothing in the model are warned about.
+    """
+    given = constraints or {}
+    division = divide(module, sharders or get_default_sharders(), given)
+    division.warn_of_unknown(given)
+    return division.planned
 
 
 def is_given(given: ShardingPlan | None, parameter: Parameter) -> bool:
@@ -128,9 +123,7 @@ def is_given(given: ShardingPlan | None, parameter: Parameter) -> bool:
     return isinstance(module_plan, dict) and parameter.name in module_plan
 
 
-def why_delegated(
-    parameter: Parameter, constraints: ParameterConstraints | None, no_sequences: str | None = None
-) -> str | None:
+def why_delegated(parameter: Parameter, no_sequences: str | None = None) -> str | None:
     """Why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that.
 
     `no_sequences` says why no sequence table is planned here, if that is so.
@@ -142,7 +135,7 @@ def why_delegated(
         return f"its {type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
     if no_sequences and not parameter.pooled:
         return no_sequences
-    return _why_not_costed(config) or _why_not_said(constraints or ParameterConstraints())
+    return _why_not_costed(config) or _why_not_said(parameter.said)
 
 
 def _why_not_costed(config: Any) -> str | None:
@@ -162,35 +155,6 @@ def _why_not_said(constraints: ParameterConstraints) -> str | None:
     if types and not {WHOLE, SPLIT}.intersection(types):
         return f"sharding_types={types}"
     return f"compute_kernels={kernels}" if kernels and KERNELS[Tier.DEVICE] not in kernels else None
-
-
-def parameters_of(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> Iterator[Parameter]:
-    """Every parameter that the sharders would shard; those of a module in several places once."""
-    by_type: dict[Any, Any] = {sharder.module_type: sharder for sharder in sharders}
-    seen: set[int] = set()
-    for path, found in _sharded("", module, by_type):
-        if id(found) in seen:
-            continue
-        seen.add(id(found))
-        sharder, configs = by_type[type(found)], _configs(found)
-        for name, weights in sharder.shardable_parameters(found).items():
-            yield Parameter(path, name, found, sharder, weights, configs.get(name))
-
-
-def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:
-    if type(module) in sharders:
-        yield path, module
-        return
-    for name, child in module.named_children():
-        yield from _sharded(f"{path}.{name}" if path else name, child, sharders)
-
-
-def _configs(module: Any) -> Mapping[str, Any]:
-    """By name, of a module whose tables may be planned here; none of any other."""
-    if isinstance(module, EmbeddingCollection):
-        return {config.name: config for config in module.embedding_configs()}
-    inner = module._embedding_bag_collection if isinstance(module, FeatureProcessedEmbeddingBagCollection) else module
-    return {config.name: config for config in inner.embedding_bag_configs()} if isinstance(inner, _POOLED) else {}
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR, POOLING_FACTOR
+from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
 from torchrec.distributed.planner.enumerators import get_partition_by_type
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
@@ -12,7 +12,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan, ShardingType
 
-from neuroshard.torchrec.modules import Parameter
+from neuroshard.torchrec.parameters import Parameter
 
 PASSED_ON = (
     "cache_params",
@@ -29,7 +29,6 @@ def sharding_options(
     parameters: Sequence[Parameter],
     batch_size: int,
     topology: TorchRecTopology,
-    constraints: Mapping[str, ParameterConstraints],
 ) -> list[ShardingOption]:
     """An option for each of the parameters, which the plan holds; their shards have ranks, and nothing is estimated.
 
@@ -38,7 +37,6 @@ def sharding_options(
         parameters: of the model.
         batch_size: of one device.
         topology: data-parallel parameters without ranks lie on all its devices.
-        constraints: by name of the table.
     """
     pooled: dict[int, bool] = {}
     options = []
@@ -48,20 +46,19 @@ def sharding_options(
         if known_as not in pooled:
             pooled[known_as] = ShardingOption.module_pooled(parameter.module, parameter.path)
         sharding: ParameterSharding = module_plan[parameter.name]
-        given = constraints.get(parameter.name)
         options.append(
             ShardingOption(
                 name=parameter.name,
                 tensor=parameter.weights,
                 module=(parameter.path, parameter.module),
-                input_lengths=list(given.pooling_factors) if given else [POOLING_FACTOR],
+                input_lengths=list(parameter.said.pooling_factors),
                 batch_size=batch_size,
                 sharding_type=sharding.sharding_type,
                 partition_by=get_partition_by_type(sharding.sharding_type),
                 compute_kernel=sharding.compute_kernel,
                 shards=_shards(parameter, sharding, topology.world_size),
                 is_pooled=pooled[known_as],
-                feature_names=given.feature_names if given else None,
+                feature_names=parameter.said.feature_names,
                 **{name: getattr(sharding, name) for name in PASSED_ON},
             )
         )

@@ -130,7 +130,7 @@ class NeuroShardPlanner(ShardingPlanner):
         """
         model = self._model(module, sharders)
         _, left = model.others()
-        plan = self._finder.found(self._asked.task(model.bags, left))
+        plan = self._finder.found(self._asked.task(model.tables, left))
         self._remember(plan)
         return plan
 
@@ -223,8 +223,8 @@ class NeuroShardPlanner(ShardingPlanner):
             return whole
         others, left = model.others()
         plan = None
-        if model.bags:
-            task = self._asked.task(model.bags, left)
+        if model.tables:
+            task = self._asked.task(model.tables, left)
             plan = self._finder.found_after(kept, asked_for, task) if kept else self._finder.found(task)
         return self._finished(model, others, plan, asked_for, group, started)
 
@@ -243,7 +243,7 @@ class NeuroShardPlanner(ShardingPlanner):
         before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
         model = self._model(module, sharders)
         others, left = model.others()
-        plan = self._finder.changed(before, self._asked.task(model.bags, left), max_moved_bytes, **settings)
+        plan = self._finder.changed(before, self._asked.task(model.tables, left), max_moved_bytes, **settings)
         whole = self._finished(model, others, plan, self._asked_for(model), group, started)
         after = self.last_plan or plan
         return Replanned(whole, after, table_changes(before, after))
@@ -281,7 +281,7 @@ class NeuroShardPlanner(ShardingPlanner):
             self._given,
             self._finder.no_sequences,
         )
-        self._asked.warn(model.bags)
+        self._asked.warn(model.tables)
         return model
 
     def _remember(self, plan: Plan | None) -> None:

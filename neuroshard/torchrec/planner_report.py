@@ -84,7 +84,7 @@ class Reports:
     def _options(self, model: Model, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
         """The plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
         options = model.options(sharding_plan, plan)
-        ours, others = options[: len(model.bags)], options[len(model.bags) :]
+        ours, others = options[: len(model.tables)], options[len(model.tables) :]
         estimate_storage(options, model.sharders, self.topology, model.constraints)
         estimate_perf(others, model.sharders, self.topology, model.constraints)
         if plan is not None:

@@ -20,8 +20,9 @@ from neuroshard.tables.statistics.measured import MeasuredTables
 from neuroshard.tables.statistics.tally import Features, TableShape
 from neuroshard.tables.statistics.trace import RowBlocks
 from neuroshard.tables.table import MAX_ROW_BLOCKS
-from neuroshard.torchrec.bags import BagTable, find_bags, named
 from neuroshard.torchrec.known_tables import with_statistics
+from neuroshard.torchrec.modules import find_tables
+from neuroshard.torchrec.parameters import Parameter, named
 
 
 @checked
@@ -56,17 +57,17 @@ def profile(
         UserError: the model has no tables, batches hold something else or lack a feature, or nobody knows how many
             devices there are; and as `ns.tables_from_batches`.
     """
-    bags = named(find_bags(model, sharders))
-    if not bags:
+    parameters = named(find_tables(model, sharders))
+    if not parameters:
         raise UserError("the model has no tables that a sharder would shard: there is nothing to count")
-    tables = tuple(bag.table(name, 1, 1) for name, bag in bags.items())
+    tables = tuple(parameter.table(name, 1, 1) for name, parameter in parameters.items())
     shapes = [TableShape(table.name, table.rows, table.dim, table.bytes_per_element) for table in tables]
     devices = 1 if global_batch_size else world_size or _devices()
     with watched(batches) as seen:
         taken = (_by_key(batch, features) for batch in seen)
         first = list(islice(taken, 1))
         size = global_batch_size or _samples(first) * devices
-        read = (_read(bags, shapes, tensors, place) for place, tensors in enumerate(chain(first, taken)))
+        read = (_read(parameters, shapes, tensors, place) for place, tensors in enumerate(chain(first, taken)))
         found = count_batches(shapes, read, size, row_blocks, max_bytes)
     return replace(found, tables=with_statistics(tables, {table.name: table for table in found.tables}))
 
@@ -127,12 +128,15 @@ def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]]) -> int:
 
 
 def _read(
-    bags: Mapping[str, BagTable], shapes: Sequence[TableShape], tensors: Mapping[str, KeyedJaggedTensor], place: int
+    parameters: Mapping[str, Parameter],
+    shapes: Sequence[TableShape],
+    tensors: Mapping[str, KeyedJaggedTensor],
+    place: int,
 ) -> list[Features]:
     """(T,) lookups of each table's features in a batch."""
     return [
-        {key: _lookups(tensors, key, shape, place) for key in bag.config.feature_names}
-        for bag, shape in zip(bags.values(), shapes, strict=True)
+        {key: _lookups(tensors, key, shape, place) for key in parameter.config.feature_names}
+        for parameter, shape in zip(parameters.values(), shapes, strict=True)
     ]
 
 

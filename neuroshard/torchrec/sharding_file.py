@@ -23,7 +23,7 @@ from torchrec.distributed.types import (
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import MAX_DIM, MAX_ROWS, CacheShare, Device, Name, NonNegative, of_format, parse
-from neuroshard.torchrec.modules import parameters_of
+from neuroshard.torchrec.parameters import parameters_of
 
 _FORMAT = "torchrec-sharding-plan-1"
 _TYPES = tuple(kind.value for kind in ShardingType)

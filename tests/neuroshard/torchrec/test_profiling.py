@@ -20,7 +20,7 @@ from torchrec.types import DataType
 import neuroshard as ns
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.torchrec import NeuroShardPlanner, find_bags, profile
+from neuroshard.torchrec import NeuroShardPlanner, find_tables, profile
 from neuroshard.torchrec.known_tables import known_tables, warn_of_guesses, with_statistics
 
 META = torch.device("meta")
@@ -217,7 +217,7 @@ def test_wrong_arguments_are_named(arguments, message):
 
 
 def _guessed():
-    return tuple(bag.table(bag.name, 16, 2) for bag in find_bags(MODEL))
+    return tuple(found.table(found.name, 16, 2) for found in find_tables(MODEL))
 
 
 def _known(guessed, known):

@@ -11,8 +11,7 @@ from torchrec.types import DataType
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.constraints import TableRule
-from neuroshard.torchrec import find_bags
-from neuroshard.torchrec.bags import form_rules
+from neuroshard.torchrec import find_tables
 from neuroshard.words.form import Form
 
 META = torch.device("meta")
@@ -38,18 +37,18 @@ class _Model(nn.Module):
 
 
 def test_collections_are_found_wherever_they_are():
-    bags = find_bags(_Model())
-    assert [(bag.path, bag.name) for bag in bags] == [("users", "id"), ("users", "age"), ("sparse.bought", "sku")]
-    assert find_bags(EmbeddingBagCollection([_config("id")], device=META))[0].qualified_name == "id"
-    assert find_bags(nn.Linear(2, 2)) == ()
+    places = [(found.path, found.name) for found in find_tables(_Model())]
+    assert places == [("users", "id"), ("users", "age"), ("sparse.bought", "sku")]
+    assert find_tables(EmbeddingBagCollection([_config("id")], device=META))[0].qualified_name == "id"
+    assert find_tables(nn.Linear(2, 2)) == ()
 
 
 def test_tables_have_the_configs_sizes():
-    table = find_bags(_Model())[0].table("users.id", 64, 2)
+    table = find_tables(_Model())[0].table("users.id", 64, 2)
     assert (table.name, table.rows, table.dim, table.pooling_factor) == ("users.id", 10**9, 128, 1.0)
-    (half,) = find_bags(EmbeddingBagCollection([_config("narrow", data_type=DataType.FP16)], device=META))
+    (half,) = find_tables(EmbeddingBagCollection([_config("narrow", data_type=DataType.FP16)], device=META))
     assert half.table("narrow", 64, 2).bytes_per_element == 2
-    (brain,) = find_bags(EmbeddingBagCollection([_config("brain", data_type=DataType.BF16)], device=META))
+    (brain,) = find_tables(EmbeddingBagCollection([_config("brain", data_type=DataType.BF16)], device=META))
     assert brain.table("brain", 64, 2).bytes_per_element == 2
 
 
@@ -64,14 +63,14 @@ def test_tables_have_the_configs_sizes():
     ],
 )
 def test_all_features_of_a_table_count(given, lookups):
-    bag = find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2]
-    assert bag.table("sku", 64, 2).pooling_factor == lookups
+    found = find_tables(_Model(), constraints={"sku": ParameterConstraints(**given)})[2]
+    assert found.table("sku", 64, 2).pooling_factor == lookups
 
 
 def test_numbers_for_too_few_features_are_refused():
-    bag = find_bags(_Model(), constraints={"sku": ParameterConstraints(pooling_factors=[1.0, 2.0, 3.0])})[2]
+    found = find_tables(_Model(), constraints={"sku": ParameterConstraints(pooling_factors=[1.0, 2.0, 3.0])})[2]
     with pytest.raises(UserError, match=r"its 2 feature\(s\)"):
-        bag.table("sku", 64, 2)
+        found.table("sku", 64, 2)
 
 
 @pytest.mark.parametrize(
@@ -85,24 +84,24 @@ def test_numbers_for_too_few_features_are_refused():
     ],
 )
 def test_limits_on_splits_become_rules(given, rule):
-    assert find_bags(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].rule("sku") == rule
+    assert find_tables(_Model(), constraints={"sku": ParameterConstraints(**given)})[2].split_rule("sku") == rule
 
 
 def test_tables_may_lie_in_the_forms_that_constraints_name_or_in_all():
     given = ({}, {"sharding_types": ["column_wise", "row_wise", "data_parallel"]}, {"sharding_types": ["column_wise"]})
-    bags = [find_bags(_Model(), constraints={"sku": ParameterConstraints(**some)})[2] for some in given]
-    assert [set(bag.forms) for bag in bags] == [set(Form), set(Form), {Form.COLUMNS}]
-    assert form_rules({"a": bags[0], "b*": bags[2]}) == (TableRule("b[*]", forms=("columns",)),)
+    parameters = [find_tables(_Model(), constraints={"sku": ParameterConstraints(**some)})[2] for some in given]
+    assert [set(found.forms) for found in parameters] == [set(Form), set(Form), {Form.COLUMNS}]
+    assert [found.form_rule("b*") for found in parameters] == [None, None, TableRule("b[*]", forms=("columns",))]
 
 
 def test_constraints_for_other_tables_are_warned_about(caplog):
-    assert len(find_bags(_Model(), constraints={"skew": ParameterConstraints()})) == 3
+    assert len(find_tables(_Model(), constraints={"skew": ParameterConstraints()})) == 3
     assert "'skew' that no collection of the model has" in caplog.text
 
 
 def test_names_are_no_patterns():
     config = EmbeddingBagCollection([_config("a*"), _config("ab")], device=META)
-    rule = find_bags(config, constraints={"a*": ParameterConstraints(min_partition=8)})[0].rule("a*")
+    rule = find_tables(config, constraints={"a*": ParameterConstraints(min_partition=8)})[0].split_rule("a*")
     assert fnmatchcase("a*", rule.tables)
     assert not fnmatchcase("ab", rule.tables)
 
@@ -114,15 +113,15 @@ def _sequences():
 
 def test_tables_of_embedding_collections_are_sequence_tables():
     given = {"s": ParameterConstraints(pooling_factors=[20.0, 3.0])}
-    (bag,) = find_bags(nn.Sequential(_sequences()), constraints=given)
-    table = bag.table("0.s", 64, 2)
-    assert (bag.path, table.pooled, table.pooling_factor, table.features) == ("0", False, 23.0, 2)
-    assert find_bags(_Model())[0].table("id", 64, 2).pooled
+    (found,) = find_tables(nn.Sequential(_sequences()), constraints=given)
+    table = found.table("0.s", 64, 2)
+    assert (found.path, table.pooled, table.pooling_factor, table.features) == ("0", False, 23.0, 2)
+    assert find_tables(_Model())[0].table("id", 64, 2).pooled
 
 
 def test_sequence_tables_lie_in_columns_and_rows_where_constraints_allow_it():
     given = ({}, {"sharding_types": ["table_wise", "data_parallel"]}, {"sharding_types": ["table_wise", "row_wise"]})
-    bags = [find_bags(_sequences(), constraints={"s": ParameterConstraints(**some)})[0] for some in given]
-    assert [bag.forms for bag in bags] == [("columns", "rows"), ("columns",), ("columns", "rows")]
-    assert form_rules({"s": bags[0], "t": bags[1]}) == (TableRule("t", forms=("columns",)),)
-    assert [bag.name for bag in find_bags(nn.Sequential(_sequences(), _Model()))] == ["s", "id", "age", "sku"]
+    parameters = [find_tables(_sequences(), constraints={"s": ParameterConstraints(**some)})[0] for some in given]
+    assert [found.forms for found in parameters] == [("columns", "rows"), ("columns",), ("columns", "rows")]
+    assert [found.form_rule("t") for found in parameters] == [None, TableRule("t", forms=("columns",)), None]
+    assert [found.name for found in find_tables(nn.Sequential(_sequences(), _Model()))] == ["s", "id", "age", "sku"]

@@ -1,0 +1,234 @@
+"""What sharders would shard of a model: embedding tables, pooled ones and sequence tables, and whatever else."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from glob import escape
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.types import DataType
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
+from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
+from neuroshard.torchrec.kernels import KERNELS, kernel_of
+from neuroshard.words.form import Form
+from neuroshard.words.home import ON_DEVICE
+
+ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
+WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
+ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
+_POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
+_OTHER_FORMS = {
+    sharding_type.value: (form, kernel_of(form, ON_DEVICE))
+    for sharding_type, form in ((ShardingType.ROW_WISE, Form.ROWS), (ShardingType.DATA_PARALLEL, Form.COPIES))
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a sharder would shard of a module: a table, as a rule.
+
+    What it says of a table is there for those with a config.
+
+    Attributes:
+        path: of the module inside the model.
+        name: inside the module.
+        module: a collection of tables, what processes its features, or another one.
+        sharder: that would shard the module.
+        weights: on any device; their optimizer is set on them.
+        config: TorchRec's, of a table in full precision, pooled or not; None for anything else.
+        constraints: TorchRec's for the table; None if there are none.
+        beside_others: whether parameters of the same module are planned elsewhere.
+    """
+
+    path: str
+    name: str
+    module: Any
+    sharder: Any
+    weights: Any
+    config: Any
+    constraints: ParameterConstraints | None = None
+    beside_others: bool = False
+
+    @property
+    def qualified_name(self) -> str:
+        """The name behind the path of its module: unique in a model."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it is a table whose lookups are summed up, not a sequence table or anything else."""
+        return isinstance(self.config, EmbeddingBagConfig)
+
+    @property
+    def said(self) -> ParameterConstraints:
+        """TorchRec's constraints; what they say by themselves where there are none."""
+        return self.constraints or ParameterConstraints()
+
+    def table(self, name: str, batch_size: int, num_devices: int) -> Table:
+        """What we search with; `batch_size` is one device's, as TorchRec counts it.
+
+        A table that several features share looks up all their values in one go: its pooling factor is their sum; and
+        each of them has an output of its own. Of a sequence table every lookup has one.
+
+        Raises:
+            UserError: constraints don't fit the number of features.
+        """
+        pooling = self._pooling_factor(batch_size)
+        rows = int(self.config.num_embeddings)
+        made_for = batch_size * num_devices
+        reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
+        element_bytes = ELEMENT_BYTES[self.config.data_type]
+        dim = int(self.config.embedding_dim)
+        return Table(
+            name, rows, dim, pooling, reuse, element_bytes, made_for, features=self.num_features, pooled=self.pooled
+        )
+
+    @property
+    def num_features(self) -> int:
+        """Features that read the table."""
+        return len(self.config.feature_names)
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether nobody says how many lookups there are: TorchRec's constraints have one, unless they are given more.
+
+        Constraints in which all is as TorchRec has it by itself were given for the sake of that one.
+        """
+        unsaid = ParameterConstraints()
+        given = self.constraints
+        return given is None or (given != unsaid and _lookups_of(given) == _lookups_of(unsaid))
+
+    def _pooling_factor(self, batch_size: int) -> float:
+        """Lookups per sample of a device's batch, over all features."""
+        features, said = self.num_features, self.said
+        lookups = _for_each(said.pooling_factors, features)
+        poolings = _for_each(said.num_poolings or [1.0], features)
+        batches = _for_each(said.batch_sizes or [batch_size], features)
+        if not len(lookups) == len(poolings) == len(batches) == features:
+            raise UserError(
+                f"constraints of table {self.name!r}: pooling_factors, num_poolings and batch_sizes "
+                f"need one number for each of its {features} feature(s)"
+            )
+        return _over_all(lookups, poolings, batches, batch_size)
+
+    def told_lookups(self, table: Table, batch_size: int) -> list[float]:
+        """Lookups of each feature as TorchRec's reports take them: what constraints say, scaled to those of `table`.
+
+        Reports count `num_poolings` and `batch_sizes` of the constraints besides, feature by feature.
+        """
+        said = self.said
+        poolings, batches = said.num_poolings or [1.0], said.batch_sizes or [batch_size]
+        alone = not said.num_poolings and not said.batch_sizes
+        count = self.num_features if alone else max(map(len, (said.pooling_factors, poolings, batches)))
+        told = _for_each(said.pooling_factors, count)
+        total = _over_all(told, _for_each(poolings, count), _for_each(batches, count), batch_size)
+        return [factor * table.pooling_factor / total for factor in told]
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """Columns, and what TorchRec's constraints name besides; or what the sharder has, where they name nothing.
+
+        What is in none of these a search must not choose; what is in them it chooses where the gain is believed.
+        """
+        kernels = self.said.compute_kernels
+        types = self.said.sharding_types or self.sharder.sharding_types(ANY_DEVICE)
+        named = (_OTHER_FORMS[kind] for kind in types if kind in _OTHER_FORMS)
+        others = (form for form, own in named if form in self._known_forms and (not kernels or own in kernels))
+        return (Form.COLUMNS, *others)
+
+    @property
+    def _known_forms(self) -> tuple[Form, ...]:
+        """The forms that plans have for such a table."""
+        return tuple(Form if self.pooled else SEQUENCE_FORMS)
+
+    def split_rule(self, name: str) -> TableRule | None:
+        """TorchRec's constraints on splitting, as ours; None if there are none."""
+        said = self.said
+        may_split = not said.sharding_types or SPLIT in said.sharding_types
+        may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
+        if may_split and said.min_partition is None:
+            return None  # a rule for each of thousands of tables takes its time
+        if not may_split and Form.ROWS in self.forms:
+            return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
+        return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
+
+    def form_rule(self, name: str) -> TableRule | None:
+        """The forms that it may lie in; None if it may lie in any."""
+        return None if set(self.forms) == set(self._known_forms) else TableRule(escape(name), forms=self.forms)
+
+    def tier_rule(self, name: str) -> TableRule | None:
+        """The memories that it may lie in, where TorchRec's constraints name kernels or the cache's size."""
+        said = self.said
+        share = None if said.cache_params is None else said.cache_params.load_factor
+        kernels = said.compute_kernels or list(KERNELS.values())
+        tiers = tuple(tier for tier, kernel in KERNELS.items() if kernel in kernels)
+        if share is None and len(tiers) in (0, len(KERNELS)):
+            return None
+        return TableRule(escape(name), tiers=tiers or None, cached=share)
+
+
+def _lookups_of(given: ParameterConstraints) -> tuple[object, ...]:
+    return given.pooling_factors, given.num_poolings, given.batch_sizes
+
+
+def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
+    """Lookups per sample of a batch, over features with batches of their own."""
+    each = zip(lookups, poolings, batches, strict=True)
+    return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
+
+
+def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
+    return list(values) * count if len(values) == 1 else values
+
+
+def named(tables: Sequence[Parameter]) -> dict[str, Parameter]:
+    """By the name of the table; by path and name where several collections have one of that name."""
+    count = Counter(table.name for table in tables)
+    return {table.name if count[table.name] == 1 else table.qualified_name: table for table in tables}
+
+
+def parameters_of(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+) -> Iterator[Parameter]:
+    """Every parameter that the sharders would shard; those of a module in several places once.
+
+    `constraints` are TorchRec's, by name of the table.
+    """
+    by_type: dict[Any, Any] = {sharder.module_type: sharder for sharder in sharders}
+    given = constraints or {}
+    seen: set[int] = set()
+    for path, found in _sharded("", module, by_type):
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        sharder, configs = by_type[type(found)], _configs(found)
+        for name, weights in sharder.shardable_parameters(found).items():
+            yield Parameter(path, name, found, sharder, weights, configs.get(name), given.get(name))
+
+
+def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:
+    if type(module) in sharders:
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from _sharded(f"{path}.{name}" if path else name, child, sharders)
+
+
+def _configs(module: Any) -> Mapping[str, Any]:
+    """By name, of a module whose tables may be planned here; none of any other."""
+    if isinstance(module, EmbeddingCollection):
+        return {config.name: config for config in module.embedding_configs()}
+    inner = module._embedding_bag_collection if isinstance(module, FeatureProcessedEmbeddingBagCollection) else module
+    return {config.name: config for config in inner.embedding_bag_configs()} if isinstance(inner, _POOLED) else {}
