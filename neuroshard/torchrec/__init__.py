@@ -15,11 +15,11 @@ except ImportError as error:
     ) from None
 
 from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator
+from neuroshard.torchrec.finder import Replanned
 from neuroshard.torchrec.modules import find_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.planner import NeuroShardPlanner
 from neuroshard.torchrec.profiling import profile
-from neuroshard.torchrec.replanned import Replanned
 from neuroshard.torchrec.sharding_file import load_sharding_plan, save_sharding_plan
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 

@@ -1,17 +1,21 @@
-"""The task that a model's tables make, on TorchRec's devices."""
+"""What is asked of every plan, and the task that a model's tables make of it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, StorageReservation
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.known_tables import warn_of_guesses, with_statistics
+from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 
 # Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
@@ -30,16 +34,41 @@ class Asked:
     """What is asked of every plan, whatever the model.
 
     Attributes:
+        topology: TorchRec's, with all of its memory.
         batch_size: samples of one device per step.
+        reservation: TorchRec's: memory left to the rest of the model.
+        constraints: TorchRec's, by name of the table.
+        given: a plan whose parameters are kept as they are.
         rules: ours, besides TorchRec's constraints.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer of the tables.
         known: statistics of tables, by name.
     """
 
+    topology: TorchRecTopology
     batch_size: int
-    rules: Constraints = field(default_factory=Constraints)
-    memory: MemoryUse | None = None
-    known: Mapping[str, Table] = field(default_factory=dict)
+    reservation: StorageReservation
+    constraints: Mapping[str, ParameterConstraints]
+    given: ShardingPlan
+    rules: Constraints
+    memory: MemoryUse | None
+    known: Mapping[str, Table]
+
+    def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
+        """The devices with the memory that the reservation leaves.
+
+        Raises:
+            InfeasibleError: it leaves none.
+        """
+        try:
+            return self.reservation.reserve(
+                topology=self.topology,
+                batch_size=self.batch_size,
+                module=module,
+                sharders=list(sharders),
+                constraints=dict(self.constraints),
+            )
+        except PlannerError as error:
+            raise InfeasibleError(f"storage_reservation: {error}") from error
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
         """Of the tables by name, on devices with the memory that is left to them.
@@ -71,8 +100,8 @@ class Asked:
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
     """(D,) bytes of the memory that holds tables."""
-    on_cpu = topology.compute_device == "cpu"
-    return tuple(device.storage.ddr if on_cpu else device.storage.hbm for device in topology.devices)
+    memory = memory_of_tables(topology)
+    return tuple(getattr(device.storage, memory) for device in topology.devices)
 
 
 def host_memory(topology: TorchRecTopology) -> int:

@@ -1,45 +1,40 @@
 """What isn't planned here: planned by TorchRec's own planner, or taken from a plan that the user gives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.modules import listed
-from neuroshard.torchrec.options import device_bytes, estimate_storage, sharding_options
+from neuroshard.torchrec.options import device_bytes, estimate_storage, memory_of_tables, sharding_options
 from neuroshard.torchrec.parameters import Parameter
 
 
-def delegate(
-    parameters: Sequence[Parameter],
-    module: nn.Module,
-    topology: TorchRecTopology,
-    batch_size: int,
-    constraints: Mapping[str, ParameterConstraints],
-) -> ShardingPlan:
-    """TorchRec's plan for some parameters of a model; `topology` has the memory that is left to them.
+def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
+    """TorchRec's plan for some parameters of a model, on devices with the memory that is left to them.
 
     Raises:
         InfeasibleError: TorchRec finds none.
         UserError: TorchRec can't plan them.
     """
     for parameter in parameters:
-        _check_offered(parameter, topology.compute_device)
+        _check_offered(parameter, left.compute_device)
     if not parameters:
         return ShardingPlan({})
     planner = EmbeddingShardingPlanner(
-        topology=topology,
-        batch_size=batch_size,
+        topology=left,
+        batch_size=asked.batch_size,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # it is taken off already
         stats=[],
-        constraints=dict(constraints),
+        constraints=dict(asked.constraints),
         debug=False,
     )
     try:
@@ -124,22 +119,15 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 
 
 def without(
-    topology: TorchRecTopology,
-    sharding_plan: ShardingPlan,
-    parameters: Sequence[Parameter],
-    batch_size: int,
-    constraints: Mapping[str, ParameterConstraints],
+    topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], asked: Asked
 ) -> TorchRecTopology:
     """The devices with the memory that a plan's parameters leave by TorchRec's estimate: a byte of each at least."""
     if not parameters:
         return topology
-    options = sharding_options(sharding_plan, parameters, batch_size, topology)
+    options = sharding_options(sharding_plan, parameters, asked.batch_size, topology)
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
-    estimate_storage(options, sharders, topology, constraints)
-    left = deepcopy(topology)
+    estimate_storage(options, sharders, topology, asked.constraints)
+    left, memory = deepcopy(topology), memory_of_tables(topology)
     for device, taken in zip(left.devices, device_bytes(options, topology), strict=True):
-        if topology.compute_device == "cpu":
-            device.storage.ddr = max(device.storage.ddr - taken, 1)
-        else:
-            device.storage.hbm = max(device.storage.hbm - taken, 1)
+        setattr(device.storage, memory, max(getattr(device.storage, memory) - taken, 1))
     return left

@@ -19,7 +19,6 @@ from torchrec.distributed.planner.types import (
     Storage,
 )
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
-from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.types import CacheParams, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -32,6 +31,7 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.arrays import Float32Array
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import KERNELS, home_of
+from neuroshard.torchrec.options import sharder_data
 from neuroshard.words.form import Call, Form
 from neuroshard.words.home import TIERS, Home, Tier
 from neuroshard.words.shard import Placement
@@ -161,17 +161,12 @@ class TorchRecCompute(SumModel):
         each = zip(loads.pooling_factor.tolist(), kernels, loads.cached.tolist(), whole, strict=True)
         options = [self._option(pooling, kernel, cached, *sizes) for pooling, kernel, cached, sizes in each]
         if options:
-            self._estimator.estimate(options, self._sharder_data)
+            self._estimator.estimate(options, sharder_data([EmbeddingBagCollectionSharder()]))
         return np.array([[option.total_perf] for option in options], dtype=np.float32).reshape(-1, 1)
 
     @cached_property
     def _estimator(self) -> Any:
         return EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=self.topology)
-
-    @cached_property
-    def _sharder_data(self) -> Any:
-        sharder = EmbeddingBagCollectionSharder()
-        return build_sharder_data_map({sharder_name(sharder.module_type): sharder})
 
     @cached_property
     def _module(self) -> EmbeddingBagCollection:

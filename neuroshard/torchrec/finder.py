@@ -5,15 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchrec.distributed.types import ShardingPlan
+
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.moves import table_changes
+from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.threads import blas_threads
-from neuroshard.searching.searcher import Searcher
+from neuroshard.plumbing.units import readable_bytes
+from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import KeptPlan
-from neuroshard.torchrec.replanned import replanned
 from neuroshard.words.form import Call, Form
 
 _log = logging.getLogger(__name__)
@@ -24,6 +26,29 @@ _CHANGED = {
     "constraints",
     "other parameters",
 }  # a kept plan is changed if only these are others
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan that was changed.
+
+    Attributes:
+        sharding_plan: of the whole model, for DistributedModelParallel.
+        plan: of the tables that are planned here.
+        changes: tables that lie elsewhere, are new or are gone, the most bytes first.
+    """
+
+    sharding_plan: ShardingPlan
+    plan: Plan
+    changes: tuple[TableChange, ...]
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of weights and optimizer state that are moved; those of new tables aren't."""
+        return sum(change.size_bytes for change in self.changes if not change.is_new)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{readable_bytes(self.moved_bytes)} moved", *map(str, self.changes)])
 
 
 @dataclass(frozen=True)
@@ -48,16 +73,26 @@ class Finder:
         Raises:
             InfeasibleError: no plan fits in memory.
         """
+        return self._found_by(self.searcher, task)
+
+    def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
+        """From a plan that there was: `searcher=replan`, with `settings`.
+
+        Where that plan can't stay as it is, the method places the rest.
+
+        Raises:
+            UserError: more than `max_moved_bytes` has to be moved in any case.
+            InfeasibleError: no plan fits in memory.
+        """
+        method = searcher_of("replan", start=before, rest=self.searcher, max_moved_bytes=max_moved_bytes, **settings)
+        return self._found_by(method, task)
+
+    def _found_by(self, method: Searcher, task: Task) -> Plan:
         with blas_threads(1):
-            found = self.searcher.find(task, self.simulator)
+            found = method.find(task, self.simulator)
         if found.warning:
             _log.warning(found.warning)
         return found.plan
-
-    def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
-        """From a plan that there was; see `replanned`."""
-        with blas_threads(1):
-            return replanned(before, task, self.simulator, self.searcher, max_moved_bytes, **settings)
 
     def found_after(self, kept: KeptPlan, made_for: Mapping[str, str], task: Task) -> Plan:
         """From a kept plan that was made for something else, if only tables or devices came or went; else from nothing.

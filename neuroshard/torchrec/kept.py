@@ -6,12 +6,10 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.plans.plan import Plan
@@ -144,36 +142,6 @@ def kept_in(path: Path) -> KeptPlan | None:
         return None
 
 
-def digests(made_for: Mapping[str, object]) -> dict[str, str]:
-    """A digest of each value."""
-    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-
-
 def _digest(content: Mapping[str, object]) -> str:
     """SHA-256 of JSON values, however they are set and ordered in a file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _described(value: Any) -> Any:
-    """Plain values, equal for equal settings in other processes too; of other objects, what they are called."""
-    found = value.value if isinstance(value, Enum) else value
-    if found is None or isinstance(found, (bool, int, float, str)):
-        return found
-    if isinstance(found, Mapping):
-        return {str(key): _described(each) for key, each in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_described(each) for each in found]
-    package = type(found).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
-    return {"kind": f"{package}.{type(found).__qualname__}"} | _inside(found)
-
-
-def _inside(found: Any) -> dict[str, Any]:
-    """What is known to make two objects of a kind differ."""
-    if isinstance(found, np.ndarray):
-        return {"shape": list(found.shape), "digest": hashlib.sha256(found.tobytes()).hexdigest()}
-    if isinstance(found, Path):
-        return {"path": str(found)}
-    if is_dataclass(found):
-        return {field.name: _described(getattr(found, field.name)) for field in fields(found)}
-    return {}

@@ -1,17 +1,25 @@
 """Everything that a plan depends on, as digests: what a kept plan is compared by."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
-from neuroshard.torchrec.asked import Asked, device_memory
+import numpy as np
+
+from neuroshard.torchrec.asked import device_memory
 from neuroshard.torchrec.finder import Finder
-from neuroshard.torchrec.kept import digests
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.planner_report import Callback
 from neuroshard.torchrec.sharding_file import modules_json
 
 
-def made_for(model: Model, asked: Asked, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
+def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
     """A digest of each thing that a plan would be made for; the memory is what all of a model's parameters share."""
+    asked = model.asked
     task = asked.task(model.tables, model.left) if model.tables else None
     models = finder.simulator.models
     delegated = zip(model.division.delegated, model.division.reasons, strict=True)
@@ -20,16 +28,46 @@ def made_for(model: Model, asked: Asked, finder: Finder, callbacks: Sequence[Cal
             "tables": task and [table.to_json() for table in task.tables],
             "modules": [parameter.qualified_name for parameter in model.division.planned],
             "devices": (model.left.compute_device, model.left.local_world_size, device_memory(model.left)),
-            "batch size": model.batch_size,
+            "batch size": asked.batch_size,
             "memory use": task and task.memory,
-            "constraints": (task and task.constraints, model.constraints),
+            "constraints": (task and task.constraints, asked.constraints),
             "search": (finder.searcher, finder.searcher.reads()),
             "models": (models.name, models.digest) if models.name else models,
             "other parameters": [
                 (parameter.qualified_name, why, str(parameter.weights.dtype), list(parameter.weights.shape))
                 for parameter, why in delegated
             ],
-            "given plan": modules_json(model.given),
+            "given plan": modules_json(asked.given),
             "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
         }
     )
+
+
+def digests(made_for: Mapping[str, object]) -> dict[str, str]:
+    """A digest of each value."""
+    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+
+
+def _described(value: Any) -> Any:
+    """Plain values, equal for equal settings in other processes too; of other objects, what they are called."""
+    found = value.value if isinstance(value, Enum) else value
+    if found is None or isinstance(found, (bool, int, float, str)):
+        return found
+    if isinstance(found, Mapping):
+        return {str(key): _described(each) for key, each in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_described(each) for each in found]
+    package = type(found).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
+    return {"kind": f"{package}.{type(found).__qualname__}"} | _inside(found)
+
+
+def _inside(found: Any) -> dict[str, Any]:
+    """What is known to make two objects of a kind differ."""
+    if isinstance(found, np.ndarray):
+        return {"shape": list(found.shape), "digest": hashlib.sha256(found.tobytes()).hexdigest()}
+    if isinstance(found, Path):
+        return {"path": str(found)}
+    if is_dataclass(found):
+        return {field.name: _described(getattr(found, field.name)) for field in fields(found)}
+    return {}

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, ShardingOption, StorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.modules import Division, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
@@ -31,9 +31,7 @@ class Model:
         division: who plans what.
         tables: the tables that are planned here, by the names that they have in tasks.
         left: the devices with the memory that the reservation leaves.
-        batch_size: of one device.
-        constraints: TorchRec's, by name of the table.
-        given: a plan whose parameters are kept as they are.
+        asked: of every plan.
     """
 
     module: nn.Module
@@ -41,45 +39,32 @@ class Model:
     division: Division
     tables: Mapping[str, Parameter]
     left: TorchRecTopology
-    batch_size: int
-    constraints: Mapping[str, ParameterConstraints]
-    given: ShardingPlan
+    asked: Asked
 
     @classmethod
     def read(
         cls,
         module: nn.Module,
         sharders: Sequence[ModuleSharder[nn.Module]],
-        topology: TorchRecTopology,
-        reservation: StorageReservation,
-        batch_size: int,
-        constraints: Mapping[str, ParameterConstraints],
-        given: ShardingPlan,
+        asked: Asked,
         no_sequences: str | None = None,
     ) -> "Model":
-        """What the sharders would shard of `module`, on any device; a warning says what isn't planned here.
+        """What the sharders would shard of `module`, on any device; warnings say what isn't planned here or is guessed.
 
         `no_sequences` says why sequence tables aren't, if that is so.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
         """
-        division = divide(module, sharders, constraints, given, no_sequences)
-        try:
-            left = reservation.reserve(
-                topology=topology,
-                batch_size=batch_size,
-                module=module,
-                sharders=list(sharders),
-                constraints=dict(constraints),
-            )
-        except PlannerError as error:
-            raise InfeasibleError(f"storage_reservation: {error}") from error
+        division = divide(module, sharders, asked.constraints, asked.given, no_sequences)
+        left = asked.left(module, sharders)
         division.warn()
-        for path in sorted(set(given.plan) - {parameter.path for parameter in division.given}):
+        for path in sorted(set(asked.given.plan) - {parameter.path for parameter in division.given}):
             _log.warning("the given plan holds module %r, none that is sharded here: its memory isn't counted", path)
-        division.warn_of_unknown(constraints)
-        return cls(module, sharders, division, named(division.planned), left, batch_size, constraints, given)
+        division.warn_of_unknown(asked.constraints)
+        tables = named(division.planned)
+        asked.warn(tables)
+        return cls(module, sharders, division, tables, left, asked)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
         """The plan of what isn't planned here, and the devices with the memory that it leaves.
@@ -88,15 +73,11 @@ class Model:
             InfeasibleError: TorchRec finds no plan for what is delegated to it.
             UserError: TorchRec can't plan that.
         """
-        left = self._without(self.left, self.given, self.division.given)
-        found = delegate(self.division.delegated, self.module, left, self.batch_size, self.constraints)
-        left = self._without(left, found, self.division.delegated)
-        return joined(self.given, found), left
-
-    def _without(
-        self, left: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter]
-    ) -> TorchRecTopology:
-        return without(left, sharding_plan, parameters, self.batch_size, self.constraints)
+        asked, division = self.asked, self.division
+        left = without(self.left, asked.given, division.given, asked)
+        found = delegate(division.delegated, self.module, left, asked)
+        left = without(left, found, division.delegated, asked)
+        return joined(asked.given, found), left
 
     def exported(self, plan: Plan) -> ShardingPlan:
         """Our plan as TorchRec's, with what the constraints pass on to kernels."""
@@ -112,7 +93,7 @@ class Model:
         for parameter in self.division.planned + self.division.delegated:
             module_plan: Any = sharding_plan.plan[parameter.path]
             _pass_on(parameter.constraints, module_plan[parameter.name])
-        return joined(sharding_plan, self.given)
+        return joined(sharding_plan, self.asked.given)
 
     def plan_in(self, sharding_plan: ShardingPlan, plan: Plan) -> Plan:
         """What a plan of the whole model, ours changed by somebody, says of the tables of `plan`.
@@ -131,10 +112,10 @@ class Model:
 
         Those of `plan`, ours, have the lookups that its tables have.
         """
-        options = sharding_options(sharding_plan, self.division.parameters, self.batch_size, self.left)
+        options = sharding_options(sharding_plan, self.division.parameters, self.asked.batch_size, self.left)
         tables = () if plan is None else plan.task.tables
         for option, parameter, table in zip(options, self.tables.values(), tables, strict=False):
-            option.input_lengths = parameter.told_lookups(table, self.batch_size)
+            option.input_lengths = parameter.told_lookups(table, self.asked.batch_size)
         return options
 
 

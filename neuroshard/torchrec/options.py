@@ -82,7 +82,7 @@ def estimate_storage(
 ) -> None:
     """Fill in the `storage` of all shards by TorchRec's own estimate."""
     estimator = EmbeddingStorageEstimator(topology=topology, constraints=dict(constraints))
-    estimator.estimate(list(options), _sharder_data(sharders))
+    estimator.estimate(list(options), sharder_data(sharders))
 
 
 def estimate_perf(
@@ -95,18 +95,23 @@ def estimate_perf(
     estimator: Any = EmbeddingPerfEstimatorFactory.create(
         DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=dict(constraints)
     )
-    estimator.estimate(list(options), _sharder_data(sharders))
+    estimator.estimate(list(options), sharder_data(sharders))
+
+
+def memory_of_tables(topology: TorchRecTopology) -> str:
+    """The field of TorchRec's `Storage` with the memory that holds tables: the device's own."""
+    return "ddr" if topology.compute_device == "cpu" else "hbm"
 
 
 def device_bytes(options: Sequence[ShardingOption], topology: TorchRecTopology) -> tuple[int, ...]:
     """(D,) bytes of the memory that holds tables which estimated options take."""
-    total = [0] * topology.world_size
+    total, memory = [0] * topology.world_size, memory_of_tables(topology)
     for option in options:
         for shard in option.shards:
-            storage: Any = shard.storage
-            total[int(shard.rank or 0)] += storage.ddr if topology.compute_device == "cpu" else storage.hbm
+            total[int(shard.rank or 0)] += getattr(shard.storage, memory)
     return tuple(total)
 
 
-def _sharder_data(sharders: Sequence[ModuleSharder[Any]]) -> dict[str, Any]:
+def sharder_data(sharders: Sequence[ModuleSharder[Any]]) -> dict[str, Any]:
+    """What TorchRec's estimators take of sharders, by name of the sharder."""
     return dict(build_sharder_data_map({sharder_name(sharder.module_type): sharder for sharder in sharders}))

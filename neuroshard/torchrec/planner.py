@@ -30,13 +30,12 @@ from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import joined
-from neuroshard.torchrec.finder import Finder
+from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
 from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.planner_report import Callback, Reports
-from neuroshard.torchrec.replanned import Replanned
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -93,19 +92,24 @@ class NeuroShardPlanner(ShardingPlanner):
         debug: bool = True,
         **settings: Any,
     ) -> None:
-        self._topology = topology or _topology_of_group()
+        topology = topology or _topology_of_group()
         batch_size = batch_size or _BATCH_SIZE
-        models = models or _default_models(self._topology.compute_device)
+        models = models or _default_models(topology.compute_device)
         simulator = Simulator(CostModels.load(models) if isinstance(models, str) else models)
         self._finder = Finder(searcher_of(searcher, **settings), simulator)
-        self._constraints = dict(constraints or {})
-        self._reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
-        known = known_tables(tables, batch_size * self._topology.world_size)
-        self._asked = Asked(batch_size, rules or Constraints(), memory, known)
-        self._given = given or ShardingPlan({})
+        self._asked = Asked(
+            topology,
+            batch_size,
+            storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE),
+            dict(constraints or {}),
+            given or ShardingPlan({}),
+            rules or Constraints(),
+            memory,
+            known_tables(tables, batch_size * topology.world_size),
+        )
         self._keep = None if keep is None else Path(keep)
         reports = [stats] if isinstance(stats, Stats) else list(stats or ())
-        self._reports = Reports(self._topology, self._reservation, simulator, reports, list(callbacks or ()), debug)
+        self._reports = Reports(simulator, reports, list(callbacks or ()), debug)
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None
 
@@ -157,8 +161,7 @@ class NeuroShardPlanner(ShardingPlanner):
             UserError: as `plan`; or more has to be moved in any case.
             InfeasibleError: no plan fits in memory.
         """
-        find = partial(self._replanned, module, sharders, previous, max_moved_bytes, settings)
-        return find(dist.GroupMember.WORLD)
+        return self._replanned(module, sharders, previous, max_moved_bytes, settings, dist.GroupMember.WORLD)
 
     def collective_plan(
         self, module: nn.Module, sharders: Sharders | None = None, pg: dist.ProcessGroup | None = None
@@ -267,22 +270,10 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _asked_for(self, model: Model) -> dict[str, str]:
         """What a plan that is kept would be made for: nothing where none is."""
-        return made_for(model, self._asked, self._finder, self._reports.callbacks) if self._keep else {}
+        return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
-        sharders = sharders or get_default_sharders()
-        model = Model.read(
-            module,
-            sharders,
-            self._topology,
-            self._reservation,
-            self._asked.batch_size,
-            self._constraints,
-            self._given,
-            self._finder.no_sequences,
-        )
-        self._asked.warn(model.tables)
-        return model
+        return Model.read(module, sharders or get_default_sharders(), self._asked, self._finder.no_sequences)
 
     def _remember(self, plan: Plan | None) -> None:
         """The plan, and what it costs, which is logged."""

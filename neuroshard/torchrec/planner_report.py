@@ -10,9 +10,7 @@ from torchrec.distributed.planner.types import (
     PlanDebugStats,
     ShardingOption,
     Stats,
-    StorageReservation,
 )
-from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.cost.cost import Cost
@@ -33,16 +31,12 @@ class Reports:
     """What is told of every plan, and to whom.
 
     Attributes:
-        topology: all of its memory.
-        reservation: what it leaves of that was asked already.
         simulator: that predicts costs.
         stats: TorchRec's reports.
         callbacks: are given the plan, and give back the one to be used.
         debug: what reports are told.
     """
 
-    topology: TorchRecTopology
-    reservation: StorageReservation
     simulator: Simulator
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
@@ -58,23 +52,23 @@ class Reports:
         """
         if not self.stats and not self.callbacks:
             return sharding_plan, plan
-        options = self._options(model, sharding_plan, plan)
+        asked, options = model.asked, self._options(model, sharding_plan, plan)
         for callback in self.callbacks:
             options = callback(options)
         if self.callbacks:
-            sharding_plan = joined(sharding_plan, to_sharding_plan(options, self.topology))
+            sharding_plan = joined(sharding_plan, to_sharding_plan(options, asked.topology))
             plan = None if plan is None else model.plan_in(sharding_plan, plan)
         for report in self.stats:
             report.log(
                 sharding_plan=sharding_plan,
-                topology=self.topology,
-                batch_size=model.batch_size,
-                storage_reservation=self.reservation,
+                topology=asked.topology,
+                batch_size=asked.batch_size,
+                storage_reservation=asked.reservation,
                 num_proposals=1,  # a search counts as one
                 num_plans=1,
                 run_time=run_time_s,
                 best_plan=options,
-                constraints=dict(model.constraints),
+                constraints=dict(asked.constraints),
                 sharders=list(model.sharders),
                 debug=self.debug,
                 debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=None),
@@ -85,8 +79,9 @@ class Reports:
         """The plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
         options = model.options(sharding_plan, plan)
         ours, others = options[: len(model.tables)], options[len(model.tables) :]
-        estimate_storage(options, model.sharders, self.topology, model.constraints)
-        estimate_perf(others, model.sharders, self.topology, model.constraints)
+        topology, constraints = model.asked.topology, model.asked.constraints
+        estimate_storage(options, model.sharders, topology, constraints)
+        estimate_perf(others, model.sharders, topology, constraints)
         if plan is not None:
             set_perf(ours, plan, self.simulator.cost(plan.task, plan), self.simulator.models)
         return options

@@ -22,8 +22,8 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
-from neuroshard.torchrec.kept import KeptPlan, digests, load_any_plan
-from neuroshard.torchrec.made_for import made_for
+from neuroshard.torchrec.kept import KeptPlan, load_any_plan
+from neuroshard.torchrec.made_for import digests, made_for
 
 META = torch.device("meta")
 NONE = FixedPercentageStorageReservation(0.0)
