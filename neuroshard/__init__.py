@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from neuroshard.tables.statistics.trace import table_from_trace
     from neuroshard.tables.table import Table
     from neuroshard.targets.export import export_plan
-    from neuroshard.targets.exported import Exported
+    from neuroshard.targets.target import Exported
     from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
     from neuroshard.tasks.memory import MemoryUse
     from neuroshard.tasks.task import Task, Topology
@@ -85,7 +85,7 @@ _HOMES = {
     "tables.statistics.trace": ("table_from_trace",),
     "tables.table": ("Table",),
     "targets.export": ("export_plan",),
-    "targets.exported": ("Exported",),
+    "targets.target": ("Exported",),
     "tasks.constraints": ("Constraints", "PinnedShard", "TableRule"),
     "tasks.memory": ("MemoryUse",),
     "tasks.task": ("Task", "Topology"),

@@ -12,11 +12,10 @@ from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
 from neuroshard.plumbing.schema import PathName
 from neuroshard.searching.equal_parts import EqualParts
 from neuroshard.searching.searcher import Searcher
-from neuroshard.targets.exported import Exported
 from neuroshard.targets.hugectr import HUGECTR
 from neuroshard.targets.plain_json import PLAIN
 from neuroshard.targets.sok import SOK
-from neuroshard.targets.target import Splits, Target
+from neuroshard.targets.target import Exported, Splits, Target
 from neuroshard.targets.torchrec import TORCHREC, in_module
 from neuroshard.tasks.task import Task
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
-from neuroshard.targets.exported import Exported
-from neuroshard.targets.target import Splits, Target
+from neuroshard.targets.target import Exported, Splits, Target
 from neuroshard.words.form import Form
 from neuroshard.words.home import Tier
 from neuroshard.words.shard import Placement

@@ -1,8 +1,7 @@
 """Plain JSON, for any other tool: every placement with its table, rows, columns and device."""
 
 from neuroshard.plans.plan import Plan
-from neuroshard.targets.exported import Exported
-from neuroshard.targets.target import Target
+from neuroshard.targets.target import Exported, Target
 from neuroshard.words.shard import Placement
 
 _FORMAT = "neuroshard-placements-1"

@@ -4,11 +4,9 @@ from dataclasses import replace
 from functools import partial
 
 from neuroshard.plans.plan import Plan
-from neuroshard.targets.exported import Exported
-from neuroshard.targets.target import Target
-from neuroshard.words.form import Form
+from neuroshard.plans.remarks import copies_remarks
+from neuroshard.targets.target import Exported, Target
 
-_SHOWN = 5  # tables that a remark names
 _NO_MODULE = (
     "no module=...: the file doesn't say where in the model the tables are; export with module=PATH of their "
     "collection, such as sparse_arch.ebc, or read the file with load_sharding_plan(file, model)"
@@ -21,20 +19,6 @@ def _write(plan: Plan, module: str) -> Exported:
 
     remarks = (*copies_remarks(plan), *(() if module else (_NO_MODULE,)))
     return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
-
-
-def copies_remarks(plan: Plan) -> tuple[str, ...]:
-    """What tables in copies ask of a training loop; nothing where there are none."""
-    pairs = zip(plan.task.tables, plan.forms, strict=True)
-    copied = [table.name for table, form in pairs if form is Form.COPIES]
-    if not copied:
-        return ()
-    more = f" and {len(copied) - _SHOWN} more" if len(copied) > _SHOWN else ""
-    return (
-        f"{len(copied)} table(s) in copies ({', '.join(copied[:_SHOWN])}{more}) are data_parallel in TorchRec: no "
-        "fused optimizer trains them, so give their parameters to an optimizer of your own, or search without copies: "
-        "the searcher's forms=[columns,rows]",
-    )
 
 
 def in_module(path: str) -> Target:

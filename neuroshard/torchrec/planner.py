@@ -23,9 +23,9 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator, with_prediction
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
+from neuroshard.plans.remarks import copies_remarks
 from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import Searcher, searcher_of
-from neuroshard.targets.torchrec import copies_remarks
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import Asked
