@@ -41,7 +41,7 @@ def main() -> None:
     gaps, slack = [], []
     for task in drawn(dlrm_like(batch_size=batch_size, seed=1), topology, batch_size, draw):
         best = _best(task, simulator)
-        costs = [simulator.cost(task, searcher.search(task, simulator)).total_ms for _, searcher in SEARCHERS]
+        costs = [simulator.cost(task, searcher.find(task, simulator).plan).total_ms for _, searcher in SEARCHERS]
         gaps.append(np.array(costs) / best - 1)
         bound = lower_bound_ms(Catalog.checked(task, simulator), simulator)
         assert bound is not None

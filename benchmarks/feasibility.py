@@ -63,7 +63,7 @@ def _outcome(searcher: Searcher, tiny: TinyTask) -> str:
     """What a searcher says of a tiny task, and whether that is right."""
     try:
         task = tiny.task()
-        plan = searcher.search(task, Simulator(linear_models(task.topology.num_devices)))
+        plan = searcher.find(task, Simulator(linear_models(task.topology.num_devices))).plan
     except UserError as error:
         said = "not found within the budget" if "budget" in str(error) else "called impossible"
         return f"{said}, {'WRONGLY' if tiny.has_plan() else 'rightly'}"
@@ -83,7 +83,7 @@ def _nearly_full(count: int) -> None:
         for task in feasible:
             start = time.perf_counter()
             with suppress(InfeasibleError):
-                found += searcher.search(task, simulator).fits
+                found += searcher.find(task, simulator).plan.fits
             seconds.append(time.perf_counter() - start)
         print(f"{name}: {found} found, {np.mean(seconds):.3f} s on average, {np.max(seconds):.3f} s at most")
 

@@ -41,7 +41,7 @@ def main() -> None:
     tables = dlrm_like(batch_size=batch_size, seed=1)
     tasks = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=count))
     for searcher in SEARCHERS:
-        searcher.search(tasks[0], simulator)  # compiles
+        searcher.find(tasks[0], simulator)  # compiles
     cost, seconds = (np.array(values) for values in zip(*(_all(task, simulator) for task in tasks), strict=True))
     print(f"{model}, {count} tasks, {num_devices} devices, batch size {batch_size}")
     print("| search | mean cost, ms | mean of its ratio to the published | worst ratio | mean search, ms | longest |")
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _all(task: Task, simulator: Simulator) -> tuple[list[float], list[float]]:
-    pairs = [timed(partial(searcher.search, simulator=simulator), task, simulator) for searcher in SEARCHERS]
+    pairs = [timed(partial(searcher.find, simulator=simulator), task, simulator) for searcher in SEARCHERS]
     return [cost for cost, _ in pairs], [seconds for _, seconds in pairs]
 
 

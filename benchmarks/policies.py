@@ -42,7 +42,7 @@ def main() -> None:
         draw = TaskDraw(count=count, min_tables=num_tables, max_tables=num_tables, seed=num_tables)
         tasks = drawn(tables, Topology(num_devices, 4 << 30), BATCH_SIZE, draw)
         found = {
-            name: [timed(lambda task, method=method: method.search(task, simulator), task, simulator) for task in tasks]
+            name: [timed(lambda task, method=method: method.find(task, simulator), task, simulator) for task in tasks]
             for name, method in methods.items()
         }
         common = np.all([[np.isfinite(cost) for cost, _ in results] for results in found.values()], axis=0)

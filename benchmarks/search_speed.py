@@ -77,7 +77,7 @@ def _sized(count: int) -> tuple[Table, ...]:
 
 def _seconds(searcher: Searcher, task: Task, simulator: Simulator) -> float:
     start = time.perf_counter()
-    searcher.search(task, simulator)
+    searcher.find(task, simulator)
     return time.perf_counter() - start
 
 

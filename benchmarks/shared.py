@@ -4,20 +4,20 @@ import time
 from collections.abc import Callable
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.searching.searcher import Found
 from neuroshard.tasks.task import Task
 
 
-def timed(search: Callable[[Task], Plan], task: Task, simulator: Simulator) -> tuple[float, float]:
+def timed(find: Callable[[Task], Found], task: Task, simulator: Simulator) -> tuple[float, float]:
     """(predicted ms, s of search); infinite ms where no plan is found."""
     start = time.perf_counter()
     try:
-        plan = search(task)
+        found = find(task)
     except InfeasibleError:
         return float("inf"), time.perf_counter() - start
     seconds = time.perf_counter() - start
-    return simulator.cost(task, plan).total_ms, seconds
+    return simulator.cost(task, found.plan).total_ms, seconds
 
 
 def silent(_epoch: int, _loss: float) -> None:

@@ -16,7 +16,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
+from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.torchrec_planner import SimulatorEstimates, TorchRecSearch
@@ -25,7 +25,7 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.estimators import torchrec_models
 
-Method = Callable[[Task], Plan]
+Method = Callable[[Task], Found]
 
 
 def main() -> None:
@@ -38,15 +38,15 @@ def main() -> None:
     draw = TaskDraw(count=count, min_tables=num_tables, max_tables=num_tables)
     tasks = [_with_memory(task, spare) for task in drawn(tables, Topology(num_devices, 1 << 40), batch_size, draw)]
     methods: dict[str, Method] = {
-        "size-lookup greedy": lambda task: Greedy("size_lookup").search(task, simulator),
-        "TorchRec's search, TorchRec's estimates": lambda task: TorchRecSearch(factors).search(task, simulator),
-        "TorchRec's search, our models": lambda task: TorchRecSearch(factors, estimates=SimulatorEstimates()).search(
+        "size-lookup greedy": lambda task: Greedy("size_lookup").find(task, simulator),
+        "TorchRec's search, TorchRec's estimates": lambda task: TorchRecSearch(factors).find(task, simulator),
+        "TorchRec's search, our models": lambda task: TorchRecSearch(factors, estimates=SimulatorEstimates()).find(
             task, simulator
         ),
-        "our search, TorchRec's estimates": lambda task: NeuroShard().search(task, theirs),
-        "our search, our models": lambda task: NeuroShard().search(task, simulator),
+        "our search, TorchRec's estimates": lambda task: NeuroShard().find(task, theirs),
+        "our search, our models": lambda task: NeuroShard().find(task, simulator),
     }
-    NeuroShard().search(tasks[0], simulator)  # compiles
+    NeuroShard().find(tasks[0], simulator)  # compiles
     print(f"{model}, batch {batch_size}, {count} tasks of {num_tables} tables x {num_devices} devices")
     print(f"TorchRec: the best of {2 * len(factors)} runs")
     print("| method | solved | mean cost of those, ms | mean ratio to ours on them | median search, s (min to max) |")

@@ -224,11 +224,11 @@ def compared(setting: Setting, tasks: int, known: int) -> Comparison:
     models, truth, asked = setting.fitted(), setting.made_up.truth, setting.tasks(tasks)
     simulator, default = Simulator(models), NeuroShard()
     assert default.choice is not None
-    published = [BeamSearch().search(task, simulator) for task in asked]
-    improved = [replace(default, choice=None).search(task, simulator) for task in asked]
+    published = [BeamSearch().find(task, simulator).plan for task in asked]
+    improved = [replace(default, choice=None).find(task, simulator).plan for task in asked]
     pairs = zip(published, improved, strict=True)
     taken = np.array([default.choice.choose(first, other, simulator) is other for first, other in pairs])
-    knowing = [_TRUTH_SEARCH.search(task, Simulator(truth)) for task in asked[:known]]
+    knowing = [_TRUTH_SEARCH.find(task, Simulator(truth)).plan for task in asked[:known]]
     costs = [Costs.of(plans, models, truth) for plans in (published, improved)]
     return Comparison(costs[0], costs[1], taken, true_ms(knowing, truth))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from neuroshard.models.simulator import Simulator
     from neuroshard.plans.plan import Plan
     from neuroshard.plumbing.errors import InfeasibleError, NeuroShardWarning, UserError
-    from neuroshard.searching.searcher import Searcher
+    from neuroshard.searching.searcher import Found, Searcher
     from neuroshard.tables.reuse import zipf_reuse
     from neuroshard.tables.sources import load_tables
     from neuroshard.tables.statistics.from_batches import tables_from_batches
@@ -41,6 +41,7 @@ __all__ = [
     "CostModels",
     "Counted",
     "Exported",
+    "Found",
     "Home",
     "InfeasibleError",
     "MeasuredTables",
@@ -76,7 +77,7 @@ _HOMES = {
     "models.simulator": ("Simulator",),
     "plans.plan": ("Plan",),
     "plumbing.errors": ("InfeasibleError", "NeuroShardWarning", "UserError"),
-    "searching.searcher": ("Searcher",),
+    "searching.searcher": ("Found", "Searcher"),
     "tables.reuse": ("zipf_reuse",),
     "tables.sources": ("load_tables",),
     "tables.statistics.from_batches": ("tables_from_batches",),

@@ -88,7 +88,7 @@ def good(tmp_path_factory):
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
     finalists = FinalistFiles(root / "runs" / "one", 0)
-    finalists.begin((plan, plan), 1.0, None)
+    finalists.begin((plan, plan), 1.0, None, None)
     for number in range(2):
         finalists.keep(number, (MeasuredOnce(*[(1.0, 2.0, 3.0, 4.0)] * 3), MeasuredOnce(error="MemoryError")))
     _data(root / "data")
@@ -170,7 +170,7 @@ def _resume(root):
 
 def _replan(root):
     simulator = Simulator(random_models())
-    return Replan(str(root / "plan.json"), improvement=Improvement(shakes=1)).search(toy_task(5), simulator)
+    return Replan(str(root / "plan.json"), improvement=Improvement(shakes=1)).find(toy_task(5), simulator).plan
 
 
 def _finished(root):

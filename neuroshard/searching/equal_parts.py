@@ -38,12 +38,8 @@ class EqualParts(Searcher):
 
     inner: Searcher
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found."""
-        return self.find(task, simulator).plan
-
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """With what the search that found it has to say.
+        """Find the cheapest plan, with what the search that found it has to say.
 
         Raises:
             InfeasibleError: none found any.
@@ -77,10 +73,6 @@ class EqualParts(Searcher):
     def reads(self) -> tuple[str, ...]:
         """What the inner one reads."""
         return self.inner.reads()
-
-    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
-        """What the inner one remarks."""
-        return self.inner.remark(task, simulator, plan)
 
 
 def _total_ms(found: Found, simulator: Simulator) -> float:

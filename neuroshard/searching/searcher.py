@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.hosts import given_to_hosts
@@ -12,6 +13,9 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
+
+_Own = TypeVar("_Own", bound="Searcher")
+_Find = Callable[[_Own, Task, Simulator], "Found"]
 
 
 @dataclass(frozen=True)
@@ -47,44 +51,19 @@ class Found:
         return replace(self, plan=change(self.plan), declined=None if self.declined is None else change(self.declined))
 
 
-def within_hosts(task: Task, search: Callable[[Task], Found]) -> Found:
-    """What `search` finds for a task; if it finds nothing, then with tables in host memory given to hosts beforehand.
-
-    Raises:
-        InfeasibleError: it finds nothing either way.
-    """
-    try:
-        return search(task)
-    except InfeasibleError as error:
-        given = given_to_hosts(task)
-        if given is None:
-            raise
-        try:
-            found = search(given)
-        except InfeasibleError:  # what it says is of the hosts that were chosen
-            raise error from None
-    return found.changed(lambda plan: replace(plan, task=task))
-
-
 class Searcher(ABC):
     """Finds a plan for a task. Holds settings only: the same call gives the same plan."""
 
     @abstractmethod
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """A plan that fits in memory and keeps the task's constraints.
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan that fits in memory and keeps the task's constraints: `Found(plan)`, or more where it is due.
+
+        A method that knows nothing of hosts' memory is decorated with `within_hosts`.
 
         Raises:
             InfeasibleError: this method finds none.
             UserError: the simulator's models can't serve the task.
         """
-
-    def find(self, task: Task, simulator: Simulator) -> Found:
-        """The plan of `search`, with a warning where one is due.
-
-        Raises:
-            InfeasibleError: this method finds none that keeps the task's memory and constraints.
-        """
-        return within_hosts(task, lambda given: Found(self.search(given, simulator)))
 
     @property
     def takes_sequences(self) -> bool:
@@ -102,9 +81,28 @@ class Searcher(ABC):
         """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
         return ()
 
-    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
-        """A line for people about a plan that `search` gave for `task`; None if there is nothing to say."""
-        return None
+
+def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
+    """Let a searcher's `find`, where it finds nothing, try again with tables in host memory given to hosts beforehand.
+
+    If it finds nothing either way, the first error counts: the second is of the hosts that were chosen.
+    """
+
+    @wraps(find)
+    def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
+        try:
+            return find(self, task, simulator)
+        except InfeasibleError as error:
+            given = given_to_hosts(task)
+            if given is None:
+                raise
+            try:
+                found = find(self, given, simulator)
+            except InfeasibleError:
+                raise error from None
+        return found.changed(lambda plan: replace(plan, task=task))
+
+    return finding
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:

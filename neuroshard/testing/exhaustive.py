@@ -116,7 +116,7 @@ def checked_plan(searcher: Searcher, tiny: TinyTask, seed: int) -> Plan | None:
     """
     try:
         task = tiny.task()
-        plan = searcher.search(task, Simulator(linear_models(task.topology.num_devices)))
+        plan = searcher.find(task, Simulator(linear_models(task.topology.num_devices))).plan
     except UserError as error:
         assert "budget" in str(error) or not tiny.has_plan(), (seed, str(error))
         return None

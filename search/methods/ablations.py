@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.models.simplified import OneByOne
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.task import Task
 
@@ -44,12 +43,8 @@ class WithModels(Searcher):
         """What the searcher and the change read."""
         return (*self.searcher.reads(), *self.models.reads())
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The plan that the searcher finds with the changed models."""
-        return self.find(task, simulator).plan
-
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """What the searcher finds with the changed models."""
+        """Find what the searcher finds with the changed models."""
         return self.searcher.find(task, Simulator(self.models.of(simulator.models)))
 
 

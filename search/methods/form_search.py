@@ -50,16 +50,12 @@ class FormSearch(Searcher):
     def __post_init__(self) -> None:
         object.__setattr__(self, "forms", searched_forms(self.forms))
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found, never one that costs more than that of columns alone.
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan in any forms that never costs more than that of columns alone, with what their search has to say.
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
         """
-        return self.find(task, simulator).plan
-
-    def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan in any forms, with what the search of the columns has to say."""
         found = self._found(task, simulator)
         if self.rows_over == "all":
             return found

@@ -12,7 +12,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import unknown_name
 from neuroshard.plumbing.schema import Count, Seed
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.feasibility import device_memory, no_room
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.layout import fewest_shards
@@ -56,8 +56,17 @@ class Greedy(Searcher):
         if self.score not in SCORES:
             raise unknown_name("score", self.score, SCORES)
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The greedy plan; the simulator isn't asked."""
+    @within_hosts
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find the greedy plan; the simulator isn't asked."""
+        return Found(self.plan(task))
+
+    def plan(self, task: Task) -> Plan:
+        """Return the greedy plan of a task, which may put more on a host than there is memory.
+
+        Raises:
+            InfeasibleError: some table finds no room.
+        """
         room = _Room(task, f"{self.score} greedy", self.max_halvings)
         scores = np.array([self._score(room.items, shard) for shard in room.shards])
         confined = room.items.confined[[shard.item for shard in room.shards]]
@@ -86,8 +95,9 @@ class Random(Searcher):
     seed: Seed = 0
     max_halvings: Count = MAX_HALVINGS
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The random plan; the simulator isn't asked."""
+    @within_hosts
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find the random plan; the simulator isn't asked."""
         rng = np.random.default_rng(self.seed)
         room = _Room(task, "random", self.max_halvings)
         confined = room.items.confined[[shard.item for shard in room.shards]]
@@ -95,7 +105,7 @@ class Random(Searcher):
         for index in order[np.argsort(~confined[order], kind="stable")].tolist():
             for part, devices in room.places(room.shards[index]):
                 room.take(part, int(rng.choice(devices)))
-        return room.plan()
+        return Found(room.plan())
 
 
 class _Shard(NamedTuple):

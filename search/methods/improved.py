@@ -38,20 +38,14 @@ class ImprovedSearch(Searcher):
     max_moved_bytes: ByteSize | None = None
     choice: Choice | None = None
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found, never one that costs more than the first start's.
+    @within_hosts
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan that never costs more than the first start's, and the cheaper one that isn't believed.
 
         Raises:
             InfeasibleError: no start has a plan.
             UserError: the models can't serve the task.
         """
-        return self.find(task, simulator).plan
-
-    def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, and the cheaper one that isn't believed."""
-        return within_hosts(task, lambda given: self._found(given, simulator))
-
-    def _found(self, task: Task, simulator: Simulator) -> Found:
         catalog = Catalog.checked(task, simulator)
         first = first_plans(self.starts, catalog, simulator)
         held = cheapest(first, catalog, simulator)

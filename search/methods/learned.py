@@ -12,7 +12,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.rl.agent import Agent, agent_digest, load_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
@@ -48,8 +48,9 @@ class PolicySearch(Searcher):
         """The digest of the policy's files."""
         return (agent_digest(self.policy),)
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan among the likeliest one and the samples.
+    @within_hosts
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find the cheapest plan among the likeliest one and the samples.
 
         Raises:
             InfeasibleError: all of them get stuck, with a table that no device has room for.
@@ -65,7 +66,7 @@ class PolicySearch(Searcher):
                 "more memory, try searcher.samples=32, or split columns: searcher=neuroshard"
             )
         costs = simulator.costs(task, found)
-        return found[int(np.argmin([cost.total_ms for cost in costs]))]
+        return Found(found[int(np.argmin([cost.total_ms for cost in costs]))])
 
     def _plans(self, task: Task, simulator: Simulator) -> list[Plan | None]:
         """The likeliest plan, then the samples; None where an episode is dead."""

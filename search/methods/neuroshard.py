@@ -80,10 +80,6 @@ class NeuroShard(Searcher):
         starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Heuristic, SCORES))
         return ImprovedSearch(starts, self.improvement, choice=self.choice)
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found."""
-        return self.find(task, simulator).plan
-
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan, and the cheaper one that isn't believed."""
         found = self.tier_search.find(task, simulator)

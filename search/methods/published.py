@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count, PositiveCount
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import fewest_shards, one_split_each, splittable
@@ -34,10 +33,11 @@ class BeamSearch(Searcher):
     max_splits: Count = 10
     grid: GridSettings = field(default_factory=GridSettings)
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
+    @within_hosts
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find the cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
         catalog = Catalog.checked(task, simulator)
-        return catalog.items.plan(self.first_held(catalog, simulator))
+        return Found(catalog.items.plan(self.first_held(catalog, simulator)))
 
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
         """The plan as (I, D) units of 4 columns of each item on each device.

@@ -71,18 +71,16 @@ class Replan(Searcher):
             raise UserError(f"searcher: start={shown(self.start)} must be the path of a plan")
         object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The plan that moves least of those found within the limit that cost hardly more than the cheapest.
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find the plan that moves least of those within the limit that cost hardly more than the cheapest.
+
+        It says what is moved, and warns if nothing of the old plan can stay.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
                 in any case; or the models don't know the forms that its tables lie in.
             InfeasibleError: no plan fits in memory.
         """
-        return self.find(task, simulator).plan
-
-    def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan; warn if nothing of the old one can stay."""
         before = self._before
         begun = self._begun(before, task, simulator)
         start = settled(begun.plan)
@@ -93,7 +91,9 @@ class Replan(Searcher):
         for first in self._in_other_forms(start, left, simulator):
             found.append(self._improved(start, first, left, simulator))
         best = self._worth_it(before, found, simulator)
-        return Found(replace(best.plan, task=task), begun.warning or best.warning, remark=begun.remark)
+        plan = replace(best.plan, task=task)
+        said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
+        return Found(plan, begun.warning or best.warning, remark=said)
 
     @property
     def _before(self) -> Plan:
@@ -180,23 +180,6 @@ class Replan(Searcher):
         """The digest of the starting plan's file, if it is one."""
         return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
-    def remark(self, task: Task, simulator: Simulator, plan: Plan) -> str | None:
-        """What came or went, how many bytes are moved, of how many, and what that is predicted to save.
-
-        Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
-        """
-        before = self._before
-        start = _stayed(before, task)
-        moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(total_state_bytes(task))}"
-        if start is None:
-            (after,) = simulator.costs(task, [plan])
-            return ", ".join([*_came_and_went(before.task, task), moves, f"predicted {after.total_ms:.2f} ms"])
-        was, now = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
-        changed = sum(old is not new for old, new in zip(start.forms, plan.forms, strict=True))
-        formed = f"; {changed:,} of {len(task.tables):,} tables change their form" if changed else ""
-        saved = f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"
-        return ", ".join([*_came_and_went(before.task, task), moves, saved])
-
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
     """The plan as one of `task`, shard by shard as it is; None if something has no place, or limits are broken."""
@@ -218,6 +201,24 @@ def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:
     """What has to be moved in any case, to a plan that everything else stays in, and what that one would cost."""
     size, (cost,) = readable_bytes(moved_bytes(before, plan)), simulator.costs(plan.task, [plan])
     return f"{size} must be moved in any case, which alone would give {cost.total_ms:.2f} ms"
+
+
+def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
+    """Tell what came or went, how many bytes are moved, of how many, and what that is predicted to save.
+
+    Of a starting plan that can't stay as it is nobody knows what it would cost: then what the new one costs.
+    """
+    task = plan.task
+    start = _stayed(before, task)
+    moves = f"moves {readable_bytes(moved_bytes(before, plan))} of {readable_bytes(total_state_bytes(task))}"
+    if start is None:
+        (after,) = simulator.costs(task, [plan])
+        return ", ".join([*_came_and_went(before.task, task), moves, f"predicted {after.total_ms:.2f} ms"])
+    was, now = (cost.total_ms for cost in simulator.costs(task, [start, plan]))
+    changed = sum(old is not new for old, new in zip(start.forms, plan.forms, strict=True))
+    formed = f"; {changed:,} of {len(task.tables):,} tables change their form" if changed else ""
+    saved = f"predicted {was:.2f} -> {now:.2f} ms ({1 - now / max(was, _LEAST_MS):.1%} less){formed}"
+    return ", ".join([*_came_and_went(before.task, task), moves, saved])
 
 
 def _came_and_went(before: Task, after: Task) -> Iterator[str]:

@@ -69,7 +69,7 @@ class Heuristic:
     def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
         """Place tables by the heuristic; return its plan, None if it finds none."""
         try:
-            return catalog.items.held(Greedy(self.score).search(catalog.items.task, simulator))
+            return catalog.items.held(Greedy(self.score).plan(catalog.items.task))
         except InfeasibleError:
             return None
 

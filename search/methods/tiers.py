@@ -45,16 +45,12 @@ class TierSearch(Searcher):
     quick: Start
     rounds: PositiveCount = 2
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest plan found, never one that costs more than that of `placing` alone.
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan in any memories that never costs more than that of `placing` alone, with what that has to say.
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
         """
-        return self.find(task, simulator).plan
-
-    def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan in any memories, with what the search of the places has to say."""
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
         if not known or not task.topology.host_bytes or task.fixed_homes:
             return self.placing.find(task, simulator)

@@ -10,7 +10,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.form_search import searched_forms
 from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls
 from neuroshard.stages.search.space.items import Items
@@ -109,8 +109,9 @@ class TorchRecSearch(Searcher):
         """Return False: TorchRec's planner is asked for pooled tables only."""
         return False
 
-    def search(self, task: Task, simulator: Simulator) -> Plan:
-        """The cheapest of TorchRec's plans that keep the task's constraints.
+    @within_hosts
+    def find(self, task: Task, simulator: Simulator) -> Found:
+        """Find the cheapest of TorchRec's plans that keep the task's constraints.
 
         Raises:
             MissingPackageError: TorchRec isn't installed.
@@ -128,7 +129,7 @@ class TorchRecSearch(Searcher):
         if not kept:
             raise InfeasibleError(f"torchrec: its plans break the task's constraints: {plans[0].violations[0]}")
         costs = simulator.costs(task, kept)
-        return kept[min(range(len(kept)), key=lambda i: costs[i].total_ms)]
+        return Found(kept[min(range(len(kept)), key=lambda i: costs[i].total_ms)])
 
 
 def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterator[Plan]:

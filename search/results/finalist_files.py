@@ -28,12 +28,13 @@ class Origin:
     Attributes:
         count: how many there are.
         seconds: of search.
-        warning: as the searcher gave it.
+        warning, remark: as the searcher gave them.
     """
 
     count: PositiveCount
     seconds: NonNegative
     warning: str | None
+    remark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,11 @@ class FinalistFiles:
         """Return the path of a finalist's plan, from the run's directory on."""
         return f"finalists/task-{self.task:04d}/plan-{number:02d}.json"
 
-    def begin(self, plans: Sequence[Plan], seconds: float, warning: str | None) -> Finalists:
+    def begin(self, plans: Sequence[Plan], seconds: float, warning: str | None, remark: str | None) -> Finalists:
         """Write down what is to be measured."""
         for number, plan in enumerate(plans):
             plan.save(self.run / self.plan(number))
-        found = Origin(len(plans), seconds, warning)
+        found = Origin(len(plans), seconds, warning, remark)
         write_json(self._found, {"format": _FORMAT, **asdict(found)})
         return Finalists(tuple(plans), found)
 

@@ -41,8 +41,8 @@ class Compile:
         task = Task(criteo(_BATCH_SIZE, dim=8), Topology(2, "8GiB"), _BATCH_SIZE)
         simulator = Simulator(CostModels.load(_MODEL))
         improvement = Improvement(shakes=1)
-        Greedy("size").search(task, simulator)
+        Greedy("size").find(task, simulator)
         packed(Sizes.of(Items.of(task)))
-        plan = NeuroShard(improvement=improvement).search(task, simulator)
-        Replan(plan, improvement=improvement).search(task, simulator)
+        plan = NeuroShard(improvement=improvement).find(task, simulator).plan
+        Replan(plan, improvement=improvement).find(task, simulator)
         return CompileResult(time.perf_counter() - start)

@@ -17,6 +17,7 @@ from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator, with_prediction
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.files import check_directory, digest_of
 from neuroshard.plumbing.progress import plain_console, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
@@ -27,7 +28,7 @@ from neuroshard.stages.search.methods.choice import declined_remark
 from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.results.unfinished import Unfinished
-from neuroshard.stages.search.runs.searched import Answer, Searched
+from neuroshard.stages.search.runs.searched import Searched
 from neuroshard.stages.search.runs.verify import Verifier, Verify, save_finalists
 from neuroshard.targets.export import remarks_on
 from neuroshard.tasks.task import Task
@@ -112,8 +113,8 @@ class Search:
                     save_finalists(directory.path, self.tasks, records)
                 run = SearchRun(directory.path, self.method, tuple(records), self.model, depends["settings"])
                 run.save(depends | {"versions": versions()})
-            if first is not None and first.error is not None:
-                raise first.error  # written down before: reports count it
+            if first is not None and isinstance(first.found, InfeasibleError):
+                raise first.found  # written down before: reports count it
         return SearchResult(run, self.tasks)
 
     def _verifier(self) -> AbstractContextManager[Verifier | None]:
@@ -161,36 +162,30 @@ class Search:
         first: Searched | None,
         verifier: Verifier | None,
         progress: Progress,
-    ) -> Answer | Searched:
-        """The task's plan; a search that found none where there is none."""
+    ) -> Searched:
+        """Search a task, or go on with its finalists; measure those where that is asked for."""
         task, files = self.tasks[number], FinalistFiles(directory, number)
         finalists = None if verifier is None else files.read(task)
         if finalists is None:
             searched = first or self._search_one(task, simulator)
-            if searched.error is not None:
+            found = searched.found
+            if verifier is None or isinstance(found, InfeasibleError):
                 return searched
-            if verifier is None:
-                plan, said = searched.plans[0], (searched.warning, searched.remark, searched.declined)
-                return Answer(plan, searched.seconds, float("nan"), *said)
-            telling = Simulator(simulator.models, self.count_input)
-            finalists = files.begin([*map(telling.predicted, searched.plans)], searched.seconds, searched.warning)
+            plans = map(Simulator(simulator.models, self.count_input).predicted, searched.finalists)
+            finalists = files.begin([*plans], searched.seconds, found.warning, found.remark)
         assert verifier is not None
         return verifier.answer(files, finalists, self.count_input, progress)
 
-    def _record(self, directory: Path, number: int, answer: Answer | Searched, simulator: Simulator) -> SearchRecord:
-        if isinstance(answer, Searched):
-            return SearchRecord(number, None, str(answer.error), float("nan"), answer.seconds)
+    def _record(self, directory: Path, number: int, answer: Searched, simulator: Simulator) -> SearchRecord:
+        found = answer.found
+        if isinstance(found, InfeasibleError):
+            return SearchRecord(number, None, str(found), float("nan"), answer.seconds)
         name = f"plans/task-{number:04d}.json"
-        plan, due = answer.plan, [answer.warning] if answer.warning else []
+        plan, due = found.plan, [found.warning] if found.warning else []
         telling = Simulator(simulator.models, self.count_input)
         cost = telling.cost(plan.task, plan)
         with_prediction(plan, cost, simulator.models.name).save(directory / name)
-        said = (
-            self.searcher.remark(plan.task, simulator, plan),
-            declined_remark(plan, answer.declined, telling),
-            answer.remark,
-            *remarks_on(plan, self.target),
-        )
+        said = found.remark, declined_remark(plan, found.declined, telling), *remarks_on(plan, self.target)
         remark = "; ".join(filter(None, said)) or None
         warnings = "\n".join([*due, *telling.warnings(plan)]) or None
         figures = cost.total_ms, answer.seconds, cost.margin_ms, remark, warnings, cost.expected_ms, answer.measured_ms

@@ -1,4 +1,4 @@
-"""One task's search, timed, and what is answered in the end."""
+"""One task's search, timed, and its answer."""
 
 import time
 from dataclasses import dataclass
@@ -6,27 +6,25 @@ from dataclasses import dataclass
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a searcher made of a task.
+    """What a task is answered with.
 
     Attributes:
-        plans: the one it found, and finalists beside it; none where there is an error.
-        seconds: it took.
-        error: why there is no plan.
-        warning, declined, remark: as `neuroshard.searching.searcher.Found` has them.
+        found: a plan; or why there is none.
+        seconds: of search.
+        finalists: plans that hardware may decide between, the one found first; none where there is an error.
+        measured_ms: the plan's cost on hardware; NaN where nothing was measured.
     """
 
-    plans: tuple[Plan, ...]
+    found: Found | InfeasibleError
     seconds: float
-    error: InfeasibleError | None = None
-    warning: str | None = None
-    declined: Plan | None = None
-    remark: str | None = None
+    finalists: tuple[Plan, ...] = ()
+    measured_ms: float = float("nan")
 
     @classmethod
     def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":
@@ -35,25 +33,6 @@ class Searched:
         try:
             found = searcher.find(task, simulator)
         except InfeasibleError as error:
-            return cls((), time.perf_counter() - start, error)
+            return cls(error, time.perf_counter() - start)
         plans = (found.plan,) if finalists == 1 else searcher.finalists(found.plan, simulator, finalists)
-        return cls(plans, time.perf_counter() - start, None, found.warning, found.declined, found.remark)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The plan that a task is answered with.
-
-    Attributes:
-        seconds: of search.
-        measured_ms: its cost on hardware; NaN where nothing was measured.
-        warning, remark: for people.
-        declined: as `neuroshard.searching.searcher.Found` has it.
-    """
-
-    plan: Plan
-    seconds: float
-    measured_ms: float = float("nan")
-    warning: str | None = None
-    remark: str | None = None
-    declined: Plan | None = None
+        return cls(found, time.perf_counter() - start, plans)

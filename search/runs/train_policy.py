@@ -183,7 +183,7 @@ def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]
         costs = []
         for task in tasks:
             try:
-                costs.append(simulator.cost(task, searcher.search(task, simulator)).total_ms)
+                costs.append(simulator.cost(task, searcher.find(task, simulator).plan).total_ms)
             except InfeasibleError:
                 continue
         if costs:

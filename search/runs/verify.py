@@ -18,10 +18,11 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.schema import PositiveCount, Seed
+from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.stages.search.runs.once import InParts, Means, Once
-from neuroshard.stages.search.runs.searched import Answer
+from neuroshard.stages.search.runs.searched import Searched
 from neuroshard.tasks.task import Task
 
 _SEED_RANGE = 2**31
@@ -82,7 +83,7 @@ class Verifier:
     settings: Verify
     once: Once
 
-    def answer(self, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress) -> Answer:
+    def answer(self, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress) -> Searched:
         """The best of the finalists, once all passes are measured; those that are on disk already are not again."""
         left = self.settings.passes - len(finalists.passes)
         bar = progress.add_task("finalists", total=left * self.once.amount(finalists.plans, count_input))
@@ -93,8 +94,10 @@ class Verifier:
         progress.remove_task(bar)
         verdict, found = finalists.verdict, finalists.found
         measured_ms, why = float(verdict.measured_ms[verdict.taken]), finalists.errors[0]
-        remark = f"{verdict}" if why is None else f"{verdict} ({why})"
-        return Answer(finalists.plans[verdict.taken], found.seconds, measured_ms, found.warning, remark)
+        judged = f"{verdict}" if why is None else f"{verdict} ({why})"
+        remark = "; ".join(filter(None, (found.remark, judged)))
+        taken = Found(finalists.plans[verdict.taken], found.warning, remark=remark)
+        return Searched(taken, found.seconds, finalists.plans, measured_ms)
 
     def _measured(
         self, task: int, number: int, finalists: Finalists, count_input: bool, advance: Advance

@@ -187,7 +187,7 @@ def test_a_plain_search_lies_in_the_range_of_the_installed_models():
     simulator = Simulator(CostModels.load(search.model))
     assert search.model == "cpu"
     assert simulator.models.ranges.warnings(task) == ()
-    outside = simulator.warnings(Greedy("dim").search(task, simulator))
+    outside = simulator.warnings(Greedy("dim").find(task, simulator).plan)
     assert [line for line in outside if "the models were fitted to" in line] == []
     for overrides, tables in (([], 856), (["tables.num_tables=99"], 99), (["tables=dlrm_like_60"], 60)):
         assert _compose("search", ["tasks=paper", *overrides]).tables.num_tables == tables

@@ -206,7 +206,7 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
     task = Task(tables, Topology(4, 8 << 30), 4096)
     searcher = NeuroShard(improvement=Improvement(shakes=20))
-    plans = [searcher.search(task, Simulator(models)) for models in (sequences, DEVICE.truth)]
+    plans = [searcher.find(task, Simulator(models)).plan for models in (sequences, DEVICE.truth)]
     for plan in plans:
         assert plan.violations == ()
         found, true = (Simulator(models).cost(task, plan) for models in (sequences, DEVICE.truth))

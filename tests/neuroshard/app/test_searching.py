@@ -40,7 +40,7 @@ def test_a_plan_is_a_setting_like_any_other():
     plan = assemble(task, [(index, table.dim, 0) for index, table in enumerate(task.tables)])
     searcher = searcher_of("replan", start=plan, max_moved_bytes=0, improvement={"shakes": 1})
     assert (searcher.start, searcher.max_moved_bytes, searcher.improvement.shakes) == (plan, 0, 1)
-    assert searcher.search(task, Simulator(linear_models())) == plan
+    assert searcher.find(task, Simulator(linear_models())).plan == plan
     with pytest.raises(UserError, match="max_moved_bytes=-1"):
         searcher_of("replan", start=plan, max_moved_bytes=-1)
     with pytest.raises(UserError, match="start is needed"):

@@ -44,7 +44,7 @@ def test_threads_do_not_change_plans():
         task, simulator = toy_task(20, seed=seed), Simulator(random_models(seed=seed))
         with blas_threads(2):
             many = ns.search(task, simulator, searcher="neuroshard_published")
-            direct = ns.plumbing.registry.build("searcher", "neuroshard_published").search(task, simulator)
+            direct = ns.plumbing.registry.build("searcher", "neuroshard_published").find(task, simulator).plan
         assert many == direct
 
 

@@ -36,13 +36,13 @@ def _ms(plan):
 
 
 def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
-    halved, found = (searcher.search(_task(), SIMULATOR) for searcher in (SEARCH, EqualParts(SEARCH)))
+    halved, found = (searcher.find(_task(), SIMULATOR).plan for searcher in (SEARCH, EqualParts(SEARCH)))
     assert (_widths(halved), _widths(found)) == ([32, 32], [16, 16, 16, 16])
     assert _ms(found) < _ms(halved)
     assert found.violations == ()
     assert found.task.constraints.rules[-1] == TableRule("hot", min_shards=4)
     assert ns.export_plan(found, "hugectr").content["shard_strategy"][0][1][0] == ["hot", 4]
-    assert found == EqualParts(SEARCH).search(_task(), SIMULATOR)
+    assert found == EqualParts(SEARCH).find(_task(), SIMULATOR).plan
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
     ],
 )
 def test_a_tables_own_rules_hold(constraints, most):
-    plan = EqualParts(SEARCH).search(_task(constraints), SIMULATOR)
+    plan = EqualParts(SEARCH).find(_task(constraints), SIMULATOR).plan
     assert plan.violations == ()
     assert len(_widths(plan)) <= most
 
@@ -65,7 +65,7 @@ def test_a_tables_own_rules_hold(constraints, most):
 def test_no_plan_gets_dearer():
     for seed in range(4):
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
-        halved, found = (searcher.search(task, SIMULATOR) for searcher in (SEARCH, EqualParts(SEARCH)))
+        halved, found = (searcher.find(task, SIMULATOR).plan for searcher in (SEARCH, EqualParts(SEARCH)))
         assert found.violations == ()
         assert _ms(found) <= _ms(halved)
 
@@ -75,22 +75,22 @@ def test_tables_too_large_to_be_halved_are_cut_in_more():
     part = 10_000 * 16 * 4
     task = replace(task, topology=replace(task.topology, memory_bytes=part + 200_000))
     with pytest.raises(InfeasibleError):
-        SEARCH.search(task, SIMULATOR)
-    assert _widths(EqualParts(SEARCH).search(task, SIMULATOR)) == [16] * 4
+        SEARCH.find(task, SIMULATOR)
+    assert _widths(EqualParts(SEARCH).find(task, SIMULATOR).plan) == [16] * 4
     tighter = replace(task, topology=replace(task.topology, memory_bytes=part // 2))
     with pytest.raises(InfeasibleError):
-        EqualParts(SEARCH).search(tighter, SIMULATOR)
+        EqualParts(SEARCH).find(tighter, SIMULATOR)
 
 
 def test_tasks_without_equal_widths_are_searched_as_they_are():
     task = toy_task(6, 4)
-    assert EqualParts(SEARCH).search(task, SIMULATOR) == SEARCH.search(task, SIMULATOR)
+    assert EqualParts(SEARCH).find(task, SIMULATOR).plan == SEARCH.find(task, SIMULATOR).plan
 
 
 def test_copies_stay_copies():
     simulator = Simulator(ns.CostModels.load("roofline:h100"))
     task = replace(_task(rows=50), batch_size=65536)
-    plan = EqualParts(NeuroShard()).search(task, simulator)
+    plan = EqualParts(NeuroShard()).find(task, simulator).plan
     assert plan.forms[0] == "copies"
 
 
@@ -103,7 +103,7 @@ def test_only_equal_parts_need_another_search():
 
 def test_finalists_are_of_the_task_of_the_plan():
     searcher = EqualParts(SEARCH)
-    plan = searcher.search(_task(), SIMULATOR)
+    plan = searcher.find(_task(), SIMULATOR).plan
     found = searcher.finalists(plan, SIMULATOR, 4)
     assert found[0] == plan
     assert len(found) > 1

@@ -73,7 +73,7 @@ def test_a_histogram_of_another_batch_size_is_said():
     (warning,) = task.warnings
     assert warning.startswith("reuse histograms: made for batch size 256, not 8192 (3 of 3 tables, such as 'toy0')")
     simulator = Simulator(random_models())
-    assert simulator.warnings(Random().search(task, simulator))[0] == warning
+    assert simulator.warnings(Random().find(task, simulator).plan)[0] == warning
 
 
 def test_a_batch_size_is_kept_in_files(tmp_path):

@@ -17,7 +17,7 @@ from torchrec.distributed.types import BoundsCheckMode
 
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
@@ -35,9 +35,10 @@ class _Counting(Searcher):
     def __init__(self):
         self.asked = 0
 
-    def search(self, task, simulator):
+    def find(self, task, simulator):
         self.asked += 1
-        return assemble(task, [(i, table.dim, task.topology.num_devices - 1) for i, table in enumerate(task.tables)])
+        last = task.topology.num_devices - 1
+        return Found(assemble(task, [(i, table.dim, last) for i, table in enumerate(task.tables)]))
 
 
 def _model(*names, rows=100, sequences=True):
@@ -160,9 +161,9 @@ def test_a_file_that_comes_while_searching_stays(tmp_path, caplog):
     path = tmp_path / "plan.json"
 
     class Slow(_Counting):
-        def search(self, task, simulator):
+        def find(self, task, simulator):
             path.write_text("a checkpoint")
-            return super().search(task, simulator)
+            return super().find(task, simulator)
 
     assert _planner(path, searcher=Slow()).plan(_model("a")).plan
     assert "the plan can't be kept in" in caplog.text

@@ -15,7 +15,7 @@ from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
 
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import InfeasibleError, MissingPackageError, UserError
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
@@ -144,8 +144,8 @@ def test_mistakes_are_one_line():
 class _AllOnOne(Searcher):
     """Somebody's own method."""
 
-    def search(self, task, simulator):
-        return assemble(task, [(index, table.dim, 1) for index, table in enumerate(task.tables)])
+    def find(self, task, simulator):
+        return Found(assemble(task, [(index, table.dim, 1) for index, table in enumerate(task.tables)]))
 
 
 def test_any_searcher_may_be_handed_over():

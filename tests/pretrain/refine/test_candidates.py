@@ -107,7 +107,7 @@ def test_the_most_doubtful_come_first():
 
 def test_proposals_are_what_plans_ask_of_hardware():
     task = toy_task()
-    plan = Greedy("dim").search(task, Simulator(MODELS))
+    plan = Greedy("dim").find(task, Simulator(MODELS)).plan
     found = proposed([task], [Greedy("dim")], MODELS)
     assert found.calls == tuple(call for calls in kernel_calls(plan) for call in calls)
     (exchange,) = found.exchanges

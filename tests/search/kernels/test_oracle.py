@@ -23,5 +23,5 @@ def test_lockstep_search_agrees_with_the_plain_one(seed):
         task = replace(task, tables=tuple(replace(t, features=1 + i % 3) for i, t in enumerate(task.tables)))
     simulator = Simulator(linear_models(devices) if seed % 4 == 0 else random_models(devices, seed))
     _, expected = oracle_search(task, simulator, num_candidates=3, beam_width=2, max_splits=3)
-    plan = BeamSearch(num_candidates=3, beam_width=2, max_splits=3).search(task, simulator)
+    plan = BeamSearch(num_candidates=3, beam_width=2, max_splits=3).find(task, simulator).plan
     assert simulator.cost(task, plan).total_ms == pytest.approx(expected, rel=1e-4)

@@ -180,6 +180,6 @@ def test_many_devices_get_many_splits():
     """Where the published search's ten splits leave most devices empty."""
     tables = tuple(Table(f"t{i}", 1000, 64, 8.0, (1.0, *(0.0,) * 16)) for i in range(3))
     task, simulator = Task(tables, Topology(24, 1 << 30), 256), Simulator(linear_models(24))
-    published = simulator.cost(task, BeamSearch(max_splits=2).search(task, simulator)).total_ms
+    published = simulator.cost(task, BeamSearch(max_splits=2).find(task, simulator).plan).total_ms
     searcher = NeuroShard(max_splits=2, improvement=Improvement(shakes=0, max_plans=1))
-    assert simulator.cost(task, searcher.search(task, simulator)).total_ms < published / 3
+    assert simulator.cost(task, searcher.find(task, simulator).plan).total_ms < published / 3

@@ -43,7 +43,7 @@ def _opaque(num_devices=4):
 def _started(task, simulator, limit=None):
     """The search, and a random plan to set out from."""
     catalog = Catalog.checked(task, simulator)
-    held = catalog.items.held(Random().search(task, simulator))
+    held = catalog.items.held(Random().find(task, simulator).plan)
     local = PlainSearch(catalog, simulator, held, limit and MoveLimit(held, limit))
     return local, local.costed(held)
 

@@ -51,7 +51,7 @@ def test_searches_keep_their_shapes_and_the_bound(task, simulator):
     plan = search(task, simulator, tolerance=0)
     assert plan.violations == ()
     cost = simulator.cost(task, plan).total_ms
-    assert cost <= simulator.cost(task, BeamSearch(max_splits=2).search(task, simulator)).total_ms * (1 + 1e-6)
+    assert cost <= simulator.cost(task, BeamSearch(max_splits=2).find(task, simulator).plan).total_ms * (1 + 1e-6)
     assert lower_bound_ms(Catalog.checked(task, simulator), simulator) <= cost * (1 + 1e-6)
 
 

@@ -25,7 +25,7 @@ def _gap(searcher, simulator):
     ratios = []
     for seed in range(6):
         task = toy_task(14, seed=seed)
-        costs = [simulator.cost(task, s.search(task, simulator)).total_ms for s in (searcher, BeamSearch())]
+        costs = [simulator.cost(task, s.find(task, simulator).plan).total_ms for s in (searcher, BeamSearch())]
         ratios.append(costs[0] / costs[1])
     return np.mean(ratios)
 
@@ -61,22 +61,22 @@ def test_single_tables_are_the_whole_truth_of_a_linear_model():
 
 def test_single_tables_of_a_model_of_any_form():
     task, models = toy_task(6), replace(linear_models(), compute=OpaqueCompute())
-    found = WithModels(BeamSearch(), SingleTableCosts()).search(task, Simulator(models))
+    found = WithModels(BeamSearch(), SingleTableCosts()).find(task, Simulator(models)).plan
     twice = replace(models, compute=LinearCompute(0.1, 0.02))  # alone, a table costs twice what the linear model says
-    assert found == BeamSearch().search(task, Simulator(twice))
+    assert found == BeamSearch().find(task, Simulator(twice)).plan
 
 
 def test_other_models_are_searched_with(tmp_path):
     save_bundle(tmp_path / "other", random_models(seed=9), Card())
     task, simulator = toy_task(14), Simulator(linear_models())
-    found = WithModels(BeamSearch(), OtherModels(str(tmp_path / "other"))).search(task, simulator)
-    assert found == BeamSearch().search(task, Simulator(random_models(seed=9)))
+    found = WithModels(BeamSearch(), OtherModels(str(tmp_path / "other"))).find(task, simulator).plan
+    assert found == BeamSearch().find(task, Simulator(random_models(seed=9))).plan
     with pytest.raises(UserError, match="nowhere"):
-        WithModels(BeamSearch(), OtherModels("nowhere")).search(task, simulator)
+        WithModels(BeamSearch(), OtherModels("nowhere")).find(task, simulator)
 
 
 def test_no_caps_at_all():
     """Placement by compute cost alone."""
     uncapped = BeamSearch(grid=GridSettings(points=0))
-    assert uncapped.search(toy_task(14), Simulator(linear_models())).fits
+    assert uncapped.find(toy_task(14), Simulator(linear_models())).plan.fits
     assert _gap(uncapped, _dear_columns()) > 1.01

@@ -107,8 +107,8 @@ def test_the_first_start_stays_where_the_gain_is_not_believed():
     starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
     for one in (simulator, Simulator(replace(simulator.models, compute=OpaqueCompute()))):
         doubting, believing = (ImprovedSearch(starts, FEW, choice=c) for c in (Choice(1e3, 1e3), None))
-        assert {placement.device for placement in doubting.search(first.task, one).placements} == {0}
-        assert {placement.device for placement in believing.search(first.task, one).placements} == {0, 1, 2, 3}
+        assert {placement.device for placement in doubting.find(first.task, one).plan.placements} == {0}
+        assert {placement.device for placement in believing.find(first.task, one).plan.placements} == {0, 1, 2, 3}
 
 
 def test_gains_that_are_errors_of_the_model_are_left():
@@ -118,7 +118,7 @@ def test_gains_that_are_errors_of_the_model_are_left():
     for seed in range(10):
         task = toy_task(24, seed=seed)
         searchers = (BeamSearch(), NeuroShard(improvement=FEW, choice=None), NeuroShard(improvement=FEW))
-        published, bold, ours = (truth.cost(task, searcher.search(task, wrong)).total_ms for searcher in searchers)
+        published, bold, ours = (truth.cost(task, searcher.find(task, wrong).plan).total_ms for searcher in searchers)
         gains.append((1 - bold / published, 1 - ours / published))
     bold, ours = np.array(gains).T
     assert (bold < -0.01).mean() >= 0.3

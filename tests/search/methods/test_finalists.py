@@ -43,8 +43,8 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
     for start in SMALL.parts.starts:
         searcher = replace(SMALL.parts, starts=(start,), choice=None)
         first = replace(searcher, improvement=Improvement(shakes=0, max_plans=1), max_moved_bytes=0)
-        assert layout_key(first.search(task, simulator)) in keys
-        assert layout_key(searcher.search(task, simulator)) in keys
+        assert layout_key(first.find(task, simulator).plan) in keys
+        assert layout_key(searcher.find(task, simulator).plan) in keys
     assert len(keys) > 15
     assert [type(start) for start in SMALL.parts.starts] == [BeamSearch, EvenLayouts, *[Heuristic] * 4]
 
@@ -52,7 +52,7 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
 def test_a_plan_that_was_not_believed_is_a_finalist():
     task, simulator = toy_task(12), Simulator(replace(random_models(), margins=_margins(1.0)))
     doubting, believing = (replace(SMALL, choice=choice) for choice in (Choice(1e3, 1e3), None))
-    kept, better = (searcher.search(task, simulator) for searcher in (doubting, believing))
+    kept, better = (searcher.find(task, simulator).plan for searcher in (doubting, believing))
     assert layout_key(kept) != layout_key(better)
     plans = doubting.finalists(kept, simulator, 2)
     assert [layout_key(plan) for plan in plans] == [layout_key(kept), layout_key(better)]
@@ -83,8 +83,8 @@ def _margins(share):
 
 def test_what_is_dearer_beyond_all_doubt_is_left_out():
     task, models = toy_task(12), random_models()
-    plan = SMALL.search(task, Simulator(models))
-    dear, near = Random(1).search(task, Simulator(models)), SMALL.finalists(plan, Simulator(models), 2)[1]
+    plan = SMALL.find(task, Simulator(models)).plan
+    dear, near = Random(1).find(task, Simulator(models)).plan, SMALL.finalists(plan, Simulator(models), 2)[1]
     ratio = Simulator(models).cost(task, dear).total_ms / Simulator(models).cost(task, plan).total_ms
     assert ratio > 1.1
     for share, expected in ((0.0, (plan,)), (50.0, (plan, dear, near))):

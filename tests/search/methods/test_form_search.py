@@ -78,9 +78,9 @@ def test_plans_of_tiny_tasks_are_near_the_best_of_all_forms():
     gaps, gains, found = [], [], set()
     for seed in range(12):
         task = _tiny(seed)
-        plan = ALL.search(task, SIMULATOR)
+        plan = ALL.find(task, SIMULATOR).plan
         best = min(cost.total_ms for cost in SIMULATOR.costs(task, _every_plan(task)))
-        alone = _cost(ALONE.search(task, SIMULATOR))
+        alone = _cost(ALONE.find(task, SIMULATOR).plan)
         assert _cost(plan) <= alone * (1 + 1e-9)
         gaps.append(_cost(plan) / best - 1)
         gains.append(1 - best / alone)
@@ -98,7 +98,7 @@ def test_plans_keep_to_little_memory(share):
         task = _tiny(seed, share)
         fitting = [plan for plan in _every_plan(task) if plan.fits]
         try:
-            plan = ALL.search(task, SIMULATOR)
+            plan = ALL.find(task, SIMULATOR).plan
         except InfeasibleError:
             assert not fitting
             continue
@@ -110,7 +110,7 @@ def test_plans_keep_to_little_memory(share):
 @pytest.mark.parametrize("num_devices", [8, 64])
 def test_small_tables_of_the_mlperf_workload_are_copied(num_devices):
     task = _criteo(num_devices)
-    plan, alone = (searcher.search(task, SIMULATOR) for searcher in (ALL, ALONE))
+    plan, alone = (searcher.find(task, SIMULATOR).plan for searcher in (ALL, ALONE))
     assert plan.violations == ()
     assert _cost(plan) < 0.92 * _cost(alone)
     copied = [table.rows for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.COPIES]
@@ -122,16 +122,16 @@ def test_small_tables_of_the_mlperf_workload_are_copied(num_devices):
 def test_a_table_that_holds_a_device_up_is_cut_into_rows():
     """8 columns go to 2 devices at most; rows to all."""
     task = Task((_table("hot", 10_000_000, 8, 200), *criteo()[:8]), Topology(16, "80GiB", devices_per_host=8), BATCH)
-    plan = ALL.search(task, SIMULATOR)
+    plan = ALL.find(task, SIMULATOR).plan
     assert plan.forms[0] is Form.ROWS
-    assert _cost(plan) < 0.7 * _cost(ALONE.search(task, SIMULATOR))
+    assert _cost(plan) < 0.7 * _cost(ALONE.find(task, SIMULATOR).plan)
 
 
 def test_rows_are_not_chosen_where_one_block_has_all_lookups():
     spread = _table("hot", 10_000_000, 8, 200)
     hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
     tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
-    assert [ALL.search(task, SIMULATOR).forms[0] for task in tasks] == [Form.ROWS, Form.COLUMNS, Form.COLUMNS]
+    assert [ALL.find(task, SIMULATOR).plan.forms[0] for task in tasks] == [Form.ROWS, Form.COLUMNS, Form.COLUMNS]
 
 
 def test_a_table_that_no_cut_of_columns_fits_gets_a_plan():
@@ -140,8 +140,8 @@ def test_a_table_that_no_cut_of_columns_fits_gets_a_plan():
     topology, use = Topology(16, "80GiB", devices_per_host=8), MemoryUse("rowwise_adagrad", batches_in_flight=1)
     task = Task(tables, topology, BATCH, use)
     with pytest.raises(InfeasibleError, match=r"'huge' takes 93\.\d GiB even at 4 columns"):
-        ALONE.search(task, SIMULATOR)
-    plan = ALL.search(task, SIMULATOR)
+        ALONE.find(task, SIMULATOR)
+    plan = ALL.find(task, SIMULATOR).plan
     assert plan.forms[0] is Form.ROWS
     assert plan.violations == ()
     exported = to_sharding_plan(plan, "ebc").plan["ebc"]
@@ -154,8 +154,8 @@ def test_tables_that_pack_in_no_columns_lie_in_rows():
     tables = tuple(_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
     with pytest.raises(InfeasibleError):
-        ALONE.search(task, SIMULATOR)
-    plan = ALL.search(task, SIMULATOR)
+        ALONE.find(task, SIMULATOR)
+    plan = ALL.find(task, SIMULATOR).plan
     assert plan.violations == ()
     assert Form.ROWS in plan.forms
 
@@ -163,16 +163,16 @@ def test_tables_that_pack_in_no_columns_lie_in_rows():
 def test_what_fits_in_no_form_is_refused_as_columns_are():
     task = Task((_table("huge", 5_000_000_000, 32, 1),), Topology(2, "80GiB"), BATCH)
     with pytest.raises(InfeasibleError, match="GiB"):
-        ALL.search(task, SIMULATOR)
+        ALL.find(task, SIMULATOR)
 
 
 def test_the_same_call_gives_the_same_plan():
     task = _criteo(16)
-    assert ALL.search(task, SIMULATOR) == ALL.search(task, SIMULATOR)
+    assert ALL.find(task, SIMULATOR).plan == ALL.find(task, SIMULATOR).plan
 
 
 def _forms(task):
-    plan = ALL.search(task, SIMULATOR)
+    plan = ALL.find(task, SIMULATOR).plan
     assert plan.violations == ()
     return dict(zip((table.name for table in task.tables), plan.forms, strict=True))
 
@@ -181,7 +181,7 @@ def test_constraints_of_every_kind_are_kept():
     kept = 0
     for seed in range(12):
         try:
-            plan = ALL.search(constrained_task(seed), SIMULATOR)
+            plan = ALL.find(constrained_task(seed), SIMULATOR).plan
         except InfeasibleError:
             continue
         assert plan.violations == ()
@@ -236,7 +236,7 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
 def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
     """Which find no place, or a dear one: what lies in rows and copies alone is tried all the same."""
     simulator = Simulator(ns.CostModels.load("cpu"))
-    plan = replace(ALL, choice=None).search(task, simulator)
+    plan = replace(ALL, choice=None).find(task, simulator).plan
     assert plan.violations == ()
     best = min(cost.total_ms for cost in simulator.costs(task, [p for p in _every_plan(task) if not p.violations]))
     assert simulator.cost(task, plan).total_ms < best * 1.03
@@ -255,7 +255,7 @@ def test_a_form_that_a_table_cannot_have_is_refused():
     """Three rows don't make eight blocks."""
     task = _criteo(constraints=Constraints((TableRule("criteo_5", forms=("rows",)),)))
     with pytest.raises(UserError, match="'criteo_5' may lie in rows only"):
-        ALL.search(task, SIMULATOR)
+        ALL.find(task, SIMULATOR)
 
 
 class _Asked:
@@ -275,16 +275,16 @@ class _Recorded(Searcher):
     def __init__(self, searcher):
         self.searcher, self.asked = searcher, []
 
-    def search(self, task, simulator):
+    def find(self, task, simulator):
         self.asked.append(task)
-        return self.searcher.search(task, simulator)
+        return self.searcher.find(task, simulator)
 
 
 def test_models_that_know_columns_only_are_asked_once_and_as_before():
     task, simulator = toy_task(12), Simulator(linear_models())
     columns, quick = _Recorded(ALL.parts), _Asked(EvenLayouts())
-    plan = FormSearch(columns, quick).search(task, simulator)
-    assert plan == ALL.parts.search(task, simulator)
+    plan = FormSearch(columns, quick).find(task, simulator).plan
+    assert plan == ALL.parts.find(task, simulator).plan
     assert len(columns.asked) == 1
     assert columns.asked[0] is task
     assert quick.asked == []
@@ -292,7 +292,7 @@ def test_models_that_know_columns_only_are_asked_once_and_as_before():
 
 def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more():
     columns = _Recorded(ALL.parts)
-    replace(ALL.form_search, columns=columns).search(_criteo(), SIMULATOR)
+    replace(ALL.form_search, columns=columns).find(_criteo(), SIMULATOR)
     assert [len(asked.tables) < 26 for asked in columns.asked] == [True]
 
 
@@ -300,7 +300,7 @@ def test_no_more_choices_are_placed_than_asked_for():
     task = _criteo()
     for tries in (0, 1, 3, 6):
         quick = _Asked(EvenLayouts())
-        replace(ALL.form_search, quick=quick, tries=tries).search(task, SIMULATOR)
+        replace(ALL.form_search, quick=quick, tries=tries).find(task, SIMULATOR)
         assert len(quick.asked) <= tries
         assert all(0 < count <= 26 for count in quick.asked)
     assert len(quick.asked) > 2
@@ -343,11 +343,8 @@ def test_what_was_declined_beside_rows_and_copies_is_a_plan_of_the_whole_task():
     """The search of the columns that choices of forms leave declines a plan of these; it is said of all tables."""
 
     class Declining(Searcher):
-        def search(self, task, simulator):
-            return self.find(task, simulator).plan
-
         def find(self, task, simulator):
-            plan = Greedy("dim").search(task, simulator)
+            plan = Greedy("dim").find(task, simulator).plan
             return Found(plan, declined=plan)
 
     task = _criteo()
@@ -361,7 +358,7 @@ def test_what_was_declined_beside_rows_and_copies_is_a_plan_of_the_whole_task():
 
 def test_without_tries_tables_lie_in_columns_where_they_fit():
     task = _criteo()
-    assert replace(ALL, form_tries=0).search(task, SIMULATOR) == ALONE.search(task, SIMULATOR)
+    assert replace(ALL, form_tries=0).find(task, SIMULATOR).plan == ALONE.find(task, SIMULATOR).plan
 
 
 def test_forms_are_chosen_by_a_setting():
@@ -393,11 +390,11 @@ def test_sequence_tables_lie_in_rows_where_that_costs_less():
         tables = [replace(table, pooled=False) for table in base.tables]
         tables[0] = replace(tables[0], row_lookups=(1.0, 0.0))  # in rows, one device would compute them all the same
         task = replace(base, tables=tuple(tables))
-        plan = ALL.search(task, SIMULATOR)
+        plan = ALL.find(task, SIMULATOR).plan
         assert plan.violations == ()
         best = min(cost.total_ms for cost in SIMULATOR.costs(task, _every_sequence_plan(task)))
         gaps.append(_cost(plan) / best - 1)
-        gains.append(1 - _cost(plan) / _cost(ALONE.search(task, SIMULATOR)))
+        gains.append(1 - _cost(plan) / _cost(ALONE.find(task, SIMULATOR).plan))
         found |= set(plan.forms)
     assert max(gaps) < 0.03
     assert min(gains) >= 0
@@ -410,8 +407,8 @@ def test_a_sequence_table_that_fits_no_device_lies_in_rows():
     tables = (_table("videos", 80_000_000, 128, 20, pooled=False), *criteo()[:3])
     task = Task(tables, Topology(8, "16GiB", devices_per_host=8), BATCH)
     with pytest.raises(InfeasibleError, match=r"'videos' takes 19\.\d GiB even at 64 columns"):
-        ALONE.search(task, SIMULATOR)
-    plan = ALL.search(task, SIMULATOR)
+        ALONE.find(task, SIMULATOR)
+    plan = ALL.find(task, SIMULATOR).plan
     assert (plan.forms[0], plan.violations) == (Form.ROWS, ())
     assert to_sharding_plan(plan).plan[""]["videos"].sharding_type == "row_wise"
 
@@ -435,7 +432,7 @@ def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():
     known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROWS), Call(Form.COLUMNS, False))}
     simulator = Simulator(replace(random_form_models(), compute=ComputeByForm(known)))
     for seed in range(4):
-        plan = ALL.search(sequence_task(6, 2, seed), simulator)
+        plan = ALL.find(sequence_task(6, 2, seed), simulator).plan
         assert {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled} == {
             Form.COLUMNS
         }

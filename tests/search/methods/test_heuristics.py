@@ -39,35 +39,37 @@ def test_a_table_larger_than_a_device_is_halved(name):
 
 def test_no_more_halvings_than_there_may_be():
     task = _task([128, 4], memory_bytes=1000 * 36 * 4)
-    assert _widths(Greedy("dim").search(task, SIMULATOR), 0) == [32] * 4
-    assert _widths(Greedy("dim", max_halvings=2).search(task, SIMULATOR), 0) == [32] * 4
+    assert _widths(Greedy("dim").find(task, SIMULATOR).plan, 0) == [32] * 4
+    assert _widths(Greedy("dim", max_halvings=2).find(task, SIMULATOR).plan, 0) == [32] * 4
     with pytest.raises(InfeasibleError, match="64 of 128 columns of table 't0' needs 250 KiB"):
-        Greedy("dim", max_halvings=1).search(task, SIMULATOR)
+        Greedy("dim", max_halvings=1).find(task, SIMULATOR)
 
 
 @pytest.mark.parametrize("searcher", [Greedy("size"), Random()])
 def test_what_has_room_stays_whole(searcher):
     for seed in range(5):
-        plan = searcher.search(toy_task(12, seed=seed), SIMULATOR)
+        plan = searcher.find(toy_task(12, seed=seed), SIMULATOR).plan
         assert len(plan.placements) == 12
 
 
 @pytest.mark.parametrize("rule", [TableRule("t0", max_shards=2), TableRule("t0", min_dim=64)])
 def test_rules_limit_halving(rule):
     limits = Constraints((rule,))
-    assert _widths(Greedy("size").search(_task([128, 4], 1000, 1000 * 68 * 4, constraints=limits), SIMULATOR), 0) == [
+    assert _widths(
+        Greedy("size").find(_task([128, 4], 1000, 1000 * 68 * 4, constraints=limits), SIMULATOR).plan, 0
+    ) == [
         64,
         64,
     ]
     with pytest.raises(InfeasibleError, match="even at 64 columns"):
-        Greedy("size").search(_task([128, 4], 1000, 1000 * 36 * 4, constraints=limits), SIMULATOR)
+        Greedy("size").find(_task([128, 4], 1000, 1000 * 36 * 4, constraints=limits), SIMULATOR)
 
 
 @pytest.mark.parametrize("max_halvings", [0, 3])
 def test_tables_have_as_many_shards_as_rules_ask_for(max_halvings):
     task = _task([64, 16, 16], constraints=Constraints((TableRule("t0", min_shards=3),)))
     for searcher in (Greedy("size", max_halvings), Random(0, max_halvings)):
-        plan = searcher.search(task, SIMULATOR)
+        plan = searcher.find(task, SIMULATOR).plan
         assert plan.violations == ()
         assert _widths(plan, 0) == [20, 20, 24]
 
@@ -76,10 +78,10 @@ def test_sequence_tables_have_two_equal_halves_at_most():
     loose = sequence_task(1, 4, pooled=False)
     simulator = Simulator(ns.CostModels.load("roofline:h100"))
     size = loose.tables[0].size_bytes
-    halved = Greedy("size").search(Task(loose.tables, Topology(4, int(size * 0.6)), loose.batch_size), simulator)
+    halved = Greedy("size").find(Task(loose.tables, Topology(4, int(size * 0.6)), loose.batch_size), simulator).plan
     assert halved.violations == ()
     assert halved.forms == (Form.COLUMNS,)
     assert len(set(_widths(halved, 0))) == 1
     assert len(_widths(halved, 0)) == 2
     with pytest.raises(InfeasibleError):
-        Greedy("size").search(Task(loose.tables, Topology(4, int(size * 0.3)), loose.batch_size), simulator)
+        Greedy("size").find(Task(loose.tables, Topology(4, int(size * 0.3)), loose.batch_size), simulator)

@@ -76,7 +76,7 @@ def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_the
 
 def test_the_search_finds_them_if_asked_to():
     task = _task([128] * 4)
-    plan, alone = (searcher.search(task, SIMULATOR) for searcher in (SEARCH, replace(SEARCH, rows_over="all")))
+    plan, alone = (searcher.find(task, SIMULATOR).plan for searcher in (SEARCH, replace(SEARCH, rows_over="all")))
     assert {len(hosts) for hosts in _hosts(alone)[:4]} == {2}
     assert _ms(plan) < 0.95 * _ms(alone)
     assert plan.violations == ()
@@ -134,7 +134,7 @@ def test_gains_within_the_margins_are_not_taken():
     task = _task([128] * 4)
     for relative, hosts in ((1.0, 2), (0.0, 1)):
         margin = Margin(relative, 1.0)
-        plan = SEARCH.search(task, Simulator(replace(MODELS, margins=Margins(margin, margin, margin))))
+        plan = SEARCH.find(task, Simulator(replace(MODELS, margins=Margins(margin, margin, margin)))).plan
         assert {len(found) for found in _hosts(plan)[:4]} == {hosts}
 
 

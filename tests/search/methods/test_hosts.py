@@ -11,7 +11,7 @@ from neuroshard.plans.hosts import given_to_hosts, least_host_bytes
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.units import to_bytes
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -110,8 +110,8 @@ def test_an_accident_of_placement_is_no_proof():
 
 
 class _Careless(Searcher):
-    def search(self, task, simulator):
-        return assemble(task, [(index, table.dim, 0) for index, table in enumerate(task.tables)])
+    def find(self, task, simulator):
+        return Found(assemble(task, [(index, table.dim, 0) for index, table in enumerate(task.tables)]))
 
 
 def test_nobodys_plan_is_handed_out_with_violations():

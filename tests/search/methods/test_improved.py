@@ -59,17 +59,17 @@ def test_local_search_sets_out_from_any_start(compute):
     task, simulator = toy_task(8), Simulator(replace(linear_models(), compute=compute))
     start = _started_from(_OneDevice(2))
     assert {p.device for p in start.placements} == {2}
-    better = ImprovedSearch((_OneDevice(2),), FEW).search(task, simulator)
+    better = ImprovedSearch((_OneDevice(2),), FEW).find(task, simulator).plan
     assert simulator.cost(task, better).total_ms < 0.5 * simulator.cost(task, start).total_ms
 
 
 def _started_from(*starts):
     """The plan of the start that is chosen: no byte may be moved away from it."""
-    return ImprovedSearch(starts, NONE, max_moved_bytes=0).search(toy_task(8), Simulator(linear_models()))
+    return ImprovedSearch(starts, NONE, max_moved_bytes=0).find(toy_task(8), Simulator(linear_models())).plan
 
 
 def test_the_cheapest_start_counts_and_the_first_among_equals():
-    cheap = Random(1).search(toy_task(8), Simulator(linear_models()))
+    cheap = Random(1).find(toy_task(8), Simulator(linear_models())).plan
     for starts in ((_OneDevice(0), ExistingPlan(cheap)), (ExistingPlan(cheap), _OneDevice(None), _OneDevice(3))):
         assert _started_from(*starts) == cheap
     assert {p.device for p in _started_from(_OneDevice(3), _OneDevice(1)).placements} == {3}
@@ -79,19 +79,19 @@ def test_starts_without_a_plan_are_left_out_unless_all_are():
     task, simulator = toy_task(8), Simulator(linear_models())
     assert {p.device for p in _started_from(_OneDevice(None), _OneDevice(1)).placements} == {1}
     with pytest.raises(InfeasibleError, match="no plan to start from"):
-        ImprovedSearch((_OneDevice(None),)).search(task, simulator)
+        ImprovedSearch((_OneDevice(None),)).find(task, simulator)
 
 
 def test_a_limit_on_moved_bytes_counts_from_the_start():
     task, simulator = toy_task(10), Simulator(random_models())
-    start = Random(1).search(task, simulator)
+    start = Random(1).find(task, simulator).plan
     limit = task.size_bytes // 10
     limited, free = (
-        ImprovedSearch((ExistingPlan(start),), FEW, max_moved_bytes=most).search(task, simulator)
+        ImprovedSearch((ExistingPlan(start),), FEW, max_moved_bytes=most).find(task, simulator).plan
         for most in (limit, None)
     )
     assert 0 < moved_between(start, limited).sum() <= limit < moved_between(start, free).sum()
-    assert Replan(start, limit, FEW).search(task, simulator) == limited
+    assert Replan(start, limit, FEW).find(task, simulator).plan == limited
 
 
 def test_neuroshard_is_the_published_search_even_layouts_and_heuristics_improved():

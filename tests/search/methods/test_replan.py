@@ -34,8 +34,8 @@ FEW = Improvement(shakes=5)
 class _FromRandom(Searcher):
     """Re-plans a random plan."""
 
-    def search(self, task, simulator):
-        return Replan(Random().search(task, simulator), improvement=FEW).search(task, simulator)
+    def find(self, task, simulator):
+        return Replan(Random().find(task, simulator).plan, improvement=FEW).find(task, simulator)
 
 
 class TestReplan(SearcherConformance):
@@ -45,8 +45,8 @@ class TestReplan(SearcherConformance):
 
 def _started(compute, **settings):
     task, simulator = toy_task(14), Simulator(replace(linear_models(), compute=compute))
-    start = Random(0).search(task, simulator)
-    plan = Replan(start, improvement=FEW, **settings).search(task, simulator)
+    start = Random(0).find(task, simulator).plan
+    plan = Replan(start, improvement=FEW, **settings).find(task, simulator).plan
     costs = [cost.total_ms for cost in simulator.costs(task, [start, plan])]
     return start, plan, costs
 
@@ -70,14 +70,14 @@ def test_models_that_do_not_know_a_form_of_the_plan_are_refused():
         with pytest.raises(
             UserError, match=f"table 'toy0' lies in {form}, and these cost models know costs of columns"
         ):
-            Replan(Plan(task, (*placed, *rest))).search(task, Simulator(linear_models()))
+            Replan(Plan(task, (*placed, *rest))).find(task, Simulator(linear_models()))
     with pytest.raises(UserError, match="did you mean 'copies'"):
         Replan(Plan(task, (*in_copies(task, 0), *rest)), forms=("copy",))
 
 
 def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
     task, simulator = toy_task(10), Simulator(random_models())
-    Random().search(task, simulator).save(tmp_path / "plan.json")
+    Random().find(task, simulator).plan.save(tmp_path / "plan.json")
     busier = replace(task, tables=(replace(task.tables[0], pooling_factor=99.0), *task.tables[1:]))
     plan = ns.search(busier, simulator, searcher="replan", start=str(tmp_path / "plan.json"))
     assert plan.task == busier
@@ -85,8 +85,8 @@ def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
 
 def test_the_remark_names_bytes_and_cost():
     task, simulator = toy_task(10), Simulator(random_models())
-    searcher = Replan(Random().search(task, simulator), improvement=FEW)
-    remark = searcher.remark(task, simulator, searcher.search(task, simulator))
+    searcher = Replan(Random().find(task, simulator).plan, improvement=FEW)
+    remark = searcher.find(task, simulator).remark
     assert "moves" in remark
     assert "ms (" in remark
 
@@ -94,17 +94,17 @@ def test_the_remark_names_bytes_and_cost():
 def test_explain_says_the_same_number_of_moved_bytes():
     """Weights and optimizer state, both of them."""
     task = replace(toy_task(10), memory=ns.MemoryUse("adam"))
-    searcher = Replan(Random().search(task, Simulator(random_models())), improvement=FEW)
-    plan = searcher.search(task, Simulator(random_models()))
-    shown = readable_bytes(sum(move.size_bytes for move in table_changes(searcher.start, plan)))
+    searcher = Replan(Random().find(task, Simulator(random_models())).plan, improvement=FEW)
+    found = searcher.find(task, Simulator(random_models()))
+    shown = readable_bytes(sum(move.size_bytes for move in table_changes(searcher.start, found.plan)))
     assert shown != readable_bytes(0)
-    assert searcher.remark(task, Simulator(random_models()), plan).startswith(f"moves {shown} of ")
+    assert found.remark.startswith(f"moves {shown} of ")
 
 
 def test_starts_of_other_tables_are_refused():
-    start = Random().search(toy_task(6), Simulator(linear_models()))
+    start = Random().find(toy_task(6), Simulator(linear_models())).plan
     with pytest.raises(UserError, match=r"for other tables: none of its 6 .* such as 'toy0' .* searcher=neuroshard"):
-        Replan(start).search(toy_task(6, seed=1), Simulator(linear_models()))
+        Replan(start).find(toy_task(6, seed=1), Simulator(linear_models()))
 
 
 def _where(plan):
@@ -118,75 +118,77 @@ def _where(plan):
 def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     """Nothing is moved but what has to be, as long as nothing else is worth it."""
     task, few = toy_task(8), {"improvement": FEW, "least_gain": 1e9}
-    simulator, start = Simulator(linear_models()), Random().search(task, Simulator(linear_models()))
+    simulator, start = Simulator(linear_models()), Random().find(task, Simulator(linear_models())).plan
     extra = replace(toy_task(9).tables[8], name="new")
     changed = replace(task, tables=(extra, *task.tables[:0:-1]))  # one came, one went, in another order
     searcher = Replan(start, **few)
-    plan, before = searcher.search(changed, simulator), _where(start)
-    assert {name: places for name, places in _where(plan).items() if name != "new"} == {
+    found, before = searcher.find(changed, simulator), _where(start)
+    assert {name: places for name, places in _where(found.plan).items() if name != "new"} == {
         name: places for name, places in before.items() if name != "toy0"
     }
-    said = searcher.remark(changed, simulator, plan)
-    assert said.startswith("1 table(s) new or of another shape, 1 table(s) gone, moves 0 bytes of ")
+    assert found.remark.startswith("1 table(s) new or of another shape, 1 table(s) gone, moves 0 bytes of ")
     two = replace(task, topology=Topology(2, 1 << 30))
     of_two = Simulator(linear_models(2))
     gone = sum(task.tables[p.shard.table].with_dim(p.shard.dim).size_bytes for p in start.placements if p.device > 1)
-    plan = Replan(start, gone, **few).search(two, of_two)
+    found = Replan(start, gone, **few).find(two, of_two)
+    plan = found.plan
     stayed = {name: places for name, places in before.items() if places[-1][0] < 2}
     assert 0 < len(stayed) < 8
     assert stayed.items() <= _where(plan).items()
-    assert "4 -> 2 devices, moves " in Replan(start, **few).remark(two, of_two, plan)
+    assert "4 -> 2 devices, moves " in found.remark
     cost_ms = of_two.cost(two, plan).total_ms
     forced = f"{readable_bytes(gone)} must be moved in any case, which alone would give {cost_ms:.2f} ms"
-    assert Replan(start, **few).find(two, of_two).remark == forced
+    assert found.remark.endswith(f"; {forced}")
     with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: {gone} bytes are moved at least"):
-        Replan(start, gone - 1, **few).search(two, of_two)
+        Replan(start, gone - 1, **few).find(two, of_two)
 
 
 def test_what_limits_force_is_moved_whatever_it_gains():
     task, simulator = toy_task(6), Simulator(linear_models())
-    start = Random().search(task, simulator)
+    start = Random().find(task, simulator).plan
     first = start.placements[0]
     rule = Constraints((TableRule(task.tables[first.shard.table].name, devices=((first.device + 1) % 4,)),))
     tight = replace(task, topology=Topology(4, max(start.device_bytes) - 1))
     for other in (replace(task, constraints=rule), tight):
         assert Plan(other, start.placements).violations
-        plan = Replan(start, improvement=FEW, least_gain=1e9).search(other, simulator)
+        plan = Replan(start, improvement=FEW, least_gain=1e9).find(other, simulator).plan
         assert plan.violations == ()
         assert 0 < moved_between(start, plan).sum() < task.size_bytes / 2
 
 
 def test_moves_that_save_less_than_the_least_gain_are_not_made():
     task, simulator = toy_task(14), Simulator(linear_models())
-    start = Random().search(task, simulator)
-    plans = [Replan(start, improvement=FEW, least_gain=0.0).search(task, simulator)]
+    start = Random().find(task, simulator).plan
+    plans = [Replan(start, improvement=FEW, least_gain=0.0).find(task, simulator).plan]
     before, after = (cost.total_ms for cost in simulator.costs(task, [start, *plans]))
     gain = 1 - after / before
-    plans += [Replan(start, improvement=FEW, least_gain=gain + off).search(task, simulator) for off in (-1e-6, 1e-6)]
+    plans += [Replan(start, improvement=FEW, least_gain=gain + off).find(task, simulator).plan for off in (-1e-6, 1e-6)]
     assert plans[0] == plans[1] != start
     assert plans[2] == start
-    found = NeuroShard(improvement=FEW).search(task, simulator)
-    assert Replan(found).search(task, simulator) == found
+    found = NeuroShard(improvement=FEW).find(task, simulator).plan
+    assert Replan(found).find(task, simulator).plan == found
     with pytest.raises(UserError, match="least_gain=-1"):
         Replan(start, least_gain=-1)
 
 
 def test_impossible_settings_are_refused():
     task = toy_task(6)
-    start = Random().search(task, Simulator(linear_models()))
+    start = Random().find(task, Simulator(linear_models())).plan
     with pytest.raises(UserError, match="max_moved_bytes=-1"):
         Replan(start, -1)
     with pytest.raises(UserError, match="max_moved_bytes='much' must be a size"):
         Replan(start, "much")
-    free, limited = (Replan(start, limit, FEW).search(task, Simulator(linear_models())) for limit in (None, "1000 PiB"))
+    free, limited = (
+        Replan(start, limit, FEW).find(task, Simulator(linear_models())).plan for limit in (None, "1000 PiB")
+    )
     assert free == limited
 
 
 def test_a_plan_that_costs_nothing_has_a_remark():
     free = CostModels(LinearCompute(0.0, 0.0), LinearComm(4, 0.0), LinearComm(4, 0.0), 256)
     task, simulator = toy_task(4), Simulator(free)
-    replan = Replan(Random().search(task, simulator))
-    assert "0.00 -> 0.00 ms" in replan.remark(task, simulator, replan.search(task, simulator))
+    replan = Replan(Random().find(task, simulator).plan)
+    assert "0.00 -> 0.00 ms" in replan.find(task, simulator).remark
 
 
 H100 = Simulator(CostModels.load("roofline:h100"))
@@ -217,9 +219,9 @@ def _others(plan):
 class _FromForms(Searcher):
     """Re-plans a plan in all forms that the models know, with little to be moved."""
 
-    def search(self, task, simulator):
-        start = NeuroShard(improvement=Improvement(shakes=0), choice=None).search(task, simulator)
-        return Replan(start, task.size_bytes // 10, FEW).search(task, simulator)
+    def find(self, task, simulator):
+        start = NeuroShard(improvement=Improvement(shakes=0), choice=None).find(task, simulator).plan
+        return Replan(start, task.size_bytes // 10, FEW).find(task, simulator)
 
 
 class TestReplanOfForms(SearcherConformance):
@@ -231,7 +233,7 @@ class TestReplanOfForms(SearcherConformance):
 def test_columns_move_beside_rows_and_copies_that_stay(use):
     task = _criteo(memory=use)
     start = _mixed(task)
-    found = {most: Replan(start, most, **KEEP).search(task, H100) for most in (0, 10**8, 10**10, None)}
+    found = {most: Replan(start, most, **KEEP).find(task, H100).plan for most in (0, 10**8, 10**10, None)}
     for most, plan in found.items():
         assert plan.forms == start.forms
         assert _others(plan) == _others(start)
@@ -256,7 +258,7 @@ def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
         Plan(task, (*in_rows(task, 0, [0, 1]), *in_columns(task, [(i, 16, device(i)) for i in range(1, 13)])))
         for device in (lambda i: 2, lambda i: i % 4)
     )
-    plan = Replan(start, **KEEP).search(task, H100)
+    plan = Replan(start, **KEEP).find(task, H100).plan
     assert plan.forms == start.forms
     assert _ms(plan) < _ms(evenly)
     assert sum(plan.device_dims[2:]) > 3 * sum(plan.device_dims[:2])
@@ -264,17 +266,17 @@ def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
 
 def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_limit():
     task = _criteo()
-    start = NeuroShard(forms=("columns",), improvement=FEW).search(task, H100)
-    best = _ms(NeuroShard(improvement=FEW).search(task, H100))
+    start = NeuroShard(forms=("columns",), improvement=FEW).find(task, H100).plan
+    best = _ms(NeuroShard(improvement=FEW).find(task, H100).plan)
     costs = []
     for most in (0, 10**8, None):
-        searcher = Replan(start, most, FEW)
-        plan = searcher.search(task, H100)
+        found = Replan(start, most, FEW).find(task, H100)
+        plan = found.plan
         assert plan.violations == ()
         assert most is None or moved_between(start, plan).sum() <= most
         changed = sum(one is not other for one, other in zip(start.forms, plan.forms, strict=True))
         said = f"{changed} of 16 tables change their form"
-        assert (said in searcher.remark(task, H100, plan)) == (changed > 0)
+        assert (said in found.remark) == (changed > 0)
         costs.append((_ms(plan), changed))
     assert costs[0] == (pytest.approx(_ms(start)), 0)
     assert costs[1][1] > 0
@@ -285,11 +287,11 @@ def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_
 def test_copies_that_do_not_pay_become_columns_and_move_nothing():
     task = _criteo(12)
     start = Plan(task, tuple(placed for i in range(12) for placed in in_copies(task, i)))
-    plan = Replan(start, 0, FEW).search(task, H100)
+    plan = Replan(start, 0, FEW).find(task, H100).plan
     assert moved_between(start, plan).sum() == 0
     assert Form.COLUMNS in plan.forms
     assert _ms(plan) < 0.8 * _ms(start)
-    assert Replan(start, forms=(), improvement=FEW).search(task, H100) == start
+    assert Replan(start, forms=(), improvement=FEW).find(task, H100).plan == start
 
 
 def test_rows_may_go_back_to_columns():
@@ -297,7 +299,7 @@ def test_rows_may_go_back_to_columns():
     columns = [(i, table.dim, i % 4) for i, table in enumerate(task.tables) if i]
     start = Plan(task, (*in_rows(task, 0, range(4)), *in_columns(task, columns)))
     within = task.tables[0].size_bytes // 2
-    plans = [Replan(start, most, FEW, forms=("columns",)).search(task, H100) for most in (within, None)]
+    plans = [Replan(start, most, FEW, forms=("columns",)).find(task, H100).plan for most in (within, None)]
     assert [plan.forms[0] for plan in plans] == [Form.ROWS, Form.COLUMNS]
     assert moved_between(start, plans[0]).sum() <= within
 
@@ -307,7 +309,7 @@ def test_columns_stay_apart_from_rows_of_a_host():
     columns = [(0, task.tables[0].dim, 3), *((i, task.tables[i].dim, 3) for i in range(2, 10))]
     start = Plan(task, (*in_rows(task, 1, [0, 1]), *in_columns(task, columns)))
     assert start.violations == ()
-    plan = Replan(start, improvement=FEW).search(task, H100)
+    plan = Replan(start, improvement=FEW).find(task, H100).plan
     assert plan.violations == ()
     assert _ms(plan) < _ms(start)
     assert plan.forms[1] is Form.ROWS

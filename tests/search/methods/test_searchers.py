@@ -87,7 +87,7 @@ def _task(dims, num_devices=2, memory_bytes=1 << 30, rows=1000):
 
 
 def test_greedy_balances_its_score():
-    plan = Greedy("dim").search(_task([64, 32, 32, 16, 16]), Simulator(linear_models(2)))
+    plan = Greedy("dim").find(_task([64, 32, 32, 16, 16]), Simulator(linear_models(2))).plan
     assert plan.device_dims == (80, 80)
 
 
@@ -104,7 +104,7 @@ def test_every_score_puts_its_heaviest_table_alone(score, first):
         "both": replace(base, name="heavy", pooling_factor=20.0, rows=10_000),
     }[first]
     tables = (*(replace(base, name=f"light{i}") for i in range(4)), heavy)
-    plan = Greedy(score).search(Task(tables, Topology(2, 1 << 30), 256), Simulator(linear_models(2)))
+    plan = Greedy(score).find(Task(tables, Topology(2, 1 << 30), 256), Simulator(linear_models(2))).plan
     alone = [names for tables in plan.device_tables if (names := [table.name for table in tables]) == ["heavy"]]
     assert alone == [["heavy"]]
 
@@ -113,8 +113,8 @@ def test_splits_never_cost_more_than_none():
     for seed in range(6):
         task = toy_task(10, seed=seed)
         simulator = Simulator(random_models(seed=seed))
-        whole = BeamSearch(max_splits=0).search(task, simulator)
-        split = BeamSearch().search(task, simulator)
+        whole = BeamSearch(max_splits=0).find(task, simulator).plan
+        split = BeamSearch().find(task, simulator).plan
         assert simulator.cost(task, split).total_ms <= simulator.cost(task, whole).total_ms + 1e-4
 
 
@@ -124,8 +124,8 @@ def test_local_search_never_costs_more_than_the_published_one(num_devices):
     for seed in range(6):
         task = toy_task(12, num_devices, seed=seed)
         simulator = Simulator(random_models(num_devices, seed))
-        published = simulator.cost(task, BeamSearch().search(task, simulator)).total_ms
-        ours = simulator.cost(task, NeuroShard(improvement=Improvement(shakes=30)).search(task, simulator)).total_ms
+        published = simulator.cost(task, BeamSearch().find(task, simulator).plan).total_ms
+        ours = simulator.cost(task, NeuroShard(improvement=Improvement(shakes=30)).find(task, simulator).plan).total_ms
         assert ours <= published * (1 + 1e-5)
         gains.append(1 - ours / published)
     assert max(gains) > 0.001
@@ -135,7 +135,7 @@ def test_models_of_any_form_are_searched():
     opaque = replace(linear_models(), compute=OpaqueCompute())
     task, simulator = toy_task(5), Simulator(opaque)
     greedy, published, ours = (
-        simulator.cost(task, searcher.search(task, simulator)).total_ms
+        simulator.cost(task, searcher.find(task, simulator).plan).total_ms
         for searcher in (
             Greedy("lookup"),
             BeamSearch(max_splits=3),
@@ -150,9 +150,9 @@ def test_models_of_any_form_are_searched():
 def test_neuroshard_splits_a_table_that_dominates():
     task = _task([128, 4])
     simulator = Simulator(linear_models(2))
-    plan = BeamSearch().search(task, simulator)
+    plan = BeamSearch().find(task, simulator).plan
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) in ([64, 64], [60, 68])
-    whole = BeamSearch(max_splits=0).search(task, simulator)
+    whole = BeamSearch(max_splits=0).find(task, simulator).plan
     assert simulator.cost(task, plan).total_ms < simulator.cost(task, whole).total_ms
 
 
@@ -161,8 +161,8 @@ def test_a_tight_packing_is_found():
     total = sum(dims) * 1000 * 4
     task = _task(dims, num_devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
     with pytest.raises(InfeasibleError, match="the emptiest device that may hold it has"):
-        Greedy("size", max_halvings=0).search(task, Simulator(linear_models(3)))
-    assert BeamSearch(max_splits=1).search(task, Simulator(linear_models(3))).fits
+        Greedy("size", max_halvings=0).find(task, Simulator(linear_models(3)))
+    assert BeamSearch(max_splits=1).find(task, Simulator(linear_models(3))).plan.fits
 
 
 def test_the_smallest_cap_named_by_an_error_works():
@@ -170,10 +170,10 @@ def test_the_smallest_cap_named_by_an_error_works():
     total = sum(table.size_bytes for table in tables)
     simulator = Simulator(linear_models(3))
     with pytest.raises(InfeasibleError) as caught:
-        BeamSearch().search(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
+        BeamSearch().find(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
     cap = to_bytes(re.search(r"([\d.]+ [KM]iB) on each would do", str(caught.value)).group(1), "cap")
     assert "'t4'" in str(caught.value)
-    assert BeamSearch().search(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).fits
+    assert BeamSearch().find(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).plan.fits
 
 
 def test_neuroshard_splits_what_fits_no_device():
@@ -181,8 +181,8 @@ def test_neuroshard_splits_what_fits_no_device():
     with pytest.raises(
         InfeasibleError, match=r"table 't2' needs 250 KiB, the emptiest device that may hold it has 141 KiB"
     ):
-        Greedy("size", max_halvings=0).search(task, Simulator(linear_models(2)))
-    plan = BeamSearch().search(task, Simulator(linear_models(2)))
+        Greedy("size", max_halvings=0).find(task, Simulator(linear_models(2)))
+    plan = BeamSearch().find(task, Simulator(linear_models(2))).plan
     assert plan.fits
     assert len(plan.placements) == 4
 
@@ -190,17 +190,17 @@ def test_neuroshard_splits_what_fits_no_device():
 def test_infeasible_errors_name_what_is_in_the_way():
     simulator = Simulator(linear_models(2))
     with pytest.raises(InfeasibleError, match=r"give each at least 750 KiB"):
-        BeamSearch().search(_task([128] * 3, memory_bytes=600_000), simulator)
+        BeamSearch().find(_task([128] * 3, memory_bytes=600_000), simulator)
     tall, small = Table("tall", 25_000, 4, 1.0, ONCE), Table("small", 10, 4, 1.0, ONCE)
     with pytest.raises(InfeasibleError, match=r"table 'tall' takes 391 KiB even at 4 columns"):
-        BeamSearch().search(Task((tall, small), Topology(2, 390_000), 256), simulator)
+        BeamSearch().find(Task((tall, small), Topology(2, 390_000), 256), simulator)
 
 
 def test_the_package_can_be_called():
     task, simulator = toy_task(6), Simulator(linear_models())
-    assert ns.search(task, simulator) == NeuroShard().search(task, simulator)
-    assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").search(task, simulator)
-    assert ns.search(task, simulator, beam_width=1) == NeuroShard(beam_width=1).search(task, simulator)
+    assert ns.search(task, simulator) == NeuroShard().find(task, simulator).plan
+    assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").find(task, simulator).plan
+    assert ns.search(task, simulator, beam_width=1) == NeuroShard(beam_width=1).find(task, simulator).plan
 
 
 def test_unknown_searchers_and_settings_name_the_nearest():
@@ -231,4 +231,4 @@ def test_impossible_settings_are_refused(kind, setting):
 
 def test_models_for_another_number_of_devices_are_refused():
     with pytest.raises(UserError, match="made for 4 devices"):
-        BeamSearch().search(toy_task(6, num_devices=2), Simulator(linear_models(4)))
+        BeamSearch().find(toy_task(6, num_devices=2), Simulator(linear_models(4)))

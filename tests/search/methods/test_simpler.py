@@ -34,10 +34,10 @@ def _ms(plan, simulator=SIMULATOR):
 
 def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
     task = Task(criteo(), Topology(8, "80GiB"), 65536)
-    cheapest, plan = (replace(ALL, tolerance=tolerance).search(task, SIMULATOR) for tolerance in (0.0, 0.005))
+    cheapest, plan = (replace(ALL, tolerance=tolerance).find(task, SIMULATOR).plan for tolerance in (0.0, 0.005))
     assert len(plan.placements) < len(cheapest.placements)
     assert _ms(cheapest) < _ms(plan) <= _ms(cheapest) * 1.005
-    assert ALL.search(task, SIMULATOR) == plan
+    assert ALL.find(task, SIMULATOR).plan == plan
 
 
 @pytest.mark.parametrize("compute", [linear_models().compute, OpaqueCompute()])
@@ -72,7 +72,7 @@ def test_limits_are_kept():
     for seed in range(10):
         task = constrained_task(seed)
         try:
-            plan = replace(ALL, tolerance=0.0).search(task, SIMULATOR)
+            plan = replace(ALL, tolerance=0.0).find(task, SIMULATOR).plan
         except InfeasibleError:
             continue
         found = _simpler(plan, SIMULATOR, 1.0)

@@ -49,15 +49,15 @@ def _tiers(plan):
 
 
 def test_tables_stay_on_devices_that_have_room():
-    plan = QUICKLY.search(_task(2.0), SIMULATOR)
+    plan = QUICKLY.find(_task(2.0), SIMULATOR).plan
     assert _tiers(plan) == {Tier.DEVICE}
     without = _task(2.0)
     without = replace(without, topology=replace(without.topology, host_memory_bytes=0))
-    assert QUICKLY.search(without, SIMULATOR).placements == plan.placements
+    assert QUICKLY.find(without, SIMULATOR).plan.placements == plan.placements
 
 
 def test_less_memory_costs_more():
-    plans = [QUICKLY.search(_task(share), SIMULATOR) for share in (1.2, 0.7, 0.4, 0.2, 0.05)]
+    plans = [QUICKLY.find(_task(share), SIMULATOR).plan for share in (1.2, 0.7, 0.4, 0.2, 0.05)]
     costs = [_cost(plan) for plan in plans]
     assert not any(plan.violations for plan in plans)
     assert costs == sorted(costs)
@@ -67,8 +67,8 @@ def test_less_memory_costs_more():
 def test_plans_without_room_on_devices_need_host_memory():
     task = _task(0.5, host_share=0.0)
     with pytest.raises(InfeasibleError, match="the tables take"):
-        QUICKLY.search(task, SIMULATOR)
-    assert QUICKLY.search(_task(0.5), SIMULATOR).fits
+        QUICKLY.find(task, SIMULATOR)
+    assert QUICKLY.find(_task(0.5), SIMULATOR).plan.fits
 
 
 def test_plans_of_tiny_tasks_are_near_the_best():
@@ -90,7 +90,7 @@ def test_plans_of_tiny_tasks_are_near_the_best():
         every = [rehomed(plan, task, chosen) for plan in whole for chosen in product(homes, repeat=3)]
         fitting = [plan for plan in every if plan.fits]
         best = min(cost.total_ms for cost in SIMULATOR.costs(task, fitting))
-        gaps.append(_cost(QUICKLY.search(task, SIMULATOR)) / best - 1)
+        gaps.append(_cost(QUICKLY.find(task, SIMULATOR).plan) / best - 1)
     assert np.mean(gaps) < 0.02
     assert max(gaps) < 0.1
 
@@ -99,7 +99,7 @@ def test_rules_are_kept():
     names = [table.name for table in LARGE[:8]]
     rules = Constraints((TableRule(names[0], tiers=("host",)), TableRule(names[1], tiers=("cached",), cached=0.35)))
     for share in (0.4, 1.5):
-        plan = QUICKLY.search(_task(share, constraints=rules), SIMULATOR)
+        plan = QUICKLY.find(_task(share, constraints=rules), SIMULATOR).plan
         assert plan.homes[0] == Home(Tier.HOST)
         assert plan.homes[1] == Home(Tier.CACHED, 0.35)
         assert plan.violations == ()
@@ -107,7 +107,7 @@ def test_rules_are_kept():
 
 @pytest.mark.parametrize("rule", [TableRule("*", tiers=("device", "host")), TableRule("*", tiers=("cached",))])
 def test_every_table_may_be_kept_out_of_a_memory(rule):
-    plan = QUICKLY.search(_task(0.5, constraints=Constraints((rule,))), SIMULATOR)
+    plan = QUICKLY.find(_task(0.5, constraints=Constraints((rule,))), SIMULATOR).plan
     assert _tiers(plan) <= {Tier(tier) for tier in rule.tiers}
     assert plan.violations == ()
 
@@ -115,7 +115,7 @@ def test_every_table_may_be_kept_out_of_a_memory(rule):
 def test_other_searchers_leave_tables_where_rules_put_them():
     names = [table.name for table in LARGE[:8]]
     rules = Constraints(tuple(TableRule(name, tiers=("host",)) for name in names[:6]))
-    plan = Greedy("dim").search(_task(2.0, constraints=rules), SIMULATOR)
+    plan = Greedy("dim").find(_task(2.0, constraints=rules), SIMULATOR).plan
     assert plan.homes == (Home(Tier.HOST),) * 6 + (ON_DEVICE,) * 2
     assert plan.violations == ()
 
@@ -130,7 +130,7 @@ def test_other_searchers_leave_tables_where_rules_put_them():
 )
 def test_the_memory_that_is_short_is_named(share, host_share, rules, why):
     with pytest.raises(InfeasibleError, match=why):
-        QUICKLY.search(_task(share, host_share=host_share, constraints=Constraints(rules)), SIMULATOR)
+        QUICKLY.find(_task(share, host_share=host_share, constraints=Constraints(rules)), SIMULATOR)
 
 
 def test_caches_of_tables_on_several_devices_take_what_is_left():
@@ -147,20 +147,20 @@ def test_caches_of_tables_on_several_devices_take_what_is_left():
 def test_every_host_has_room_for_its_own():
     task = _task(0.3, host_share=0.55)
     task = replace(task, topology=replace(task.topology, devices_per_host=2))
-    plan = QUICKLY.search(task, SIMULATOR)
+    plan = QUICKLY.find(task, SIMULATOR).plan
     assert max(plan.host_bytes) <= task.topology.host_bytes
     assert plan.violations == ()
 
 
 def test_models_that_know_no_host_memory_leave_it_alone():
-    plan = QUICKLY.search(_task(2.0), Simulator(replace(linear_models(), batch_size=BATCH)))
+    plan = QUICKLY.find(_task(2.0), Simulator(replace(linear_models(), batch_size=BATCH))).plan
     assert _tiers(plan) == {Tier.DEVICE}
 
 
 def test_running_jobs_keep_their_memories():
-    plan = QUICKLY.search(_task(0.4), SIMULATOR)
+    plan = QUICKLY.find(_task(0.4), SIMULATOR).plan
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
-    moved = Replan(worse, improvement=Improvement(shakes=5)).search(plan.task, SIMULATOR)
+    moved = Replan(worse, improvement=Improvement(shakes=5)).find(plan.task, SIMULATOR).plan
     assert moved.homes == plan.homes
     assert moved.task == plan.task
     assert moved.violations == ()
@@ -168,16 +168,16 @@ def test_running_jobs_keep_their_memories():
 
 
 def test_memories_stay_where_a_table_goes():
-    plan = QUICKLY.search(_task(0.4), SIMULATOR)
+    plan = QUICKLY.find(_task(0.4), SIMULATOR).plan
     fewer = replace(plan.task, tables=plan.task.tables[1:])
     assert len(set(plan.homes[1:])) > 1
-    changed = Replan(plan, improvement=Improvement(shakes=1), least_gain=1e9).search(fewer, SIMULATOR)
+    changed = Replan(plan, improvement=Improvement(shakes=1), least_gain=1e9).find(fewer, SIMULATOR).plan
     assert changed.homes == plan.homes[1:]
     assert moved_bytes(plan, changed) == 0
 
 
 def test_plans_are_explained_and_have_finalists():
-    plan = QUICKLY.search(_task(0.4), SIMULATOR)
+    plan = QUICKLY.find(_task(0.4), SIMULATOR).plan
     found = explain(plan, SIMULATOR)
     homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
     assert {share.table: share.home for share in found.shards} == homes
@@ -188,4 +188,4 @@ def test_plans_are_explained_and_have_finalists():
 
 
 def test_plans_repeat():
-    assert QUICKLY.search(_task(0.4), SIMULATOR) == QUICKLY.search(_task(0.4), SIMULATOR)
+    assert QUICKLY.find(_task(0.4), SIMULATOR).plan == QUICKLY.find(_task(0.4), SIMULATOR).plan

@@ -31,8 +31,8 @@ def _task(dims, cap=1 << 30, num_devices=2):
 def test_it_splits_what_does_not_fit_whole():
     task, simulator = _task([64, 8, 8], cap=1000 * 50 * 4), Simulator(linear_models(2))
     with pytest.raises(InfeasibleError):
-        TorchRecSearch(split_factors=(1,)).search(task, simulator)
-    plan = TorchRecSearch(split_factors=(1, 2)).search(task, simulator)
+        TorchRecSearch(split_factors=(1,)).find(task, simulator)
+    plan = TorchRecSearch(split_factors=(1, 2)).find(task, simulator).plan
     assert plan.violations == ()
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) == [32, 32]
 
@@ -40,11 +40,11 @@ def test_it_splits_what_does_not_fit_whole():
 def test_the_best_of_its_settings_counts():
     task, simulator = toy_task(8, seed=3), Simulator(linear_models())
     alone = [
-        simulator.cost(task, TorchRecSearch((factor,), (sort,)).search(task, simulator)).total_ms
+        simulator.cost(task, TorchRecSearch((factor,), (sort,)).find(task, simulator).plan).total_ms
         for factor in (1, 2)
         for sort in ("storage", "perf")
     ]
-    both = simulator.cost(task, TorchRecSearch((1, 2)).search(task, simulator)).total_ms
+    both = simulator.cost(task, TorchRecSearch((1, 2)).find(task, simulator).plan).total_ms
     assert both == min(alone)
     assert len(set(alone)) > 1
 
@@ -55,8 +55,8 @@ def test_our_estimates_make_its_plans_cheaper():
     theirs, ours = [], []
     for seed in range(2):
         task = toy_task(7, seed=seed)
-        theirs.append(simulator.cost(task, TorchRecSearch((1, 2)).search(task, simulator)).total_ms)
-        found = TorchRecSearch((1, 2), estimates=SimulatorEstimates()).search(task, simulator)
+        theirs.append(simulator.cost(task, TorchRecSearch((1, 2)).find(task, simulator).plan).total_ms)
+        found = TorchRecSearch((1, 2), estimates=SimulatorEstimates()).find(task, simulator).plan
         ours.append(simulator.cost(task, found).total_ms)
     assert sum(ours) < sum(theirs)
 
@@ -72,12 +72,12 @@ def test_it_uses_all_of_torchrecs_types_where_asked_to():
     task = Task((huge, *small), Topology(4, 40_000 * 4 * 3), 256)
     simulator = Simulator(CostModels.load("roofline:h100"))
     with pytest.raises(InfeasibleError):
-        TorchRecSearch((1, 2)).search(task, simulator)
-    plan = TorchRecSearch((1, 2), forms=("columns", "rows", "copies")).search(task, simulator)
+        TorchRecSearch((1, 2)).find(task, simulator)
+    plan = TorchRecSearch((1, 2), forms=("columns", "rows", "copies")).find(task, simulator).plan
     assert plan.violations == ()
     assert plan.forms[0] is Form.ROWS
     in_columns = replace(task, constraints=Constraints((TableRule("small*", forms=("columns",)),)))
-    kept = TorchRecSearch((1, 2), forms=("columns", "rows", "copies")).search(in_columns, simulator)
+    kept = TorchRecSearch((1, 2), forms=("columns", "rows", "copies")).find(in_columns, simulator).plan
     assert set(kept.forms[1:]) == {Form.COLUMNS}
 
 
@@ -86,7 +86,7 @@ def test_its_rows_may_lie_on_one_host():
     tables = tuple(Table(f"t{i}", 100_000, 16, 20.0, ONCE) for i in range(6))
     rules = Constraints((TableRule("*", forms=("rows",)),))
     task = Task(tables, Topology(4, 1 << 30, devices_per_host=2), 256, constraints=rules)
-    plan = TorchRecSearch((1,), forms=("columns", "rows")).search(task, Simulator(CostModels.load("roofline:h100")))
+    plan = TorchRecSearch((1,), forms=("columns", "rows")).find(task, Simulator(CostModels.load("roofline:h100"))).plan
     assert plan.violations == ()
     assert set(plan.forms) == {Form.ROWS}
 

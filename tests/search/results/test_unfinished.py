@@ -25,11 +25,11 @@ class _Counting(Random):
     calls = 0
     dies_at = None
 
-    def search(self, task, simulator):
+    def find(self, task, simulator):
         type(self).calls += 1
         if type(self).calls == self.dies_at:
             raise _Killed
-        return super().search(task, simulator)
+        return super().find(task, simulator)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_the_known_optimum_is_learned(learner):
         simulator.cost(one, plan).total_ms / _best_ms(one, simulator) for one, plan in zip(KNOWN, plans, strict=True)
     ]
     random = [
-        simulator.cost(one, Random(seed).search(one, simulator)).total_ms / _best_ms(one, simulator)
+        simulator.cost(one, Random(seed).find(one, simulator).plan).total_ms / _best_ms(one, simulator)
         for one in KNOWN
         for seed in range(8)
     ]
@@ -121,7 +121,7 @@ def test_what_a_run_leaves(tmp_path, models):
     assert list(result.history["round"]) == [0, 1, 2, 3]
     assert result.history["cost_loss"].iloc[-1] < result.history["cost_loss"].iloc[0]
     assert "random" in result.references
-    plan = PolicySearch(str(tmp_path / "run"), samples=4).search(toy_task(9, 2), Simulator(linear_models(2)))
+    plan = PolicySearch(str(tmp_path / "run"), samples=4).find(toy_task(9, 2), Simulator(linear_models(2))).plan
     assert plan.fits
     again = _run(tmp_path).run()  # nothing left to do
     pd.testing.assert_frame_equal(again.history, result.history)
@@ -181,15 +181,15 @@ def test_installed_policies_say_where_they_come_from():
 def test_a_policy_that_gets_stuck_says_so():
     tight = task([5, 4, 3], memory_bytes=int(1.5 * 1000 * 8 * 4))
     with pytest.raises(InfeasibleError, match="some table finds no device with room left"):
-        PolicySearch("dreamshard", samples=8).search(tight, Simulator(linear_models(2)))
+        PolicySearch("dreamshard", samples=8).find(tight, Simulator(linear_models(2)))
 
 
 def test_samples_never_make_it_worse():
     simulator = Simulator(linear_models())
     for seed in range(4):
         one = toy_task(12, seed=seed)
-        alone = simulator.cost(one, PolicySearch("dreamshard").search(one, simulator)).total_ms
-        more = simulator.cost(one, PolicySearch("dreamshard", samples=16).search(one, simulator)).total_ms
+        alone = simulator.cost(one, PolicySearch("dreamshard").find(one, simulator).plan).total_ms
+        more = simulator.cost(one, PolicySearch("dreamshard", samples=16).find(one, simulator).plan).total_ms
         assert more <= alone
     with pytest.raises(UserError, match="samples=-1"):
         PolicySearch("dreamshard", samples=-1)

@@ -44,7 +44,7 @@ def test_impossible_is_said_of_what_is_impossible_only(searcher):
         tiny = tiny_task(seed)
         try:
             task = tiny.task()
-            plan = searcher.search(task, Simulator(linear_models(task.topology.num_devices)))
+            plan = searcher.find(task, Simulator(linear_models(task.topology.num_devices))).plan
         except InfeasibleError as error:
             assert "budget" not in str(error), seed  # so small a task is always decided
             assert not tiny.has_plan(), (seed, str(error))
@@ -73,7 +73,7 @@ def test_sequence_tables_have_plans_wherever_there_are_any():
     for seed in range(150):
         tiny = tiny_task(seed, pooled=(True, False))
         try:
-            plan = SPLITTING[0].search(tiny.task(), simulator)
+            plan = SPLITTING[0].find(tiny.task(), simulator).plan
         except UserError as error:
             assert not tiny.has_plan(), (seed, str(error))
         else:
@@ -108,7 +108,7 @@ def test_pins_in_any_order_have_a_plan(first):
     rules = Constraints(pinned=(pins[first], pins[1 - first]))
     task = Task((Table("t", 10, 8, 1.0, ONCE),), Topology(2, 1 << 30), 256, constraints=rules)
     for searcher in SPLITTING:
-        assert searcher.search(task, Simulator(linear_models(2))).violations == ()
+        assert searcher.find(task, Simulator(linear_models(2))).plan.violations == ()
 
 
 def test_what_is_kept_is_what_plans_keep():

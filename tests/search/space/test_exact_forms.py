@@ -61,7 +61,7 @@ def test_what_is_called_impossible_is_so_in_every_form():
     for seed in range(16):
         task = _tight(seed)
         try:
-            plan = QUICKLY.search(task, SIMULATOR)
+            plan = QUICKLY.find(task, SIMULATOR).plan
         except InfeasibleError as error:
             assert not _has_plan(task), (seed, str(error))
             refused += 1
@@ -79,14 +79,19 @@ def test_copies_that_fit_where_columns_do_not_are_found(together):
     """A copy takes no output buffers of the global batch; tables kept together are copied together."""
     tables = tuple(Table(f"t{i}", 40, 32, 1.0, ONCE) for i in range(2))
     loose = Task(tables, Topology(2, 1 << 30), 256, MemoryUse("sgd", 1))
-    copied = NeuroShard(improvement=Improvement(shakes=0)).search(
-        Task(tables, loose.topology, 256, loose.memory, Constraints((TableRule("*", forms=("copies",)),))), SIMULATOR
+    copied = (
+        NeuroShard(improvement=Improvement(shakes=0))
+        .find(
+            Task(tables, loose.topology, 256, loose.memory, Constraints((TableRule("*", forms=("copies",)),))),
+            SIMULATOR,
+        )
+        .plan
     )
     memory = max(copied.device_bytes) + (1 << 30) - loose.shard_memory[0]
     task = Task(tables, Topology(2, memory), 256, MemoryUse("sgd", 1), Constraints(together=together))
-    assert QUICKLY.search(task, SIMULATOR).violations == ()
+    assert QUICKLY.find(task, SIMULATOR).plan.violations == ()
     with pytest.raises(InfeasibleError) as caught:
-        BeamSearch().search(task, Simulator(linear_models(2)))
+        BeamSearch().find(task, Simulator(linear_models(2)))
     assert "no plan exists" not in str(caught.value)
 
 
@@ -98,4 +103,4 @@ def test_proofs_of_columns_are_called_so():
         limits = Constraints(tuple(TableRule("*", forms=forms) for forms in (rules,) if forms))
         task = Task((*tables, Table("last", 1, 4, 1.0, ONCE)), tight, 256, constraints=limits)
         with pytest.raises(InfeasibleError, match=said):
-            BeamSearch().search(task, Simulator(linear_models(2)))
+            BeamSearch().find(task, Simulator(linear_models(2)))

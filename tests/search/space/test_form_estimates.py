@@ -46,7 +46,7 @@ def _estimates(task):
 def _cost(task, forms):
     formed = FormedTask.of(task, forms, Spread(task))
     searcher = NeuroShard(forms=("columns",))
-    columns = searcher.search(formed.columns_task(), SIMULATOR) if len(formed.in_columns) else None
+    columns = searcher.find(formed.columns_task(), SIMULATOR).plan if len(formed.in_columns) else None
     return SIMULATOR.cost(task, formed.whole_plan(columns)).total_ms
 
 

@@ -82,7 +82,7 @@ def test_columns_get_exactly_the_memory_that_others_leave(use):
     rest = formed.columns_task()
     assert [table.name for table in rest.tables] == ["b", "d"]
     assert rest.topology.devices_per_host == 2
-    columns = BeamSearch().search(rest, Simulator(replace(linear_models(4), batch_size=None)))
+    columns = BeamSearch().find(rest, Simulator(replace(linear_models(4), batch_size=None))).plan
     plan = formed.whole_plan(columns)
     assert plan.forms == (Form.COPIES, Form.COLUMNS, Form.ROWS, Form.COLUMNS)
     for device in range(4):

@@ -57,7 +57,7 @@ def test_exact_packing_finds_what_filling_by_size_misses():
     less = pack_exactly(sizes, memory - 16)
     assert less.held is None
     assert less.proven
-    assert NeuroShard().search(task, Simulator(linear_models(2))).fits
+    assert NeuroShard().find(task, Simulator(linear_models(2))).plan.fits
 
 
 def test_packings_keep_constraints():
