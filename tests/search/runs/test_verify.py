@@ -22,8 +22,9 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.heuristics import Greedy
+from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRun
@@ -221,6 +222,18 @@ def test_a_method_with_one_plan_has_it_measured(bundle, tmp_path):
     run = _search(bundle, tmp_path / "run", Verify(hardware, 4, 2), searcher=Greedy("dim")).run().saved
     assert all("there was no other finalist" in record.remark for record in run.records)
     assert all(record.measured_ms > 0 for record in run.records)
+
+
+def test_what_a_search_remarks_stands_before_the_verdict_and_is_kept(bundle, tmp_path):
+    task, verify = toy_task(6, num_devices=2), Verify(MadeUpHardware(made_up=AWAY, noise=0.05), 4, 2)
+    replan = Replan(Random().find(task, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(shakes=3))
+    plain, verified = (
+        _search(bundle, tmp_path / name, how, (task,), replan).run().saved.records[0].remark
+        for name, how in (("plain", None), ("verified", verify))
+    )
+    assert plain.startswith("moves ")
+    assert verified.startswith(f"{plain}; ")
+    assert FinalistFiles(tmp_path / "verified", 0).read(task).found.remark == plain
 
 
 def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
