@@ -2,10 +2,11 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neuroshard.plumbing.errors import UserError
 
@@ -109,6 +110,18 @@ def quoted(text: str) -> str:
     inner = text.removeprefix("'").removesuffix("'") if len(text) > 1 and text[0] == text[-1] == "'" else text
     escaped = re.sub(r"(\\*)(?='|\$\{|$)", r"\1\1", inner).replace("'", "\\'").replace("${", "\\${")
     return f"'{escaped}'"
+
+
+def given_by(overrides: Iterable["Override"]) -> dict[str, Any]:
+    """What they set, Hydra's own settings left out; of a sweep, what its first job is given."""
+    return {o.key_or_group: values_of(o, 1)[0] for o in overrides if not o.key_or_group.startswith("hydra")}
+
+
+def values_of(override: "Override", most: int) -> list[Any]:
+    """The values that a sweep's jobs are given, at most so many; or the only one."""
+    if not override.is_sweep_override():
+        return [override.value()]
+    return [replace(override, _value=value).value() for value in islice(override.sweep_iterator(), most)]
 
 
 def _parsed(text: str) -> "Override":

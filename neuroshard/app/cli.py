@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _HELP_FLAGS = ("-h", "--help")
 _INTERRUPTED = 130
+# Hydra writes nothing of its own where people work: commands say where their files go.
+_QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
 
 class Result(Protocol):
@@ -73,9 +75,8 @@ def _dispatch(given: list[str]) -> None:
 
 
 def _run_command(command: str, arguments: list[str]) -> None:
-    from neuroshard.app.arguments import as_overrides, split_flags  # which need Hydra: not for --help
-    from neuroshard.app.makers import check_made
-    from neuroshard.app.overrides import check_choices, check_overrides
+    from neuroshard.app.arguments import as_overrides, split_flags
+    from neuroshard.app.overrides import check_overrides, check_settings
 
     helping = [text for text in arguments if text in _HELP_FLAGS]
     flags, texts = split_flags(command, [text for text in arguments if text not in _HELP_FLAGS])
@@ -83,9 +84,11 @@ def _run_command(command: str, arguments: list[str]) -> None:
     if helping:
         from neuroshard.app.help import command_help
 
-        check_choices(command, overrides)
+        check_settings(command, overrides)
         print(command_help(command, COMMANDS[command], overrides), end="")
         return
+    from neuroshard.app.makers import check_made  # slow to import: not for --help
+
     check_overrides(command, overrides, sweeping=bool(flags))
     check_made(command, overrides, sweeping=bool(flags))
     _hand_to_hydra(command, [*flags[:1], *(str(override.input_line) for override in overrides)])
@@ -93,17 +96,23 @@ def _run_command(command: str, arguments: list[str]) -> None:
 
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     from neuroshard.app.arguments import quoted
     from neuroshard.app.sweep import compared, jobs_in, sweep_folder
-    from neuroshard.hydra_source import register
     from neuroshard.plumbing.progress import plain_console
+    from neuroshard.plumbing.registry import store_configs
 
-    register()
+    store_configs(command)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
     with sweep_folder(arguments) as folder:
-        sys.argv = ["neuroshard", *arguments, f"hydra.sweep.dir={quoted(str(folder))}"]
-        hydra.main(version_base="1.3", config_path="pkg://neuroshard.conf", config_name=command)(_run)()
+        sys.argv = ["neuroshard", *arguments, *_QUIET, f"hydra.sweep.dir={quoted(str(folder))}"]
+        try:
+            hydra.main(version_base="1.3", config_name=command)(_run)()
+        except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+            # Of what it can't make sense of, Hydra says some things by exceptions of its own, others by Python's.
+            raise UserError(error) from None
         jobs = jobs_in(folder)
     if table := compared(jobs):
         plain_console().print(table)

@@ -4,18 +4,20 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
+from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.types import Override
-
+from neuroshard.app.arguments import given_by
 from neuroshard.app.settings import Setting, settings_of
-from neuroshard.plumbing.configs import choices, experiments_of, headline
-from neuroshard.plumbing.registry import chosen_of, compose_config, plain
+from neuroshard.plumbing.configs import choices, chosen_in, experiments_of, headline, settings_in
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 _KEY_WIDTH = 44
 _LEAST_WIDTH = 80
 
 
-def command_help(command: str, what: str, overrides: Sequence[Override], width: int | None = None) -> str:
+def command_help(command: str, what: str, overrides: Sequence["Override"], width: int | None = None) -> str:
     """The text for a command, with the settings of the choices that the overrides make.
 
     Lines are `width` characters long at most, or as long as the terminal's.
@@ -36,11 +38,11 @@ class _Writer:
 
     width: int
 
-    def text(self, command: str, what: str, overrides: Sequence[Override]) -> str:
+    def text(self, command: str, what: str, overrides: Sequence["Override"]) -> str:
         """Return what `--help` of a command prints: its usage, and every setting by group, as overridden."""
-        texts = [str(override.input_line) for override in overrides]
-        config, chosen = plain(compose_config(command, texts)), chosen_of(command, texts)
-        groups = sorted((group for group in chosen if group in config), key=list(config).index)
+        given = given_by(overrides)
+        config, chosen = settings_in(command, given), chosen_in(command, given)
+        groups = [group for group in chosen if group in config]
         settings = settings_of(command, config, chosen)
         own = [setting for setting in settings if setting.key.split(".")[0] not in groups]
         usage = f"usage: neuroshard {command} [setting=value ...] [-m] [--help]"

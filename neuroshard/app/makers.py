@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from hydra.core.override_parser.types import Override
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from neuroshard.app.arguments import values_of
 from neuroshard.app.commands import COMMANDS
-from neuroshard.plumbing.configs import choices, content_of, experiments_of, is_group, leaves_of, settings_in, sweep_of
+from neuroshard.plumbing.configs import choices, content_of, experiments_of, leaves_of, settings_in, sweep_of
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.registry import leaves
+from neuroshard.plumbing.registry import config_of, plain
 
 _REFERENCE = re.compile(r"\$\{([^{}]+)\}")
 _CHOICE = "hydra:runtime.choices."
@@ -45,7 +45,7 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
 
     Every value of a sweep is looked at, so that no job fails after hours for what was missing from the start.
     """
-    given = {o.key_or_group: _values(o) for o in overrides if not o.key_or_group.startswith("hydra")}
+    given = {o.key_or_group: values_of(o, _MOST_VALUES) for o in overrides if not o.key_or_group.startswith("hydra")}
     if sweeping:
         swept = sweep_of(str(given.get("experiment", [""])[0]))
         given = {key: str(values).split(",") for key, values in swept.items()} | given
@@ -56,19 +56,10 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
                 raise UserError(f"{key}={one} is not there yet; it is made by: {maker}")
 
 
-def _values(override: Override) -> list[Any]:
-    if override.is_sweep_override():
-        return list(islice(override.sweep_string_iterator(), _MOST_VALUES))
-    return [override.value()]
-
-
 def _named(command: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, text) of every setting with text, and of every text in a list, where it may be the path of an input."""
-    config = OmegaConf.create(settings_in(command, {key: str(given[key]) for key in given if is_group(key)}))
-    for key, value in given.items():
-        if not is_group(key):
-            OmegaConf.update(config, key, value, force_add=True)
-    for key, _ in leaves(config):
+    config = config_of(command, given)
+    for key, _ in leaves_of(plain(config)):
         if key.split(".")[0] == "run" or key.split(".")[-1] in _NO_INPUTS:
             continue
         with suppress(OmegaConfBaseException, ValueError):  # what only Hydra knows

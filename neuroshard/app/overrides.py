@@ -1,71 +1,89 @@
 """Checking a command's overrides before Hydra runs it, so that a mistake is one line with the nearest valid name."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.types import ChoiceSweep, Override
-from omegaconf import DictConfig
-
-from neuroshard.app.settings import joins, needed, said_of
+from neuroshard.app.arguments import given_by, values_of
+from neuroshard.app.settings import BUILDING, joins, needed, said_of
 from neuroshard.bundles import ROOFLINE
-from neuroshard.plumbing.configs import choices, is_group, leaves_of
+from neuroshard.plumbing.configs import (
+    EXPERIMENT,
+    choices,
+    chosen_in,
+    groups_of,
+    is_group,
+    leaves_of,
+    missing,
+    settings_in,
+)
 from neuroshard.plumbing.errors import UserError, unknown_name
-from neuroshard.plumbing.registry import chosen_of, compose_config, leaves, missing, plain
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 _MOST_JOBS = 10_000
 _QUOTES = "'\""
 
 
-def check_overrides(command: str, overrides: Sequence[Override], sweeping: bool) -> None:
+def check_overrides(command: str, overrides: Sequence["Override"], sweeping: bool) -> None:
     """Raise UserError if an override names a setting or choice that doesn't exist, or something is still missing."""
-    check_choices(command, overrides)
     own = [o for o in overrides if not o.key_or_group.startswith("hydra")]
-    chosen_of(command, [str(o.input_line) for o in overrides if o not in own])  # or Hydra would refuse them later
-    groups = [o for o in own if is_group(o.key_or_group)]
     if not sweeping:
         _check_single(own)
     _check_jobs(own)
-    first = [_first(o) for o in own]
-    chosen = [text for o, text in zip(own, first, strict=True) if o in groups]
-    config = compose_config(command, chosen)
-    settings = [o for o in own if o not in groups]
-    made = chosen_of(command, chosen) if settings else {}
-    for override in settings:
-        if not _holds(config, override.key_or_group):
-            raise unknown_name(f"setting of neuroshard {command}", override.key_or_group, setting_names(config))
-        _check_one(config, override, "null" in said_of(command, override.key_or_group, plain(config), made))
-        if joins(dict(leaves(config)).get(override.key_or_group), plain(config)):
-            raise UserError(f"{override.key_or_group} can't be set; it hands on the settings of that name")
-    for group in groups:
-        for value in _values(group)[1:]:
-            _check_applies(command, chosen, f"{group.key_or_group}={value}", settings)
-    whole = compose_config(command, first)
+    check_settings(command, own)
+    given = given_by(own)
+    for override in own:
+        for name in _values(override)[1:] if is_group(override.key_or_group) else ():
+            _check_applies(command, given, override.key_or_group, name)
+    whole = settings_in(command, given)
     for key in missing(whole):
-        raise needed(command, key, plain(whole), chosen_of(command, first))
+        raise needed(command, key, whole, chosen_in(command, given))
     if sweeping:
         _check_apart(own, whole)
 
 
-def check_choices(command: str, overrides: Sequence[Override]) -> None:
+def check_settings(command: str, overrides: Sequence["Override"]) -> None:
+    """Raise UserError if an override names no setting of the command, or gives it what it can't take."""
+    _check_choices(command, overrides)
+    given = given_by(overrides)
+    chosen = chosen_in(command, given)
+    config = settings_in(command, {key: value for key, value in given.items() if is_group(key)})
+    held = dict(_nodes(config))
+    for group, name in chosen.items():
+        if name not in choices(group):
+            raise unknown_name(group, name, choices(group))
+    for override in overrides:
+        if (key := override.key_or_group) not in given or is_group(key):
+            continue
+        if key not in held:
+            raise unknown_name(f"setting of neuroshard {command}", key, _setting_names(config))
+        _check_one(override, held[key], "null" in said_of(command, key, config, chosen))
+        if joins(held[key], config):
+            raise UserError(f"{key} can't be set; it hands on the settings of that name")
+
+
+def _check_choices(command: str, overrides: Sequence["Override"]) -> None:
     """Raise UserError if a group is none of the command's, or is given a choice that it doesn't have."""
-    groups = [*chosen_of(command, []), "experiment"]
+    groups = [*groups_of(command), EXPERIMENT]
     for override in overrides:
         group = override.key_or_group
         if group == "roofline":
             raise UserError(f"{override.input_line!r} is no setting; write model=roofline:{_values(override)[0]}")
         if is_group(group) and group not in groups:
-            names = [*groups, *setting_names(compose_config(command, []))]
-            raise unknown_name(f"setting of neuroshard {command}", group, names)
+            raise unknown_name(
+                f"setting of neuroshard {command}", group, [*groups, *_setting_names(settings_in(command, {}))]
+            )
         if is_group(group):
             known = choices(group)
             for value in _values(override):
-                if value not in known and (group, value) != ("experiment", "None"):
+                if value not in known and (group, value) != (EXPERIMENT, "None"):
                     raise unknown_name(group, value, known)
 
 
-def _check_single(overrides: Sequence[Override]) -> None:
+def _check_single(overrides: Sequence["Override"]) -> None:
     for override in overrides:
         if override.is_sweep_override():
             raise UserError(
@@ -73,27 +91,27 @@ def _check_single(overrides: Sequence[Override]) -> None:
             )
 
 
-def _check_applies(command: str, chosen: list[str], other: str, settings: Sequence[Override]) -> None:
-    """Raise UserError if a sweep's `other` choice lacks a setting that the first choice has."""
-    config = compose_config(command, [*chosen, other])
-    for override in settings:
-        if not _holds(config, override.key_or_group):
-            raise UserError(f"{override.key_or_group} is not a setting of {other}; sweep the two apart")
+def _check_applies(command: str, given: Mapping[str, Any], group: str, name: str) -> None:
+    """Raise UserError if another choice of a sweep lacks a setting that the first choice has."""
+    held = dict(
+        _nodes(settings_in(command, {key: value for key, value in given.items() if is_group(key)} | {group: name}))
+    )
+    for key in given:
+        if not is_group(key) and key not in held:
+            raise UserError(f"{key} is not a setting of {group}={name}; sweep the two apart")
 
 
-def _check_one(config: DictConfig, override: Override, may_be_null: bool) -> None:
+def _check_one(override: "Override", held: Any, may_be_null: bool) -> None:
     """Raise UserError if a group of settings is given a value: its settings are given one by one."""
-    key, held = override.key_or_group, plain(config)
-    for name in key.split("."):
-        held = held[name]
     wrong = [one for one in _values(override) if not one.startswith("{") and not (may_be_null and one == "None")]
     if isinstance(held, dict) and wrong:
-        inner = [f"{key}.{name}=..." for name, _ in leaves_of(held) if not name.endswith(("_target_", "_partial_"))]
+        key = override.key_or_group
+        inner = [f"{key}.{name}=..." for name, _ in leaves_of(held) if not name.endswith(BUILDING)]
         sheet = f"; a datasheet is model={ROOFLINE}{wrong[0]}" if wrong[0] in choices("roofline") else ""
         raise UserError(f"{override.input_line} is no setting but a group of them: write {', '.join(inner)}{sheet}")
 
 
-def _check_jobs(overrides: Sequence[Override]) -> None:
+def _check_jobs(overrides: Sequence["Override"]) -> None:
     """Raise UserError if a sweep has more jobs than anybody wants, without listing them."""
     jobs = 1
     for override in overrides:
@@ -103,11 +121,11 @@ def _check_jobs(overrides: Sequence[Override]) -> None:
         raise UserError(f"this sweep has more than {_MOST_JOBS:,} jobs; sweep fewer values")
 
 
-def _check_apart(overrides: Sequence[Override], config: DictConfig) -> None:
+def _check_apart(overrides: Sequence["Override"], whole: Mapping[str, Any]) -> None:
     """Raise UserError if jobs of a sweep would write to the same place: `out` must vary with everything swept."""
     swept = [o.key_or_group for o in overrides if o.is_sweep_override()]
     given = next((o for o in overrides if o.key_or_group == "out"), None)
-    settings = dict(leaves(config))
+    settings = dict(leaves_of(whole))
     out = str(given.input_line).partition("=")[2] if given is not None else settings.get("out")
     if not swept or out is None or out == "null":
         return  # every run takes a directory of its own
@@ -132,38 +150,18 @@ def _named(text: str, settings: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def _values(override: Override) -> list[str]:
-    value: Any = override.value()
-    if isinstance(value, ChoiceSweep):
-        return [str(item) for item in value.list]
-    return [str(override.input_line).partition("=")[2] if override.is_sweep_override() else str(value)]
+def _values(override: "Override") -> list[str]:
+    return [str(value) for value in values_of(override, _MOST_JOBS)]
 
 
-def _first(override: Override) -> str:
-    """What the first job of a sweep is given."""
-    if not override.is_sweep_override():
-        return str(override.input_line)
-    return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
-
-
-def _holds(config: DictConfig, key: str) -> bool:
-    node: Any = config
-    for name in key.split("."):
-        if not isinstance(node, DictConfig) or name not in node._content:  # type: ignore[operator]
-            return False
-        node = node._get_node(name)
-    return True
-
-
-def setting_names(config: DictConfig) -> list[str]:
+def _setting_names(config: Mapping[str, Any]) -> list[str]:
     """Every setting that may be given, with dots."""
-    return [key for key in _flat_keys(plain(config), "") if "_target_" not in key and key.split(".")[0] != "run"]
+    return [key for key, _ in _nodes(config) if "_target_" not in key and key.split(".")[0] != "run"]
 
 
-def _flat_keys(settings: Any, prefix: str) -> list[str]:
-    keys: list[str] = []
+def _nodes(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key with dots, value) of every setting and of every group of them."""
     for name, value in settings.items():
-        keys.append(f"{prefix}{name}")
+        yield f"{prefix}{name}", value
         if isinstance(value, dict):
-            keys += _flat_keys(value, f"{prefix}{name}.")
-    return keys
+            yield from _nodes(value, f"{prefix}{name}.")

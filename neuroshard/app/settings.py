@@ -8,9 +8,10 @@ from typing import Any
 
 from neuroshard.plumbing.configs import comments, leaves_of
 from neuroshard.plumbing.errors import UserError
-from neuroshard.signatures import signature_of
+from neuroshard.plumbing.signatures import signature_of
 
 _CLOSED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")
+BUILDING = ("_target_", "_partial_")  # the ends of keys that say what is built
 _SWITCH = ("true", "false")
 
 
@@ -43,7 +44,7 @@ def settings_of(command: str, config: Mapping[str, Any], chosen: Mapping[str, st
     return [
         Setting(key, _yaml(value), said_of(command, key, config, chosen))
         for key, value in leaves_of(config)
-        if key.split(".")[0] != "run" and not key.endswith(("_target_", "_partial_")) and not joins(value, config)
+        if key.split(".")[0] != "run" and not key.endswith(BUILDING) and not joins(value, config)
     ]
 
 

@@ -1,9 +1,8 @@
 """What the files in `conf/` say, read without Hydra in milliseconds: names, comments, and the settings of a command.
 
 A file says what is built, `_target_`, and what differs from that class's own defaults; the other fields are filled in
-here, for Hydra too (`neuroshard.hydra_source`). Hydra composes what runs. Here the same files are put together by the
-few rules that they use, for whoever only wants to know which settings there are; a test compares the two for every
-choice.
+here, for Hydra too (`files_of`). Hydra composes what runs. Here the same files are put together by the few rules that
+they use, for whoever only wants to know which settings there are; a test compares the two for every choice.
 """
 
 import re
@@ -12,14 +11,13 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
-from neuroshard.signatures import signature_of
+from neuroshard.plumbing.signatures import NEEDED, signature_of
 
 _FOLDER = Path(__file__).parents[1] / "conf"
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w-]+):(?P<rest>.*)$")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(?P<text>.*)$")
 _OVERRIDE = "override /"
-_EXPERIMENT = "experiment"
-_QUIET = "quiet"  # what Hydra is told besides
+EXPERIMENT = "experiment"
 
 
 @cache
@@ -40,14 +38,12 @@ def choices(group: str) -> list[str]:
 
 def experiments_of(command: str) -> list[str]:
     """Names of the experiments that are a command's."""
-    return [name for name in choices(_EXPERIMENT) if name.split("_")[0] == command]
+    return [name for name in choices(EXPERIMENT) if name.split("_")[0] == command]
 
 
 def sweep_of(experiment: str) -> Mapping[str, str]:
     """The settings that an experiment sweeps, with their values, separated by commas; none if it is no sweep."""
-    if experiment not in choices(_EXPERIMENT):
-        return {}
-    hydra = content_of(f"{_EXPERIMENT}/{experiment}.yaml").get("hydra", {})
+    hydra = _built(EXPERIMENT, experiment).get("hydra", {})
     params: Mapping[str, str] = hydra.get("sweeper", {}).get("params", {})
     return params
 
@@ -60,8 +56,8 @@ def text_of(file: str) -> str:
 
 def headline(file: str) -> str:
     """The first line of a config's opening comment."""
-    lines = [line.lstrip("# ").strip() for line in text_of(file).splitlines() if line.startswith("# ")]
-    return next((line for line in lines if not line.startswith("@package")), "")
+    lines = (line.removeprefix("# ").strip() for line in text_of(file).splitlines() if line.startswith("# "))
+    return next(lines, "")
 
 
 @cache
@@ -89,61 +85,41 @@ def content_of(file: str) -> Mapping[str, Any]:
     return content
 
 
-def chosen_in(command: str, given: Mapping[str, str]) -> dict[str, str]:
+def groups_of(command: str) -> dict[str, str]:
+    """A command's groups with the choices that are made where nobody says anything."""
+    return {
+        group: choice for entry in content_of(f"{command}.yaml").get("defaults", []) for group, choice in entry.items()
+    }
+
+
+def chosen_in(command: str, given: Mapping[str, Any]) -> dict[str, str]:
     """The choice of each group of a command, where `given` names some of them, or an experiment that does."""
-    chosen, named = _groups(command), dict[str, str]()
-    for name in _experiments(given):
-        named |= dict(_overrides(_EXPERIMENT, name))
-    named |= {group: choice for group, choice in given.items() if group in chosen}
-    others = (pair for group, choice in (chosen | named).items() for pair in _overrides(group, choice))
-    chosen |= {group: choice for group, choice in others if group in chosen} | named
+    chosen = groups_of(command)
+    named = _makes(EXPERIMENT, given.get(EXPERIMENT)) | {group: str(given[group]) for group in chosen if group in given}
+    made = {group: choice for pair in (chosen | named).items() for group, choice in _makes(*pair).items()}
+    chosen |= {group: choice for group, choice in (made | named).items() if group in chosen}
     return {group: chosen.get(choice[2:-1], choice) for group, choice in chosen.items()}  # one may be another's
 
 
-def settings_in(command: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """A command's settings, nested, with their values as they are written, after the choices in `given`."""
-    own = _own(filled_content(f"{command}.yaml"))
-    groups = [{g: filled_choice(g, name)} for g, name in chosen_in(command, given).items() if name in choices(g)]
-    experiments = [_own(content_of(f"{_EXPERIMENT}/{name}.yaml")) for name in _experiments(given)]
-    return reduce(_merged, [*groups, own, *experiments])
+def settings_in(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's settings, nested, with their values as they are written, after the choices and values in `given`."""
+    chosen = {group: filled(group, name) for group, name in chosen_in(command, given).items() if name in choices(group)}
+    files = [*({group: own(content)} for group, content in chosen.items()), own(_command(command))]
+    values = (_nested(key, value) for key, value in given.items() if not is_group(key))
+    return reduce(_merged, [*files, own(_built(EXPERIMENT, given.get(EXPERIMENT))), *values])
 
 
-def filled_choice(group: str, name: str) -> dict[str, Any]:
-    """What a choice holds, with what it is built on and the defaults of what it builds."""
+def files_of(command: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """(group, name, content) of every file that Hydra composes a command of; the command's own is in no group."""
+    yield "", command, _command(command)
+    for group in groups_of(command):
+        yield from ((group, name, filled(group, name)) for name in choices(group))
+    yield from ((EXPERIMENT, name, _built(EXPERIMENT, name)) for name in experiments_of(command))
+
+
+def filled(group: str, name: str) -> dict[str, Any]:
+    """What a choice holds with the defaults of what it builds; under `defaults`, its choices in other groups."""
     return _filled(_built(group, name))
-
-
-def filled_content(file: str) -> dict[str, Any]:
-    """The values in a file in `conf/`, as Hydra is to read them, its defaults list among them.
-
-    What a choice is built on is put in, with the defaults of what it builds; then its list names only the choices that
-    it makes in other groups.
-    """
-    group, _, name = file.removesuffix(".yaml").rpartition("/")
-    if group == _EXPERIMENT or name == _QUIET:
-        return dict(content_of(file))
-    if not group:
-        return _command(name)
-    made = [entry for entry in _defaults(file) if isinstance(entry, dict) and next(iter(entry)).startswith(_OVERRIDE)]
-    return {"defaults": [*made, "_self_"], **filled_choice(group, name)}
-
-
-def _command(name: str) -> dict[str, Any]:
-    """What the config of a command holds, with what all have in common.
-
-    The fields of what it runs are its settings: they stand beside `run`, which has a reference to each. Hydra is quiet,
-    and an experiment counts after everything else.
-    """
-    content = content_of(f"{name}.yaml")
-    run = content["run"]
-    takes = {key: value for key, value in signature_of(run["_target_"]).defaults.items() if key not in run}
-    settings = {key: value for key, value in takes.items() if key not in _groups(name)} | _own(content)
-    last = [{_EXPERIMENT: None}] if experiments_of(name) else []
-    no_logs = [{f"override hydra/{logging}": "none"} for logging in ("job_logging", "hydra_logging")]
-    return {
-        "defaults": [*_defaults(f"{name}.yaml"), _QUIET, "_self_", *last, *no_logs],
-        **_filled(settings | {"run": run | {key: f"${{{key}}}" for key in takes}}),
-    }
 
 
 def leaves_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -155,44 +131,53 @@ def leaves_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield f"{prefix}{name}", value
 
 
-def _groups(command: str) -> dict[str, str]:
-    """A command's groups with the choices that are made where nobody says anything, experiments left out."""
-    entries = (entry for entry in _defaults(f"{command}.yaml") if isinstance(entry, dict))
-    pairs = ((group, str(choice)) for entry in entries for group, choice in entry.items())
-    return {group: choice for group, choice in pairs if is_group(group) and group != _EXPERIMENT}
+def missing(settings: Mapping[str, Any]) -> list[str]:
+    """Settings that have to be given and aren't, with dots; what only points at them is left out."""
+    return [key for key, value in leaves_of(settings) if value == NEEDED]
 
 
-def _experiments(given: Mapping[str, str]) -> list[str]:
-    """The experiment that is given, after those that it is built on."""
-    name, found = given.get(_EXPERIMENT), list[str]()
-    while name in choices(_EXPERIMENT):
-        found.insert(0, name)
-        name = next((entry for entry in _defaults(f"{_EXPERIMENT}/{name}.yaml") if isinstance(entry, str)), "")
-    return found
+def _command(name: str) -> dict[str, Any]:
+    """What the config of a command holds.
+
+    The fields of what it runs are its settings: they stand beside `run`, which has a reference to each. An experiment
+    counts after everything else.
+    """
+    content = content_of(f"{name}.yaml")
+    run = content["run"]
+    takes = {key: value for key, value in signature_of(run["_target_"]).defaults.items() if key not in run}
+    settings = {key: value for key, value in takes.items() if key not in groups_of(name)} | own(content)
+    last = [{EXPERIMENT: None}] if experiments_of(name) else []
+    return {
+        "defaults": [*content.get("defaults", []), "_self_", *last],
+        **_filled(settings | {"run": run | {key: f"${{{key}}}" for key in takes}}),
+    }
 
 
-def _overrides(group: str, name: str) -> Iterator[tuple[str, str]]:
+def _makes(group: str, name: str | None) -> dict[str, str]:
     """The choices of other groups that a choice makes."""
+    made = (pair for entry in _built(group, name).get("defaults", []) for pair in entry.items())
+    return {key.removeprefix(_OVERRIDE).partition("@")[0]: choice for key, choice in made}
+
+
+def _built(group: str, name: str | None) -> dict[str, Any]:
+    """What a choice holds, after what it is built on (`- other` or `- /group@package: other`).
+
+    Under `defaults` are its choices in other groups. Nothing for a name that is none.
+    """
     if name not in choices(group):
-        return
-    for entry in _defaults(f"{group}/{name}.yaml"):
-        for key, choice in entry.items() if isinstance(entry, dict) else ():
-            if key.startswith(_OVERRIDE):
-                yield key.removeprefix(_OVERRIDE).partition("@")[0], choice
-
-
-def _built(group: str, name: str) -> dict[str, Any]:
-    """What a choice holds, after what it is built on: `- other`, `- other@package` or `- /group@package: other`."""
-    file = f"{group}/{name}.yaml"
-    parts = [_own(content_of(file))]
-    for entry in _defaults(file):
+        return {}
+    content = dict(content_of(f"{group}/{name}.yaml"))
+    makes, parts = list[Any](), list[Mapping[str, Any]]()
+    for entry in content.pop("defaults", []):
         ((where, other),) = entry.items() if isinstance(entry, dict) else [(group, entry)]
-        if other == "_self_" or where.startswith(_OVERRIDE):
-            continue
-        (where, _, package), (other, _, inner) = where.lstrip("/").partition("@"), other.partition("@")
-        path = (package or inner).split(".") if package or inner else []
-        parts.insert(-1, reduce(lambda held, key: {key: held}, reversed(path), _built(where, other)))
-    return reduce(_merged, parts)
+        if where.startswith(_OVERRIDE):
+            makes.append(entry)
+        elif other != "_self_":
+            where, _, package = where.lstrip("/").partition("@")
+            base = _built(where, other)
+            makes += base.pop("defaults")
+            parts.append(_nested(package, base))
+    return reduce(_merged, [*parts, content], {"defaults": makes})
 
 
 def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,13 +191,14 @@ def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _filled(value) if isinstance(value, dict) else value for key, value in both.items()}
 
 
-def _defaults(file: str) -> list[Any]:
-    found: list[Any] = content_of(file).get("defaults", [])
-    return found
-
-
-def _own(content: Mapping[str, Any]) -> dict[str, Any]:
+def own(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds besides what is said to Hydra."""
     return {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """A value below its key with dots; without one, itself."""
+    return reduce(lambda held, part: {part: held}, reversed(key.split(".")) if key else (), value)
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,12 @@ that comes from a user, on the command line or in a call, passes `check_setting`
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from functools import lru_cache
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from neuroshard.plumbing.configs import choices, filled_choice, is_group, leaves_of
+from neuroshard.plumbing.configs import EXPERIMENT, choices, files_of, filled, missing, own, settings_in
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.schema import shown
 
@@ -31,7 +29,7 @@ def described(group: str, name: str) -> DictConfig:
     """
     if name not in choices(group):
         raise unknown_name(group, name, choices(group))
-    return OmegaConf.create(filled_choice(group, name))
+    return OmegaConf.create(own(filled(group, name)))
 
 
 def check_setting(name: str, value: object) -> None:
@@ -94,35 +92,37 @@ def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
     """A command's config, after overrides as on the command line.
 
     Raises:
-        UserError: Hydra can't make sense of them.
+        UserError: one can't be read.
     """
-    config = deepcopy(_composed(command, tuple(overrides)))
-    with open_dict(config):
-        del config["hydra"]
-    return config
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import: only where it is used
+    from hydra.errors import OverrideParseException
 
-
-def chosen_of(command: str, overrides: Sequence[str]) -> dict[str, str]:
-    """The choice of each group, after overrides as on the command line."""
-    found = _composed(command, tuple(overrides)).hydra.runtime.choices
-    return {str(group): str(name) for group, name in found.items() if is_group(str(group))}
-
-
-@lru_cache(maxsize=256)
-def _composed(command: str, overrides: tuple[str, ...]) -> DictConfig:
-    """Compose a config with Hydra's own settings in it: a tenth of a second and more, and nothing changes it."""
-    from hydra import compose, initialize_config_module  # slow to import: only where it is used
-    from hydra.errors import HydraException
-
-    from neuroshard.hydra_source import register
-
-    register()
     try:
-        with initialize_config_module("neuroshard.conf", version_base="1.3"):
-            return compose(command, overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
-        # Of what it can't make sense of, Hydra says some things by exceptions of its own, others by Python's.
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except OverrideParseException as error:
         raise UserError(error) from None
+    return config_of(command, {override.key_or_group: override.value() for override in parsed})
+
+
+def config_of(command: str, given: Mapping[str, Any]) -> DictConfig:
+    """A command's config after the choices and values in `given`.
+
+    Raises:
+        UserError: a value can't be read.
+    """
+    try:
+        return OmegaConf.create(settings_in(command, given))
+    except OmegaConfBaseException as error:
+        raise UserError(error) from None
+
+
+def store_configs(command: str) -> None:
+    """Give Hydra what it composes a command of."""
+    from hydra.core.config_store import ConfigStore
+
+    for group, name, content in files_of(command):
+        package = "_global_" if group == EXPERIMENT else None  # it sets what other files hold
+        ConfigStore.instance().store(group=group or None, name=name, node=content, package=package)
 
 
 def instantiate_config(config: Any, **objects: Any) -> Any:
@@ -134,7 +134,7 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    if isinstance(config, DictConfig) and (without := missing(config)):
+    if isinstance(config, DictConfig) and (without := missing(plain(config))):
         raise UserError(f"{without[0]} is needed, and has no value")
     try:
         return instantiate(config, _convert_="all", **objects)
@@ -142,16 +142,6 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
         raise _user_error(error) from error
     except OmegaConfBaseException as error:
         raise UserError(error) from None
-
-
-def missing(config: DictConfig) -> list[str]:
-    """Settings that have to be given and aren't, with dots; what only points at them is left out."""
-    return [key for key, value in leaves(config) if value == "???"]
-
-
-def leaves(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    """(key with dots, value) of every setting that isn't a group of others, interpolations as they are written."""
-    return leaves_of(plain(config))
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

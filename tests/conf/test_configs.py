@@ -14,8 +14,9 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.configs import choices, chosen_in, settings_in
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.registry import _composed, chosen_of, compose_config, instantiate_config, plain
+from neuroshard.plumbing.registry import compose_config, instantiate_config
 from neuroshard.stages.search.methods.heuristics import Greedy
+from tests.kit.hydra_configs import composed, settings_by_hydra
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
@@ -48,7 +49,7 @@ pytestmark = pytest.mark.xdist_group("configs")  # what one test composed serves
 
 def _compose(command, choices, settings=()):
     """The config of a command, where what it takes from Hydra's own can be read."""
-    HydraConfig.instance().set_config(_composed(command, tuple(choices)))
+    HydraConfig.instance().set_config(composed(command, tuple(choices)))
     config = compose_config(command, choices)
     for setting in settings:
         key, _, value = setting.partition("=")
@@ -96,25 +97,23 @@ def test_every_choice_of_every_command_builds(command, group, name, files):
 
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
 def test_every_setting_is_said_in_a_line(command, group, name):
-    overrides = [f"{group}={name}"]
-    config, chosen = plain(compose_config(command, overrides)), chosen_of(command, overrides)
-    found = settings_of(command, config, chosen)
+    given = {group: name}
+    found = settings_of(command, settings_in(command, given), chosen_in(command, given))
     assert found
     assert [setting.key for setting in found if not setting.what] == []
-    assert set(settings_of(command, settings_in(command, {group: name}), chosen)) == set(found)  # read without Hydra
 
 
 @pytest.mark.parametrize(
     ("command", "given"),
     [(command, {}) for command in COMMANDS]
+    + [(command, {group: name}) for command, group, name in CASES]
     + [(name.split("_")[0], {"experiment": name}) for name in choices("experiment")],
 )
-def test_settings_of_commands_and_experiments_are_read_without_hydra(command, given):
+def test_settings_are_those_that_hydra_composes(command, given):
     overrides = [f"{group}={name}" for group, name in given.items()]
-    config, chosen = plain(compose_config(command, overrides)), chosen_of(command, overrides)
-    assert chosen_in(command, given) == {group: name for group, name in chosen.items() if group != "experiment"}
-    found = settings_of(command, settings_in(command, given), chosen)
-    assert set(found) == set(settings_of(command, config, chosen))
+    chosen = composed(command, tuple(overrides)).hydra.runtime.choices
+    assert chosen_in(command, given).items() <= chosen.items()
+    assert settings_in(command, given) == settings_by_hydra(command, overrides)
 
 
 def _closed():
@@ -169,13 +168,13 @@ def test_every_group_is_tested():
 
 
 def test_every_command_has_a_config():
-    assert {path.stem for path in CONF.glob("*.yaml")} == {*COMMANDS, "quiet"}
+    assert {path.stem for path in CONF.glob("*.yaml")} == set(COMMANDS)
 
 
 def test_sweeps_go_to_slurm():
     """As far as that can be seen without a cluster."""
     overrides = ["experiment=search_beam", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu"]
-    launcher = _composed("search", tuple(overrides)).hydra.launcher
+    launcher = composed("search", tuple(overrides)).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert launcher.partition == "cpu"
 

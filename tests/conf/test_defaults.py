@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from neuroshard.plumbing import configs
-from neuroshard.plumbing.configs import content_of, filled_choice, settings_in
-from neuroshard.signatures import NEEDED, signature_of
+from neuroshard.plumbing.configs import content_of, filled, settings_in
+from neuroshard.plumbing.signatures import NEEDED, signature_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-FILES = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml") if path.name != "quiet.yaml")
+FILES = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
 NO_SETTINGS = {"clock"}  # defaults that no config can hold
 
 
@@ -63,7 +63,7 @@ def _filled(file):
     group, _, name = file.removesuffix(".yaml").rpartition("/")
     if group == "experiment":
         return settings_in(name.split("_")[0], {group: name})
-    return filled_choice(group, name) if group else settings_in(name, {})
+    return filled(group, name) if group else settings_in(name, {})
 
 
 def _keys(node, path=()):
@@ -84,12 +84,12 @@ def _without(content, path):
 
 @pytest.mark.parametrize("file", FILES)
 def test_no_file_repeats_a_default(file, monkeypatch):
-    content, filled, repeated = content_of(file), _filled(file), []
+    content, whole, repeated = content_of(file), _filled(file), []
     for path in _keys(content):
         if path in (("run",), ("run", "_target_")):
             continue
         without = _without(content, path)
         monkeypatch.setattr(configs, "content_of", lambda one, its=without: its if one == file else content_of(one))
-        if _filled(file) == filled:
+        if _filled(file) == whole:
             repeated.append(".".join(path))
     assert repeated == []

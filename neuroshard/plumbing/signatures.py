@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NEEDED = "???"  # in place of a value that has to be given, as OmegaConf writes it
-_ROOT = Path(__file__).parent
+_ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT.name
 _SECTION = re.compile(r"^(?:Attributes|Args):\n(?P<entries>(?:(?: {4}.*)?(?:\n|\Z))*)", re.MULTILINE)
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*(?:\n {8}.*)*)", re.MULTILINE)
