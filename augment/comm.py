@@ -1,6 +1,6 @@
 """Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -77,9 +77,7 @@ class CommAugmentation:
         """Raise UserError if a collective needs hosts and all devices are on one, which None says."""
         for name in self.collectives:
             if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:
-                raise UserError(
-                    f"comm.collectives: {name} needs several hosts; choose hardware=cpu_two_hosts or torchrun"
-                )
+                raise UserError(f"collectives: {name} needs several hosts; choose hardware=cpu_two_hosts or torchrun")
 
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
@@ -142,3 +140,11 @@ class CommAugmentation:
             device = rng.integers(num_devices) if at_random else sums.argmin()
             sums[device] += weight
         return [int(total) for total in sums]
+
+
+@dataclass(frozen=True)
+@checked
+class TaskExchanges(CommAugmentation):
+    """Which exchanges are drawn between as many devices as tasks have: no setting says how many."""
+
+    num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = field(default=(4,), init=False)

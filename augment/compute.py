@@ -4,7 +4,7 @@ Beyond that method, combinations may lie in blocks of rows, or be copies, as the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -224,6 +224,20 @@ class ComputeAugmentation:
         fitting = (w for w in (table.dim, *narrower) if _part_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
         return None if width is None else table.with_dim(width)
+
+
+@dataclass(frozen=True)
+@checked
+class ColumnCalls(ComputeAugmentation):
+    """Which combinations of tables in columns are drawn: no setting says another form.
+
+    What combinations in rows take is foreseen only once their lookups are drawn, which is when they are measured.
+    """
+
+    forms: tuple[str, ...] = field(default=(Form.COLUMNS,), init=False)
+    sharers: tuple[Devices, ...] = field(default=(2, 3, 4, 6, 8, 16), init=False)
+    hot_first_share: Share = field(default=0.5, init=False)
+    max_copy_bytes: ByteSize = field(default=64 << 20, init=False)
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:

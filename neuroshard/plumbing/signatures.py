@@ -81,7 +81,7 @@ def _defined(module: str, name: str) -> tuple[str, ast.AST]:
 
 def _parameters(module: str, node: ast.AST) -> Iterator[tuple[str, Any]]:
     """(name, default) of every parameter that is a setting."""
-    for name, default in _declared(module, node):
+    for name, default in dict(_declared(module, node)).items():  # a class may declare what its bases do anew
         try:
             yield name, NEEDED if default is None else _value(*default)
         except _Unreadable:

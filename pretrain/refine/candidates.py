@@ -24,6 +24,11 @@ class DrawsCalls(Protocol):
     """Draws random combinations of tables."""
 
     @property
+    def tiers(self) -> Sequence[str]:
+        """Memory that they lie in."""
+        ...
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What decides which are drawn."""
         ...
@@ -43,6 +48,10 @@ class DrawsExchanges(Protocol):
     @property
     def settings(self) -> dict[str, Any]:
         """What decides which are drawn."""
+        ...
+
+    def check(self, devices_per_host: int | None) -> None:
+        """Raise UserError if one needs several hosts and all devices are on one, which None says."""
         ...
 
     def draw(
@@ -80,8 +89,10 @@ class Candidates:
     devices_per_host: Callable[[int], int | None]
 
     def check(self) -> None:
-        """Raise UserError if random combinations can't be drawn of the tasks' tables, or two tables have one name."""
+        """Raise UserError if random samples can't be drawn of the tasks here, or two tables have one name."""
         self.calls.check(self._any_table)
+        for task in self._exchanging:
+            self.exchanges.check(self.devices_per_host(task.topology.num_devices))
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:

@@ -33,6 +33,7 @@ from neuroshard.stages.pretrain.refine.rounds import Round, RoundFiles, Shares, 
 from neuroshard.stages.pretrain.refine.run_samples import RunSamples
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
+from neuroshard.words.home import Tier
 
 Minutes = Annotated[float, Meta(gt=0, le=1e6)]
 
@@ -93,6 +94,7 @@ class Refine:
             start.check(task)
             self.hardware.check_hosts(task.topology)
         self._candidates.check()
+        self.hardware.check_tiers(Tier(tier) for tier in self.calls.tiers)
         self.hardware.check()
         if is_follower():
             self.hardware.follow()

@@ -46,6 +46,7 @@ from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measu
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS
+from tests.kit.commands import run_command
 from tests.kit.processes import PATIENCE_S, die_at_file
 
 BATCH_SIZE, DEVICES = 4096, 2
@@ -438,3 +439,20 @@ def test_a_tiny_run_on_real_hardware(home, tmp_path):
     assert all(one.measured_ms for its in result.rounds for one in its.samples)
     models = CostModels.load(tmp_path / "out" / "models")
     assert models.hardware.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("exchanges.num_devices=[2]", "unknown setting of neuroshard refine 'exchanges.num_devices'"),
+        ("calls.forms=[rows]", "unknown setting of neuroshard refine 'calls.forms'"),
+        ("exchanges.collectives=[host_all_to_all]", "host_all_to_all needs several hosts"),
+        ("calls.tiers=[cached]", "has no second tier of memory"),
+    ],
+)
+def test_settings_that_a_run_could_not_use_are_refused(tmp_path, capsys, monkeypatch, setting, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_command(capsys, "refine", setting)
+    assert code == 2
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
