@@ -40,8 +40,9 @@ SOME = (
     "rules_pinned", "rules_forbidden", "rules_spread", "rules_wide", "rules_many", "memory_tight", "memory_adam",
     "memory_one_device", "features", "sequences_half", "hot_rows", "hosts_2x2", "tiers_rules",
 )  # fmt: skip
-PEERS = {name for name in choices("searcher") if name.startswith("torchrec")}  # which are slow
-FEW = ("five_tables", "five_features", "tiers_two", "sequences_half")
+# Slow; and which of several kernels TorchRec takes first hangs on PYTHONHASHSEED: so nothing in tiers for these.
+PEERS = {name for name in choices("searcher") if name.startswith("torchrec")}
+FEW = ("five_tables", "five_features", "one_table", "sequences_half")
 SEARCHERS = {name: FEW if name in PEERS else SOME for name in choices("searcher") if name != "replan"}
 TARGETS = {
     "sok": ("paper_4dev_0", "paper_8dev_3", "features_sequences", "tiers"),
