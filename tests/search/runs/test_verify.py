@@ -280,13 +280,13 @@ def test_damaged_files_are_named(bundle, tmp_path):
 def test_users_mistakes_are_one_line(bundle, tmp_path):
     hardware = MadeUpHardware(made_up=AWAY)
     with pytest.raises(UserError, match="finalists=0 must be a whole number of at least 1"):
-        Verify(hardware, finalists=0)
+        Verify(hardware, finalists=0, passes=2)
     with pytest.raises(UserError, match="passes=1 must be a whole number of at least 2"):
-        Verify(hardware, passes=1)
+        Verify(hardware, finalists=2, passes=1)
     on_hosts = toy_task(num_devices=2)
     on_hosts = replace(on_hosts, topology=replace(on_hosts.topology, devices_per_host=1))
     with pytest.raises(UserError, match="1 of its 2 devices on each host, and exchanges are measured here with 2"):
-        _search(bundle, tmp_path / "run", Verify(hardware), (on_hosts,)).run()
+        _search(bundle, tmp_path / "run", Verify(hardware, 2, 2), (on_hosts,)).run()
     assert not (tmp_path / "run").exists()
 
 
