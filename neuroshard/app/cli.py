@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from neuroshard import __version__
 from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, usage
@@ -15,22 +15,13 @@ from neuroshard.app.guard import complain, exit_code, one_line
 from neuroshard.plumbing.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from neuroshard.app.sweep import Job
+    from neuroshard.plumbing.progress import Result
 
 _HELP_FLAGS = ("-h", "--help")
 _INTERRUPTED = 130
 # Hydra writes nothing of its own where people work: commands say where their files go.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
-
-
-class Result(Protocol):
-    """What a command's run gives."""
-
-    def show(self, console: "Console") -> None:
-        """Print the result on a console for people to read."""
-        ...
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,7 +130,7 @@ def _run(config: Any) -> None:
         _keep(result)
 
 
-def _keep(result: Result | None) -> None:
+def _keep(result: "Result | None") -> None:
     """Leave a sweep's job for the table at the end."""
     from neuroshard.app.sweep import Compared
 

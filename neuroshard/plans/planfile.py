@@ -81,7 +81,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _PlanFile:
-    """What a file holds."""
+    """What a plan file holds, besides its format."""
 
     placements: tuple[_Placed, ...]
     prediction: Prediction | None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event, Thread
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -23,6 +24,14 @@ _PLAIN_WIDTH = 120  # of tables in a file or a pipe
 _EVERY_S = 30.0  # between the lines in a file or a pipe
 
 Wait = Callable[[Event], bool]
+
+
+class Result(Protocol):
+    """What a command's run gives."""
+
+    def show(self, console: Console) -> None:
+        """Print the result on a console for people to read."""
+        ...
 
 
 class _Rate(ProgressColumn):

@@ -228,6 +228,7 @@ def compute_reader(tables: Mapping[str, Table]) -> Callable[[object], Measuremen
         return replace(tables[name], dim=dim, features=features, pooled=pooled)
 
     def read_compute(row: object) -> Measurement[ComputeSample]:
+        """Return the measurement in a row."""
         read = parse(row, _ComputeRow, "sample")
         for name, values in (("dims", read.dims), ("features", read.features)):
             if len(read.tables) != len(values):

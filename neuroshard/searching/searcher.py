@@ -90,6 +90,7 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
+        """Find a plan of the task, or of the task with tables given to hosts."""
         try:
             return find(self, task, simulator)
         except InfeasibleError as error:

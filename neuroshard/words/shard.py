@@ -76,12 +76,12 @@ class Sized(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows, as a whole."""
         ...
 
     @property
     def dim(self) -> int:
-        """Number of columns."""
+        """Number of columns, as a whole."""
         ...
 
 

@@ -22,7 +22,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory
 from neuroshard.plumbing.parquet import write_frame
-from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.progress import Result, printer, progress_bar
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
@@ -116,14 +116,6 @@ class Evaluate:
             ).checked()
             for record in records
         ]
-
-
-class Result(Protocol):
-    """What an evaluation measured, made for printing."""
-
-    def show(self, console: Console) -> None:
-        """Print the measurements on a console for people to read."""
-        ...
 
 
 class Through(Protocol):
