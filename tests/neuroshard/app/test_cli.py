@@ -386,7 +386,7 @@ def test_a_policy_is_trained_then_used(capsys, here, searcher):
 
 
 def test_methods_without_a_policy_are_not_trained(capsys, here):
-    _refused(capsys, "learner/random", *_train(here, "searcher=random"))
+    _refused(capsys, "unknown learner 'random'; valid: autoshard, dreamshard", *_train(here, "searcher=random"))
     _refused(
         capsys,
         "no policy (installed: autoshard, dreamshard) at nowhere",

@@ -294,7 +294,7 @@ def test_hardware_of_another_size_is_refused_before_any_work(bundle, tmp_path, m
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="torchrun started 3 processes, but num_devices=2"):
-        _search(bundle, tmp_path / "run", Verify(CPU)).run()
+        _search(bundle, tmp_path / "run", Verify(CPU, 2, 2)).run()
     assert not (tmp_path / "run").exists()
 
 
