@@ -140,7 +140,7 @@ def test_exchanges_under_torchrun(tmp_path):
         "    print('shape', outcome.repeats.times_ms.shape)\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
     here = Path(__file__).parent
     done = subprocess.run(
         [*command, here], capture_output=True, text=True, env=environment, timeout=PATIENCE_S, check=False
