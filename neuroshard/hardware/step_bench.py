@@ -155,8 +155,7 @@ class _Trained:
             plan=to_sharding_plan(plan, modules_of(task.tables), compute_device=where.type),
             sharders=_sharders(settings),
         )
-        copies = {table.name for table, form in zip(task.tables, plan.forms, strict=True) if form is Form.COPIES}
-        copied, dense = _parted(self._model, copies)
+        copied, dense = _parted(self._model, set(plan.names_in(Form.COPIES)))
         kinds = ((_DENSE, torch.optim.SGD, dense), (_OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
         self._optimizers = [(phase, kind(its, lr=LEARNING_RATE)) for phase, kind, its in kinds if its]
         self._batches = cycle(its)

@@ -51,6 +51,10 @@ class Plan:
         """(T,) how each table is laid out."""
         return forms_of(self.task.tables, self.placements)
 
+    def names_in(self, form: Form) -> list[str]:
+        """Names of the tables that are laid out so, in the task's order."""
+        return [table.name for table, own in zip(self.task.tables, self.forms, strict=True) if own is form]
+
     def check_forms(self, served: frozenset[Form], what: str, do: str) -> None:
         """Refuse forms that something doesn't serve: `what` says so, and `do` what to do.
 

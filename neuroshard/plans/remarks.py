@@ -8,8 +8,7 @@ _SHOWN = 5  # tables that a remark names
 
 def copies_remarks(plan: Plan) -> tuple[str, ...]:
     """What tables in copies ask of a training loop; nothing where there are none."""
-    pairs = zip(plan.task.tables, plan.forms, strict=True)
-    copied = [table.name for table, form in pairs if form is Form.COPIES]
+    copied = plan.names_in(Form.COPIES)
     if not copied:
         return ()
     more = f" and {len(copied) - _SHOWN} more" if len(copied) > _SHOWN else ""

@@ -49,7 +49,7 @@ class EqualParts(Searcher):
         except InfeasibleError as error:
             best = error
         share_of = _bytes(task) if isinstance(best, InfeasibleError) else _cost(best.plan, simulator)
-        copied = set[str]() if isinstance(best, InfeasibleError) else _copied(best.plan)
+        copied = set[str]() if isinstance(best, InfeasibleError) else set(best.plan.names_in(Form.COPIES))
         for parted in _ways(task, share_of, copied):
             try:
                 found = self.inner.find(parted, simulator)
@@ -77,11 +77,6 @@ class EqualParts(Searcher):
 
 def _total_ms(found: Found, simulator: Simulator) -> float:
     return simulator.cost(found.plan.task, found.plan).total_ms
-
-
-def _copied(plan: Plan) -> set[str]:
-    """Names of the tables that have copies: a rule for shards would forbid these."""
-    return {table.name for table, form in zip(plan.task.tables, plan.forms, strict=True) if form is Form.COPIES}
 
 
 def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]:
