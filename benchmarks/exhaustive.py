@@ -17,6 +17,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tables.sources.dlrm_like import dlrm_like
@@ -43,7 +44,7 @@ def main() -> None:
         best = _best(task, simulator)
         costs = [simulator.cost(task, searcher.find(task, simulator).plan).total_ms for _, searcher in SEARCHERS]
         gaps.append(np.array(costs) / best - 1)
-        bound = lower_bound_ms(Catalog.checked(task, simulator), simulator)
+        bound = lower_bound_ms(Catalog.checked(Base.empty(task), simulator))
         assert bound is not None
         slack.append(1 - bound / best)
     print(f"{model}, {count} tasks of {size} tables, {num_devices} devices: cost above the best of all plans")
@@ -56,7 +57,7 @@ def main() -> None:
 
 def _best(task: Task, simulator: Simulator) -> float:
     """The lowest predicted cost of all plans, ms."""
-    catalog = Catalog.checked(task, simulator)
+    catalog = Catalog.checked(Base.empty(task), simulator)
     head, devices = simulator.models.compute.head, task.topology.num_devices
     options = [_options(int(width), devices) for width in catalog.full_width]
     radix = np.array([len(option) for option in options])

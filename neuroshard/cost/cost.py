@@ -60,6 +60,11 @@ class Cost:
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property
+    def likely_ms(self) -> float:
+        """What the plan is judged by: the expected cost where the models know margins, else the predicted one."""
+        return self.total_ms if self.margin is None else self.expected_ms
+
+    @property
     def expected_ms(self) -> float:
         """Return the plan's cost, ms, with less bias than `total_ms`, which is too low; NaN where no margin is known.
 

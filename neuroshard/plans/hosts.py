@@ -5,7 +5,7 @@ host memory are more than one host holds, a search may be asked again with every
 divided between several.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from glob import escape
 
@@ -30,13 +30,13 @@ def may_overfill(task: Task) -> bool:
     return len(topology.hosts) > 1 and used > topology.host_bytes
 
 
-def given_to_hosts(task: Task) -> Task | None:
+def given_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
     """The task with its tables in host memory given to hosts, within their memory; None if no way is found.
 
     A table lies on one host where one has room for it, else its columns are divided between as few as will do. None
-    also where no plan could overfill a host.
+    also where no plan could overfill a host. Tables `in_rows`, by name, lie on all hosts alike.
     """
-    return _given(task, task.topology.host_bytes) if may_overfill(task) else None
+    return _given(task, task.topology.host_bytes, in_rows) if may_overfill(task) else None
 
 
 def least_host_bytes(task: Task) -> int:
@@ -45,12 +45,12 @@ def least_host_bytes(task: Task) -> int:
     low, high = total // len(task.topology.hosts), total
     while high > max(low, 1) * _PRECISION:
         middle = (low + high) // 2
-        low, high = (low, middle) if _given(task, middle) is not None else (middle, high)
+        low, high = (low, middle) if _given(task, middle, ()) is not None else (middle, high)
     return high
 
 
 def kept_on_hosts(plan: Plan) -> Plan:
-    """The plan, in columns, as one of a task whose tables in host memory stay on their hosts, where these may overfill.
+    """The plan as one of a task whose columns in host memory stay on their hosts, where these may overfill.
 
     Shards of a table that lies on several hosts keep their widths. What the constraints pin is left to them.
     """
@@ -60,7 +60,8 @@ def kept_on_hosts(plan: Plan) -> Plan:
     constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
     pinned = {shard.table for shard in constraints.pinned}
     for table, its in enumerate(plan.by_table):
-        if its[0].home.tier is Tier.DEVICE or task.tables[table].name in pinned:
+        columns = plan.forms[table] is Form.COLUMNS and its[0].home.tier is not Tier.DEVICE
+        if not columns or task.tables[table].name in pinned:
             continue
         piece = _Piece.of_table(task, table)
         parts = [(placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE) for placed in its]
@@ -154,10 +155,10 @@ class _Piece:
         return (PinnedShard(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in parts)
 
 
-def _given(task: Task, host_bytes: int) -> Task | None:
+def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
     """The task with tables in host memory given to hosts with so much memory each; None if no way is found."""
     constraints, hosts = task.constraints, task.topology.hosts
-    pieces, spread_bytes = _pieces(task)
+    pieces, spread_bytes = _pieces(task, in_rows)
     free = np.full(len(hosts), host_bytes - -(-spread_bytes // len(hosts)), dtype=np.int64)
     rules, pins = list[TableRule](), list[PinnedShard]()
     for piece in sorted(
@@ -182,7 +183,7 @@ def _given(task: Task, host_bytes: int) -> Task | None:
         return None
 
 
-def _pieces(task: Task) -> tuple[list[_Piece], int]:
+def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
     """What is given to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
     group_of = {name: group for group in task.constraints.together for name in group}
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
@@ -192,7 +193,7 @@ def _pieces(task: Task) -> tuple[list[_Piece], int]:
             continue
         limits, piece = task.constraints.limits(table, task.topology.num_devices), _Piece.of_table(task, index)
         pins = [pin for pin in task.constraints.pinned if pin.table == table.name]
-        if Form.COLUMNS not in limits.forms:
+        if Form.COLUMNS not in limits.forms or table.name in in_rows:
             spread_bytes += piece.size_bytes
         elif table.name in group_of:
             grouped.setdefault(group_of[table.name], []).append(piece)

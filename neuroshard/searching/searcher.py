@@ -1,7 +1,7 @@
 """What every search method is, and how it is had by name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar
@@ -83,27 +83,33 @@ class Searcher(ABC):
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
-    """Let a searcher's `find`, where it finds nothing, try again with tables in host memory given to hosts beforehand.
-
-    If it finds nothing either way, the first error counts: the second is of the hosts that were chosen.
-    """
+    """Let a searcher's `find` try again where it finds nothing, by `tried_within_hosts`."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
         """Find a plan of the task, or of the task with tables given to hosts."""
-        try:
-            return find(self, task, simulator)
-        except InfeasibleError as error:
-            given = given_to_hosts(task)
-            if given is None:
-                raise
-            try:
-                found = find(self, given, simulator)
-            except InfeasibleError:
-                raise error from None
-        return found.changed(lambda plan: replace(plan, task=task))
+        return tried_within_hosts(task, lambda tried: find(self, tried, simulator))
 
     return finding
+
+
+def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
+    """What is found of a task, or else of the task with tables in host memory given to hosts beforehand.
+
+    Tables that lie `in_rows`, by name, are on all hosts alike. If nothing is found either way, the first error counts:
+    the second is of the hosts that were chosen.
+    """
+    try:
+        return find(task)
+    except InfeasibleError as error:
+        given = given_to_hosts(task, in_rows)
+        if given is None:
+            raise
+        try:
+            found = find(given)
+        except InfeasibleError:
+            raise error from None
+    return found.changed(lambda plan: replace(plan, task=task))
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:

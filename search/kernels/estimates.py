@@ -60,6 +60,7 @@ class Costs(NamedTuple):
         bias, weight: (H,) of the compute model's head.
         offset, scale_ms: its, from scores to ms.
         exchanges: what communication costs.
+        base_ms: (D,) that devices compute besides.
     """
 
     bias: Float32Array
@@ -67,6 +68,7 @@ class Costs(NamedTuple):
     offset: float
     scale_ms: float
     exchanges: Exchanges
+    base_ms: FloatArray
 
 
 @fast_leaf
@@ -95,10 +97,10 @@ def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
 
 
 @leaf
-def ready_ms(costs: Costs, score: float, units: float, widest: float) -> float:
+def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
     """When a device's backward communication and compute have ended."""
     compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
-    return compute + backward_ms(costs.exchanges, units, widest)
+    return float(compute + costs.base_ms[device] + backward_ms(costs.exchanges, units, widest))
 
 
 @kernel
@@ -106,7 +108,7 @@ def ready_all(contents: Contents, costs: Costs) -> FloatArray:
     """Compute (D,) ms at which each device has ended backward communication and compute."""
     ready, widest = np.empty(len(contents.units)), contents.units.max()
     for d in range(len(ready)):
-        ready[d] = ready_ms(costs, contents.score[d], contents.units[d], widest)
+        ready[d] = ready_ms(costs, d, contents.score[d], contents.units[d], widest)
     return ready
 
 
@@ -148,18 +150,20 @@ def after_ms(
     costs: Costs,
     others: Others,
     count: int,
+    devices: tuple[int, int],
     ends: tuple[tuple[float, float], tuple[float, float]],
     now: tuple[float, float],
 ) -> float:
     """A plan's cost after a step.
 
-    `ends` are the scores and units of its two devices then, `count` all devices, `now` the widest device's units and
+    `ends` are the scores and units of its two `devices` then, `count` all devices, `now` the widest device's units and
     the mean before the step.
     """
     (score, units), (other_score, other_units) = ends
     widest = max(others.widest, units, other_units)
     shift = backward_ms(costs.exchanges, now[1], widest) - backward_ms(costs.exchanges, now[1], now[0])
-    one, other = ready_ms(costs, score, units, widest), ready_ms(costs, other_score, other_units, widest)
+    one = ready_ms(costs, devices[0], score, units, widest)
+    other = ready_ms(costs, devices[1], other_score, other_units, widest)
     high, low = max(one, other), min(one, other)
     last = max(others.last + shift, high)
     before = max(min(others.last + shift, high), others.before + shift, low)

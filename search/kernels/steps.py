@@ -119,9 +119,11 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 
 
 @leaf
-def _too_late(costs: Costs, score: float, units: float, widest: float, left_ms: float, worth: float) -> bool:
+def _too_late(
+    costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
+) -> bool:
     """Return whether a step is no better than `worth` because a device with such score and units is ready late."""
-    return bool(ready_ms(costs, score, units, widest) + left_ms >= worth)
+    return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 
 
 @kernel
@@ -181,7 +183,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                 if not whole:
                     source_score = score_with(sums[source], vectors[source_new], vectors[source_old], weight)
                 target_least = least[target_new] if target_old == first[item] else -np.inf  # a(i)
-                needs_back = _too_late(costs, source_score, source_units, widest, left_ms, worth)
+                needs_back = _too_late(costs, source, source_score, source_units, widest, left_ms, worth)
                 hopeless = needs_back and least[first[item]] == 0  # whatever came back would only add to it
                 target_gain = 0.0  # S(t + i) - S(t)
                 if whole:
@@ -200,7 +202,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     target_units = units[target] + gone - returning
                     if back == item:
                         continue
-                    if _too_late(costs, target_score + target_least, target_units, widest, left_ms, worth):
+                    if _too_late(costs, target, target_score + target_least, target_units, widest, left_ms, worth):
                         continue
                     moved, source_after, back_left = 0, source_score, first[item]  # an empty shard: nothing comes back
                     source_bytes = size[source] + size_bytes[source_new] - size_bytes[source_old]
@@ -210,14 +212,14 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         back_new, back_left = back_old + back_units, first[back] + back_units
                         source_least = least[back_new] if back_old == first[back] else -np.inf  # a(b)
                         both = source_units + returning
-                        if _too_late(costs, source_score + source_least, both, widest, left_ms, worth):
+                        if _too_late(costs, source, source_score + source_least, both, widest, left_ms, worth):
                             continue
                         if np.isnan(joining[p_back]):
                             joined = score_with(sums[source], vectors[back_new], vectors[back_old], weight)
                             joining[p_back] = joined - score[source]
-                        if _too_late(costs, source_score + joining[p_back], both, widest, left_ms, worth):
+                        if _too_late(costs, source, source_score + joining[p_back], both, widest, left_ms, worth):
                             continue
-                        if _too_late(costs, target_score + target_gain, target_units, widest, left_ms, worth):
+                        if _too_late(costs, target, target_score + target_gain, target_units, widest, left_ms, worth):
                             continue
                         if not may_move(limits, held, num_shards[back], back, back_units, (target, source), item):
                             continue
@@ -236,7 +238,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         sums[target], vectors[target_new], vectors[target_old], vectors[back_left], weight
                     )
                     ends = (source_after, source_units + returning), (target_after, target_units)
-                    value = after_ms(costs, others, num_devices, ends, now)
+                    value = after_ms(costs, others, num_devices, (source, target), ends, now)
                     if value < worth:
                         count = _keep(best, count, (source, target, item, portion, back), value)
                         if count == len(best.estimate):

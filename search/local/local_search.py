@@ -11,7 +11,6 @@ import numpy as np
 
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import SumModel
-from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
@@ -29,7 +28,6 @@ from neuroshard.stages.search.kernels.steps import (
     best_steps,
 )
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.moved import moved_bytes
 
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
@@ -94,18 +92,18 @@ class MoveLimit:
 class LocalSearch:
     """Improves plans of one task, under models of the papers' form."""
 
-    def __init__(self, catalog: Catalog, simulator: Simulator, model: SumModel, limit: MoveLimit | None = None) -> None:
+    def __init__(self, catalog: Catalog, model: SumModel, limit: MoveLimit | None = None) -> None:
         self._catalog = catalog
         self._head = model.head
-        self._simulator = simulator
-        self._memory_bytes = device_memory(catalog.items.task)
+        self._memory_bytes = catalog.items.free_bytes
         self._limit = limit or MoveLimit.none(catalog)
         self._shards = AllShards(
             catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
             catalog.vectors, catalog.least_score,
         )  # fmt: skip
         head = model.head
-        self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, self._exchanges())
+        base_ms, exchanges = catalog.items.base.compute_ms, self._exchanges()
+        self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)
         self._looked = 0
         self._explored = self._nothing(0)
 
@@ -166,14 +164,13 @@ class LocalSearch:
     def _costed(self, plans: Contents) -> list[CostedPlan]:
         """Plans of these contents, an axis in front of every array; one call of the communication models."""
         compute_ms = self._head.finish(plans.score) * (plans.units > 0)
-        forward, backward = self._communication(compute_ms, plans.units)
+        ready_ms, total_ms = self._catalog.step(compute_ms, plans.units)
         self._looked += 2 * plans.units.size
-        ready_ms = compute_ms + backward
         return [
             CostedPlan(
                 plans.of(k),
                 compute_ms[k],
-                ready_ms[k] + forward[k],
+                total_ms[k],
                 ready_ms[k],
                 self._moved(held),
             )
@@ -224,8 +221,7 @@ class LocalSearch:
             sums, after = self._after(plan, steps, device, sign)
             units[row, device] = after
             compute_ms[row, device] = self._compute_ms(sums, after)
-        forward, backward = self._communication(compute_ms, units)
-        total: FloatArray = (compute_ms + backward + forward).max(axis=1)
+        total: FloatArray = self._catalog.step(compute_ms, units)[1].max(axis=1)
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
@@ -245,18 +241,9 @@ class LocalSearch:
         """(...,) of devices with sums (..., H), bias included; nothing for empty ones."""
         return self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (units > 0)
 
-    def _communication(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
-        return self._simulator.communication(self._traffic(units), compute_ms)
-
-    def _traffic(self, units: IntArray | FloatArray) -> Traffic:
-        """Return the traffic of n plans whose devices give out so many units (n, D)."""
-        task = self._catalog.items.task
-        return Traffic.of_columns(units * DIM_MULTIPLE, task.batch_size, task.topology.devices_per_host)
-
     def _exchanges(self) -> Exchanges:
         """What exchanges cost a device, by its units and the widest device's, where the others are about as wide."""
-        models, devices = self._simulator.models, len(self._memory_bytes)
+        models, devices = self._catalog.simulator.models, len(self._memory_bytes)
         total = self._catalog.total_given
         own = np.linspace(0, 2 * total / devices, _OWN_STEPS)
         widest = np.linspace(total / devices, 2 * total / devices, _WIDEST_STEPS)
@@ -264,7 +251,9 @@ class LocalSearch:
         units[...] = np.clip((total - own[:, None] - widest) / max(devices - 2, 1), 0, widest)[..., None]
         units[..., -1] = widest
         units[..., 0] = own[:, None]
-        traffic = self._traffic(units.reshape(-1, devices))
+        task = self._catalog.items.task
+        columns = units.reshape(-1, devices) * DIM_MULTIPLE
+        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
         backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
         forward = models.forward.outline(traffic)
         shape = (_OWN_STEPS, _WIDEST_STEPS)

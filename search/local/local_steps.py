@@ -6,7 +6,6 @@ from typing import Protocol
 import numpy as np
 
 from neuroshard.models import SumModel
-from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, MoveLimit
 from neuroshard.stages.search.local.plain import PlainSearch
@@ -44,9 +43,9 @@ class LocalSteps(Protocol):
         ...
 
 
-def local_steps(catalog: Catalog, simulator: Simulator, start: IntArray, max_moved_bytes: int | None) -> LocalSteps:
+def local_steps(catalog: Catalog, start: IntArray, max_moved_bytes: int | None) -> LocalSteps:
     """Steps that set out from the plan `start` (I, D), and move no more bytes away from it: None sets no limit."""
     model, limit = catalog.model, MoveLimit(start, max_moved_bytes)
     if isinstance(model, SumModel):
-        return LocalSearch(catalog, simulator, model, limit)
-    return PlainSearch(catalog, simulator, start, limit)
+        return LocalSearch(catalog, model, limit)
+    return PlainSearch(catalog, start, limit)

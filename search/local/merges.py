@@ -7,7 +7,6 @@ from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
 from neuroshard.stages.search.local.local_search import CostedPlan, applied
 from neuroshard.stages.search.local.local_steps import LocalSteps
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.feasibility import device_memory
 
 
 def merged(catalog: Catalog, local: LocalSteps, plan: CostedPlan, most_ms: float) -> CostedPlan:
@@ -54,7 +53,7 @@ def _independent(steps: IntArray) -> IntArray:
 def _merges(catalog: Catalog, held: IntArray) -> IntArray:
     """(K, 5) steps that move all of an item's narrowest shard to a device that holds another and has room for both."""
     first, size_bytes = catalog.first[:, None], catalog.size_bytes
-    free = device_memory(catalog.items.task) - size_bytes[first + held].sum(axis=0)
+    free = catalog.items.free_bytes - size_bytes[first + held].sum(axis=0)
     item = np.flatnonzero((held > 0).sum(axis=1) > np.maximum(catalog.items.limits.min_shards, 1))
     source = np.where(held[item] > 0, held[item], np.iinfo(np.int64).max).argmin(axis=1)
     units = held[item, source]

@@ -5,11 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.cost.traffic import Traffic
 from neuroshard.models.simplified import OneByOne
-from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray, IntArray
-from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.kernels.steps import SOURCE, TARGET
 from neuroshard.stages.search.local.local_search import LEAST_GAIN, CostedPlan, LocalSearch, MoveLimit, applied
 from neuroshard.stages.search.space.catalog import Catalog
@@ -27,18 +24,15 @@ class PlainSearch:
     many devices in a call.
     """
 
-    def __init__(self, catalog: Catalog, simulator: Simulator, start: IntArray, limit: MoveLimit | None = None) -> None:
+    def __init__(self, catalog: Catalog, start: IntArray, limit: MoveLimit | None = None) -> None:
         """Estimates are of plans near `start` (I, D)."""
-        self._simulator = simulator
         self._catalog = catalog
         self._loads = DeviceLoads(catalog.items)
-        self._batch_size = catalog.items.task.batch_size
-        self._host_size = catalog.items.task.topology.devices_per_host
         self._sets = 0
         one_by_one = OneByOne(catalog.model)
-        alone = Catalog.costed(catalog, one_by_one)
+        alone = Catalog.costed(catalog, catalog.simulator, one_by_one)
         added = _scaled(alone, self._shares(alone, start))
-        self._estimates = LocalSearch(added, simulator, one_by_one, limit)
+        self._estimates = LocalSearch(added, one_by_one, limit)
 
     @property
     def looked(self) -> int:
@@ -92,8 +86,7 @@ class PlainSearch:
         compute_ms, units = np.stack([plan.compute_ms for plan in plans]), np.stack([plan.units for plan in plans])
         compute_ms[row, ends] = self._compute_ms(contents.reshape(2 * len(steps), -1)).reshape(-1, 2)
         units[row, ends] = self._catalog.given_by(contents)
-        forward, backward = self._communication(compute_ms, units)
-        return compute_ms, (compute_ms + backward + forward).max(axis=1)
+        return compute_ms, self._catalog.step(compute_ms, units)[1].max(axis=1)
 
     def _costed(self, estimated: Sequence[CostedPlan]) -> list[CostedPlan]:
         """Plans as the model has them instead of estimates, in one call of it."""
@@ -104,8 +97,7 @@ class PlainSearch:
         """Plans with their true compute costs (K, D): what is estimated from them on, too, sets out from these."""
         if not estimated:
             return []
-        forward, backward = self._communication(compute_ms, np.stack([plan.units for plan in estimated]))
-        ready_ms = compute_ms + backward
+        ready_ms, total_ms = self._catalog.step(compute_ms, np.stack([plan.units for plan in estimated]))
         return [
             replace(
                 plan,
@@ -114,18 +106,13 @@ class PlainSearch:
                 total_ms=total,
                 ready_ms=ready,
             )
-            for plan, compute, total, ready in zip(estimated, compute_ms, ready_ms + forward, ready_ms, strict=True)
+            for plan, compute, total, ready in zip(estimated, compute_ms, total_ms, ready_ms, strict=True)
         ]
 
     def _compute_ms(self, contents: IntArray) -> FloatArray:
         """(n,) ms of devices that hold so many units (n, I)."""
         self._sets += len(contents)
         return self._catalog.model.predict(self._loads.sets(contents))
-
-    def _communication(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(n, D) forward and backward, ms, of devices with such compute costs and units (n, D)."""
-        traffic = Traffic.of_columns(units * DIM_MULTIPLE, self._batch_size, self._host_size)
-        return self._simulator.communication(traffic, compute_ms)
 
     def _shares(self, catalog: Catalog, start: IntArray) -> FloatArray:
         """(I,) what shards of each item add to the devices of `start` (I, D), as a share of what they cost alone."""

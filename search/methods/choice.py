@@ -56,8 +56,7 @@ class Choice:
         costs = simulator.costs(plans[0].task, plans)
         others = range(1, len(plans))
         believed = [0, *(i for i in others if self._believes(costs[0], costs[i], plans[i], simulator))]
-        knows_margins = simulator.models.margins is not None
-        chosen = min(believed, key=lambda i: costs[i].expected_ms if knows_margins else costs[i].total_ms)
+        chosen = min(believed, key=lambda i: costs[i].likely_ms)
         cheapest = min(range(len(plans)), key=lambda index: costs[index].total_ms)
         return plans[chosen], plans[cheapest] if costs[cheapest].total_ms < costs[chosen].total_ms else None
 

@@ -12,7 +12,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import EvenLayouts
-from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.base import device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.words.form import FORMS, Call, Form

@@ -5,31 +5,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.cost.traffic import Traffic
+from neuroshard.models.side_by_side import columns_model
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.searching.searcher import Found, Searcher
+from neuroshard.searching.searcher import Found
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import Start
+from neuroshard.stages.search.space.base import Base, placed_bytes
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exact import Elsewhere, ways_that_fit
-from neuroshard.stages.search.space.feasibility import device_memory, narrowest_shards
-from neuroshard.stages.search.space.form_catalog import part_of_catalog
+from neuroshard.stages.search.space.feasibility import narrowest_shards
 from neuroshard.stages.search.space.form_descent import Costs, changed, descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.forms import (
     COLUMNS,
     COPIES,
     ROWS,
-    FormedTask,
     Spread,
     has_other_forms,
     has_other_homes,
     leaders,
-    part_of,
-    placed_bytes,
 )
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, pack, shortage
@@ -72,9 +70,10 @@ class FormChoices:
         """Prepare choices among forms `allowed` (T, F); tables too large for columns may not lie in them."""
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
-            sizes = Sizes.of(Items.of(part_of(task, may.tolist(), device_memory(task))))
-            catalog = Catalog.costed(sizes, simulator.models.compute)
-            fitting[may[_too_large(sizes)], COLUMNS] = False
+            sizes = Sizes.of(Items.of(Base.empty(task, may)))
+            model = columns_model(simulator.models.compute, task.loads.take(may))
+            catalog = Catalog.costed(sizes, simulator, model)
+            fitting[_too_large(sizes), COLUMNS] = False
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)
         return cls(task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, catalog)
@@ -85,39 +84,35 @@ class FormChoices:
         first: IntArray = self.allowed.argmax(axis=1)
         return first
 
-    def searched(self, forms: IntArray, searcher: Searcher) -> Found:
-        """What a searcher finds with such forms (T,).
+    def searched(self, forms: IntArray, columns: ImprovedSearch) -> Found:
+        """What a search for columns finds with such forms (T,).
 
         Raises:
             InfeasibleError: nothing.
         """
-        formed = FormedTask.of(self.task, forms, self.spread)
-        if not len(formed.in_columns):
-            return Found(formed.whole_plan(None))
-        found = searcher.find(formed.columns_task(), self.simulator)
-        return found.changed(formed.whole_plan)
+        base = Base.of(self.task, self.spread.others(forms), self.simulator.models.compute)
+        return columns.found(base, self.simulator) if len(base.in_columns) else Found(base.plan())
 
     def quick_ms(self, forms: IntArray) -> float:
         """What a choice of forms (T,) costs whose columns are placed quickly; infinite where they find no place.
 
         Without making a plan: what lies on all devices counts as alike on them.
         """
-        free = device_memory(self.task) - np.ceil(self.estimates.everywhere(forms[None]).size_bytes).astype(np.int64)
-        if free.min() < 0:
+        base = self.estimates.base(forms)
+        if base.free_bytes.min() < 0:
             return float("inf")
-        columns = np.flatnonzero((forms == COLUMNS)[self.may])
-        if self.catalog is None or not len(columns):
-            return self.estimates.placed_ms(forms, *np.zeros((2, len(free))))
-        catalog = part_of_catalog(self.catalog, columns, np.maximum(free, 1))
-        try:
-            held = self.quick.first_held(catalog, self.simulator)
-        except InfeasibleError:
-            return float("inf")
-        if held is None and (held := pack(catalog, device_memory(catalog.items.task))) is None:
-            return float("inf")
-        loads = DeviceLoads(catalog.items).sets(held.T)
-        traffic = Traffic.of(loads, self.task.batch_size, self.task.topology.host_size)
-        return self.estimates.placed_ms(forms, catalog.model.predict(loads), traffic.columns[0])
+        compute_ms, units = np.zeros((2, 1, len(base.free_bytes)))
+        if self.catalog is not None and len(base.in_columns):
+            catalog = self.catalog.beside(base)
+            try:
+                held = self.quick.first_held(catalog)
+            except InfeasibleError:
+                return float("inf")
+            if held is None and (held := pack(catalog, base.free_bytes)) is None:
+                return float("inf")
+            compute_ms = catalog.model.predict(DeviceLoads(catalog.items).sets(held.T))[None]
+            units = catalog.given_by(held.T)[None]
+        return float(base.step(self.simulator, compute_ms, units)[1].max())
 
     def beats_columns(self, plan: Plan) -> bool:
         """Whether a plan is proven to be predicted cheaper than any of columns alone: these needn't be searched then.
@@ -129,7 +124,7 @@ class FormChoices:
         cost_ms = self.simulator.cost(self.task, plan).total_ms
         if cost_ms >= self.estimates.costs(self.first[None])[1][0]:
             return False  # of tables that lie evenly: hardly ever does a bound lie above it
-        bound_ms = lower_bound_ms(self.catalog, self.simulator, _BOUND_STEPS)
+        bound_ms = lower_bound_ms(self.catalog, _BOUND_STEPS)
         return bound_ms is not None and cost_ms < bound_ms
 
     def best(self, tries: int) -> IntArray:
@@ -213,7 +208,7 @@ class FormChoices:
             return None, False
         size = np.array([placed_bytes(self.task, self._placed(*way)) for way in ways])
         elsewhere = Elsewhere(np.array([item_of[table] for table, _ in ways]), size)
-        chosen, proven = ways_that_fit(self.catalog, device_memory(self.task), elsewhere)
+        chosen, proven = ways_that_fit(self.catalog, self.catalog.items.free_bytes, elsewhere)
         if chosen is None:
             return None, proven
         forms = np.full(len(self.task.tables), COLUMNS)
@@ -233,7 +228,7 @@ class FormChoices:
         """
         if len(self.may) < len(self.task.tables):
             return error
-        sizes = Sizes.of(Items.of(self.task))
+        sizes = Sizes.of(Items.of(Base.empty(self.task)))
         try:
             check_total(sizes)
         except InfeasibleError as short:

@@ -1,6 +1,6 @@
 """Which tables lie in rows or in copies: chosen by estimates, tried by quick searches, then searched like any task."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,14 +13,16 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import Count
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.finalists import in_other_forms, of_forms
+from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.host_rows import RowsOver, on_hosts
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import Start
-from neuroshard.stages.search.space.feasibility import device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, allowed_forms, known_calls
+from neuroshard.stages.search.space.base import Base, device_memory
+from neuroshard.stages.search.space.forms import COLUMNS, Spread, allowed_forms, known_calls
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
+from neuroshard.words.shard import Placement
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class FormSearch(Searcher):
         rows_over: "all" devices; or "hosts", where each table's may move to one host at last.
     """
 
-    columns: Searcher
+    columns: ImprovedSearch
     quick: Start
     forms: tuple[str, ...] = FORMS
     tries: Count = 6
@@ -64,9 +66,40 @@ class FormSearch(Searcher):
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Return the best plans with the plan's own forms, columns alone, and other choices of forms."""
+        choices, spread = self._other_forms(plan, simulator), Spread(plan.task)
+        share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
+        own = self.columns.finalists(plan, simulator, max(share, left)) if Form.COLUMNS in plan.forms else ()
+        groups = (self._finalists(plan.task, spread.others(one), simulator, share) for one in choices)
+        return in_turns(plan, [own, *groups], simulator, count)
+
+    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[IntArray]:
+        """(T,) choices of a form for each table that differ from the plan's.
+
+        Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
+        """
         calls = known_calls(simulator.models, self.forms)
-        others = in_other_forms(plan, simulator, calls, self.quick, self.tries)
-        return of_forms(plan, self.columns, others, simulator, count)
+        if all(call.form is Form.COLUMNS for call in calls) or device_memory(plan.task).min() < 1:
+            return []
+        own = np.array([FORMS.index(form) for form in plan.forms])
+        found = {own.tobytes(): own}
+        for left_out in (None, *(form for form in FORMS if form is not Form.COLUMNS)):
+            allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
+            if allowed.any(axis=1).all():
+                choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
+                for one in (choices.first, choices.best(self.tries)):
+                    found.setdefault(one.tobytes(), one)
+        return list(found.values())[1:]
+
+    def _finalists(self, task: Task, others: Sequence[Placement], simulator: Simulator, count: int) -> Iterator[Plan]:
+        """Finalists with some tables in rows and copies; none where nothing fits."""
+        try:
+            base = Base.of(task, others, simulator.models.compute)
+            if len(base.in_columns):
+                yield from self.columns.finalists(self.columns.found(base, simulator).plan, simulator, count)
+            else:
+                yield base.plan()
+        except InfeasibleError:
+            return
 
     def _found(self, task: Task, simulator: Simulator) -> Found:
         """Find the best plan with rows over all devices."""

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import unknown_name
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
-from neuroshard.stages.search.space.feasibility import device_memory, no_room
+from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.feasibility import no_room
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.layout import fewest_shards
 from neuroshard.stages.search.space.limits import open_devices
@@ -59,24 +60,25 @@ class Greedy(Searcher):
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the greedy plan; the simulator isn't asked."""
-        return Found(self.plan(task))
+        sizes = Sizes.of(Items.of(Base.empty(task)))
+        return Found(sizes.items.plan(self.held(sizes)))
 
-    def plan(self, task: Task) -> Plan:
-        """Return the greedy plan of a task, which may put more on a host than there is memory.
+    def held(self, sizes: Sizes) -> IntArray:
+        """(I, D) units of each item on each device of the greedy plan, which may put more on a host than it holds.
 
         Raises:
             InfeasibleError: some table finds no room.
         """
-        room = _Room(task, f"{self.score} greedy", self.max_halvings)
+        room = _Room(sizes, f"{self.score} greedy", self.max_halvings)
         scores = np.array([self._score(room.items, shard) for shard in room.shards])
         confined = room.items.confined[[shard.item for shard in room.shards]]
-        load = np.zeros(task.topology.num_devices)
+        load = np.zeros(sizes.items.task.topology.num_devices)
         for index in np.lexsort((-scores, ~confined)).tolist():
             for part, devices in room.places(room.shards[index]):
                 device = min(devices, key=lambda d: load[d])
                 load[device] += self._score(room.items, part)
                 room.take(part, device)
-        return room.plan()
+        return room.held
 
     def _score(self, items: Items, shard: "_Shard") -> float:
         return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))
@@ -99,13 +101,14 @@ class Random(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the random plan; the simulator isn't asked."""
         rng = np.random.default_rng(self.seed)
-        room = _Room(task, "random", self.max_halvings)
+        sizes = Sizes.of(Items.of(Base.empty(task)))
+        room = _Room(sizes, "random", self.max_halvings)
         confined = room.items.confined[[shard.item for shard in room.shards]]
         order = rng.permutation(len(room.shards))
         for index in order[np.argsort(~confined[order], kind="stable")].tolist():
             for part, devices in room.places(room.shards[index]):
                 room.take(part, int(rng.choice(devices)))
-        return Found(room.plan())
+        return Found(sizes.items.plan(room.held))
 
 
 class _Shard(NamedTuple):
@@ -123,14 +126,13 @@ class _Room:
         shards: what is to be placed: every item in as few shards as its limits allow, which is whole as a rule.
     """
 
-    def __init__(self, task: Task, method: str, max_halvings: int) -> None:
-        self.items = Items.of(task)
+    def __init__(self, sizes: Sizes, method: str, max_halvings: int) -> None:
+        self.items = sizes.items
         self._method = method
         self._max_halvings = max_halvings
-        sizes = Sizes.of(self.items)
         check_total(sizes)
         self._sizes = sizes
-        self._room = Room.empty(sizes, device_memory(task))
+        self._room = Room.empty(sizes, self.items.free_bytes)
         layout = fewest_shards(sizes)
         item = sizes.item[layout]
         self.shards = [_Shard(*pair) for pair in zip(item.tolist(), (layout - sizes.first[item]).tolist(), strict=True)]
@@ -168,6 +170,7 @@ class _Room:
         """Put a shard on `device`, which has less room from then on."""
         put(self._room, shard.item, shard.width, device)
 
-    def plan(self) -> Plan:
-        """The plan of all shards that were put somewhere."""
-        return self.items.plan(self._room.held)
+    @property
+    def held(self) -> IntArray:
+        """(I, D) units of each item on each device, as they were put there."""
+        return self._room.held

@@ -3,18 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.units import ByteSize
-from neuroshard.searching.searcher import Found, Searcher, within_hosts
+from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan
 from neuroshard.stages.search.local.local_steps import LocalSteps, local_steps
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
 
@@ -38,7 +41,6 @@ class ImprovedSearch(Searcher):
     max_moved_bytes: ByteSize | None = None
     choice: Choice | None = None
 
-    @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan that never costs more than the first start's, and the cheaper one that isn't believed.
 
@@ -46,43 +48,51 @@ class ImprovedSearch(Searcher):
             InfeasibleError: no start has a plan.
             UserError: the models can't serve the task.
         """
-        catalog = Catalog.checked(task, simulator)
-        first = first_plans(self.starts, catalog, simulator)
-        held = cheapest(first, catalog, simulator)
-        local = local_steps(catalog, simulator, held, self.max_moved_bytes)
+        return self.found(Base.empty(task), simulator)
+
+    def found(self, base: Base, simulator: Simulator) -> Found:
+        """The same where some tables lie in rows or copies already, and stay."""
+        names = frozenset(base.task.tables[placed.shard.table].name for placed in base.others)
+
+        def find(task: Task) -> Found:
+            return self._found(Catalog.checked(replace(base, task=task), simulator))
+
+        return tried_within_hosts(base.task, find, names)
+
+    def _found(self, catalog: Catalog) -> Found:
+        first = first_plans(self.starts, catalog)
+        held = cheapest(first, catalog)
+        local = local_steps(catalog, held, self.max_moved_bytes)
         found = catalog.items.plan(self.improvement.improve(local, local.costed(held)).held)
         if self.choice is None:
             return Found(found)
-        chosen, declined = self.choice.among([*map(catalog.items.plan, first), found], simulator)
+        chosen, declined = self.choice.among([*map(catalog.items.plan, first), found], catalog.simulator)
         return Found(chosen, declined=declined)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
-        catalog = Catalog.checked(plan.task, simulator)
-        first = first_plans(self.starts, catalog, simulator)
-        ends = self._ends(first, catalog, simulator, -(-count // len(first)))
-        shaken = self._shaken(cheapest(first, catalog, simulator), catalog, simulator, count)
+        catalog = Catalog.checked(Base.of_plan(plan, simulator.models.compute), simulator)
+        first = first_plans(self.starts, catalog)
+        ends = self._ends(first, catalog, -(-count // len(first)))
+        shaken = self._shaken(cheapest(first, catalog), catalog, count)
         return in_turns(plan, (ends, map(catalog.items.plan, first), shaken), simulator, count)
 
-    def _ends(self, first: list[IntArray], catalog: Catalog, simulator: Simulator, times: int) -> Iterator[Plan]:
+    def _ends(self, first: list[IntArray], catalog: Catalog, times: int) -> Iterator[Plan]:
         """Search locally from each of some plans (I, D), so many times; yield the cheapest plan's end first."""
-        costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in first])
-        order = sorted(range(len(first)), key=lambda index: costs[index].total_ms)
+        order = np.argsort(catalog.plan_ms(first), kind="stable").tolist()
         for number in range(times):
             for held in (first[index] for index in order):
-                yield catalog.items.plan(self._end(held, number, catalog, simulator)[1].held)
+                yield catalog.items.plan(self._end(held, number, catalog)[1].held)
 
-    def _shaken(self, held: IntArray, catalog: Catalog, simulator: Simulator, count: int) -> Iterator[Plan]:
+    def _shaken(self, held: IntArray, catalog: Catalog, count: int) -> Iterator[Plan]:
         """What shaking the end of local search from a plan (I, D) gives, so many times, the cheapest first."""
-        local, best = self._end(held, 0, catalog, simulator)
+        local, best = self._end(held, 0, catalog)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
         found = local.others(best, max(self.improvement.shake_steps, 1), seeds)
         yield from (catalog.items.plan(one.held) for one in sorted(found, key=predicted_ms))
 
-    def _end(
-        self, held: IntArray, number: int, catalog: Catalog, simulator: Simulator
-    ) -> tuple[LocalSteps, CostedPlan]:
+    def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSteps, CostedPlan]:
         """Local search from a plan (I, D), and its end; numbers stand for other random steps, 0 for those of `find`."""
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
-        local = local_steps(catalog, simulator, held, self.max_moved_bytes)
+        local = local_steps(catalog, held, self.max_moved_bytes)
         return local, steps.improve(local, local.costed(held))

@@ -10,6 +10,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings, PlacedLayout
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.layout import fewest_shards, one_split_each, splittable
 from neuroshard.stages.search.space.packing import packed
@@ -36,16 +37,16 @@ class BeamSearch(Searcher):
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
-        catalog = Catalog.checked(task, simulator)
-        return Found(catalog.items.plan(self.first_held(catalog, simulator)))
+        catalog = Catalog.checked(Base.empty(task), simulator)
+        return Found(catalog.items.plan(self.first_held(catalog)))
 
-    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray:
+    def first_held(self, catalog: Catalog) -> IntArray:
         """The plan as (I, D) units of 4 columns of each item on each device.
 
         Raises:
             InfeasibleError: there is no plan, or none was found, not even packed by bytes alone.
         """
-        grid = GridSearch(catalog, simulator, self.grid)
+        grid = GridSearch(catalog, self.grid)
         found = self._beam_search(grid)
         if found.cost_ms < float("inf"):
             return grid.held(found)

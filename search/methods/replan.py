@@ -20,8 +20,8 @@ from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.starts import ExistingPlan
-from neuroshard.stages.search.space.form_beside import beside
-from neuroshard.stages.search.space.forms import FormedTask, known_calls
+from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables import Table
@@ -165,16 +165,14 @@ class Replan(Searcher):
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
         """`first`, its columns moved as far as `most` bytes from `start` on let them, if that is predicted to help."""
-        formed = FormedTask.of_plan(first)
-        if not len(formed.in_columns):
+        kept = kept_on_hosts(first)
+        base = Base.of_plan(kept, simulator.models.compute)
+        if not len(base.in_columns):
             return Found(first)
-        columns = formed.columns_plan(first)
         left = None if most is None else most - int(moved_between(start, first).sum())
-        kept = kept_on_hosts(columns)
         steps = ImprovedSearch((ExistingPlan(kept),), self.improvement, max_moved_bytes=left)
-        found = steps.find(kept.task, beside(simulator, formed))
-        better = formed.whole_plan(replace(found.plan, task=columns.task))
-        return replace(found, plan=_cheaper(first, better, simulator))
+        found = steps.found(base, simulator)
+        return replace(found, plan=_cheaper(first, replace(found.plan, task=first.task), simulator))
 
     def reads(self) -> tuple[str, ...]:
         """The digest of the starting plan's file, if it is one."""

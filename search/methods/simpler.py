@@ -7,9 +7,8 @@ from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.local.local_steps import local_steps
 from neuroshard.stages.search.local.merges import merged
 from neuroshard.stages.search.methods.form_changes import FormChanges
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.form_beside import beside
-from neuroshard.stages.search.space.forms import FormedTask
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.words.form import Call, Form
 
@@ -24,26 +23,26 @@ def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance
     if not tolerance:
         return plan
     start = settled(plan)
-    most_ms = simulator.cost(start.task, start).total_ms * (1 + tolerance)
+    before = simulator.cost(start.task, start)
+    most_ms = before.total_ms * (1 + tolerance)
     changes = FormChanges.of(start, simulator, calls) if set(start.forms) != {Form.COLUMNS} else None
     found = start if changes is None else changes.in_columns(most_ms)
     found = _with_fewer_shards(found, simulator, most_ms)
     if len(found.placements) >= len(start.placements):
         return plan
     found = Plan(plan.task, found.placements)
-    return plan if found.violations or simulator.cost(plan.task, found).total_ms > most_ms else found
+    after = simulator.cost(plan.task, found)
+    within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
+    return found if within and not found.violations else plan
 
 
 def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
     """Merge shards of tables in columns while the plan costs no more than `most_ms`."""
-    formed = FormedTask.of_plan(plan)
-    if not len(formed.in_columns):
+    base = Base.of_plan(plan, simulator.models.compute)
+    in_columns = set(base.in_columns.tolist())
+    if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):
         return plan
-    columns = formed.columns_plan(plan)
-    if len(columns.placements) == len(formed.in_columns):
-        return plan
-    whole_steps = beside(simulator, formed)
-    catalog = Catalog.checked(columns.task, whole_steps)
-    held = catalog.items.held(columns)
-    local = local_steps(catalog, whole_steps, held, None)
-    return formed.whole_plan(catalog.items.plan(merged(catalog, local, local.costed(held), most_ms).held))
+    catalog = Catalog.checked(base, simulator)
+    held = catalog.items.held(plan)
+    local = local_steps(catalog, held, None)
+    return catalog.items.plan(merged(catalog, local, local.costed(held), most_ms).held)

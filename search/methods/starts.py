@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from neuroshard.models.simulator import Simulator
+import numpy as np
+
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import InfeasibleError
@@ -20,7 +21,7 @@ _NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards 
 class Start(Protocol):
     """Gives a first plan of a task."""
 
-    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+    def first_held(self, catalog: Catalog) -> IntArray | None:
         """(I, D) units of 4 columns of each item on each device; None if this start finds no plan.
 
         Raises:
@@ -42,9 +43,9 @@ class EvenLayouts:
 
     grid: GridSettings = field(default_factory=GridSettings)
 
-    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+    def first_held(self, catalog: Catalog) -> IntArray | None:
         """Place even layouts by grid search; return the cheapest plan, None if none fits."""
-        grid = GridSearch(catalog, simulator, self.grid)
+        grid = GridSearch(catalog, self.grid)
         for shares in (_EVEN_SHARES, _NARROW_SHARES):
             even = (even_layout(catalog, most) for most in shares)
             layouts = {layout.tobytes(): layout for layout in even}.values()
@@ -66,10 +67,10 @@ class Heuristic:
 
     score: str
 
-    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+    def first_held(self, catalog: Catalog) -> IntArray | None:
         """Place tables by the heuristic; return its plan, None if it finds none."""
         try:
-            return catalog.items.held(Greedy(self.score).plan(catalog.items.task))
+            return Greedy(self.score).held(catalog)
         except InfeasibleError:
             return None
 
@@ -80,26 +81,25 @@ class ExistingPlan:
 
     plan: Plan
 
-    def first_held(self, catalog: Catalog, simulator: Simulator) -> IntArray | None:
+    def first_held(self, catalog: Catalog) -> IntArray | None:
         """Return the plan as (I, D) units of 4 columns of each item on each device."""
         return catalog.items.held(self.plan)
 
 
-def first_plans(starts: Sequence[Start], catalog: Catalog, simulator: Simulator) -> list[IntArray]:
+def first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
     """(I, D) every start's plan, in order.
 
     Raises:
         InfeasibleError: no start has a plan.
     """
-    found = [held for start in starts if (held := start.first_held(catalog, simulator)) is not None]
+    found = [held for start in starts if (held := start.first_held(catalog)) is not None]
     if not found:
         raise InfeasibleError("no plan to start from was found; give the devices more memory")
     return found
 
 
-def cheapest(plans: Sequence[IntArray], catalog: Catalog, simulator: Simulator) -> IntArray:
+def cheapest(plans: Sequence[IntArray], catalog: Catalog) -> IntArray:
     """(I, D) the plan that costs least, the earliest one among equals."""
     if len(plans) == 1:
         return plans[0]
-    costs = simulator.costs(catalog.items.task, [catalog.items.plan(held) for held in plans])
-    return plans[min(range(len(plans)), key=lambda index: costs[index].total_ms)]
+    return plans[int(np.argmin(catalog.plan_ms(plans)))]

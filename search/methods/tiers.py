@@ -14,8 +14,8 @@ from neuroshard.plumbing.schema import PositiveCount
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.methods.starts import Start
+from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.homes import HomeOptions, homed, rehomed
 from neuroshard.tasks.task import Task
 from neuroshard.words.home import Home, Tier
@@ -133,13 +133,11 @@ class HomeChoices:
     def _quick_ms(self, homes: tuple[Home, ...]) -> float:
         """What a choice costs whose columns are placed quickly; infinite where they find no place."""
         try:
-            catalog = Catalog.checked(homed(self.task, homes), self.simulator)
-            held = self._quick.first_held(catalog, self.simulator)
+            catalog = Catalog.checked(Base.empty(homed(self.task, homes)), self.simulator)
+            held = self._quick.first_held(catalog)
         except InfeasibleError:
             return float("inf")
-        if held is None:
-            return float("inf")
-        return self.simulator.cost(catalog.items.task, catalog.items.plan(held)).total_ms
+        return float("inf") if held is None else catalog.plan_ms([held])[0]
 
     def chosen_anew(self, plan: Plan) -> Plan:
         """The plan, where tables that lie on one device alone take its memory, and what is left, for the least cost."""

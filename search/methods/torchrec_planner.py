@@ -12,6 +12,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.form_search import searched_forms
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
@@ -121,7 +122,7 @@ class TorchRecSearch(Searcher):
 
         simulator.models.check(task)
         if simulator.models.forms.intersection(self.forms) <= {Form.COLUMNS} and not task.topology.host_bytes:
-            check_total(Sizes.of(Items.of(task)))
+            check_total(Sizes.of(Items.of(Base.empty(task))))
         plans = list(_plans(self, task, simulator))
         if not plans:
             raise InfeasibleError("torchrec: its planner finds no plan for this task, whole or split; give more memory")

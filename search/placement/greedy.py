@@ -11,7 +11,6 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.kernels.place_greedily import GreedyOutcome, Head, place_greedily
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.room import Room, devices_with_room, put
 from neuroshard.stages.search.space.sizes import DeviceLoads
 
@@ -74,7 +73,7 @@ class _CompiledPlacer:
         self._catalog = catalog
         self._head = model.head
         self._in_order = _Order(catalog)
-        self._memory_bytes = device_memory(catalog.items.task)
+        self._memory_bytes = catalog.items.free_bytes
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """Place layouts under every cap, in threads where that is worth it; the result doesn't depend on it."""
@@ -110,7 +109,7 @@ class _PlainPlacer:
         self._in_order = _Order(catalog)
         self._catalog = catalog
         self._loads = DeviceLoads(catalog.items)
-        self._memory_bytes = device_memory(catalog.items.task)
+        self._memory_bytes = catalog.items.free_bytes
 
     def place(self, layouts: IntArray, caps: IntArray) -> PlacementGrid:
         """One layout and cap after the other."""

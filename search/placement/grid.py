@@ -6,11 +6,9 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.cost.traffic import Traffic
-from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES
+from neuroshard.plumbing.schema import MAX_DEVICES
 from neuroshard.stages.search.placement.greedy import PlacementGrid, make_placer
 from neuroshard.stages.search.space.catalog import Catalog
 
@@ -59,10 +57,9 @@ class GridSearch:
     Where no cap leaves room for every shard, a placement without a cap counts.
     """
 
-    def __init__(self, catalog: Catalog, simulator: Simulator, settings: GridSettings) -> None:
+    def __init__(self, catalog: Catalog, settings: GridSettings) -> None:
         self.catalog = catalog
         self._placer = make_placer(catalog.model, catalog)
-        self._simulator = simulator
         self._num_devices = catalog.items.task.topology.num_devices
         total_units = self.catalog.total_given
         factors = np.linspace(1.0, settings.max_factor, settings.points)
@@ -96,7 +93,7 @@ class GridSearch:
         counts[:, -1] &= ~grid.alive[:, :-1].any(axis=1)
         total = np.full(grid.alive.shape, np.inf)
         layout, cap = counts.nonzero()
-        least = comparable(grid.compute_ms[layout, cap].max(axis=1))
+        least = comparable((grid.compute_ms[layout, cap] + self.catalog.items.base.compute_ms).max(axis=1))
         order, done, most = np.argsort(least, kind="stable"), 0, np.inf
         while done < len(order) and least[order[done]] <= most:
             some = order[done : done + max(_COSTED_TOGETHER, done)]
@@ -108,9 +105,5 @@ class GridSearch:
 
     def _costs(self, grid: PlacementGrid, layout: IntArray, cap: IntArray) -> FloatArray:
         """(n,) of the placements of some layouts (n,) under some caps (n,)."""
-        compute = grid.compute_ms[layout, cap]
-        task = self.catalog.items.task
-        columns = grid.units[layout, cap] * DIM_MULTIPLE
-        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
-        forward, backward = self._simulator.communication(traffic, compute)
-        return comparable((compute + forward + backward).max(axis=1))
+        _, total_ms = self.catalog.step(grid.compute_ms[layout, cap], grid.units[layout, cap])
+        return comparable(total_ms.max(axis=1))

@@ -15,10 +15,9 @@ from neuroshard.stages.search.local.local_steps import local_steps
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.form_beside import beside
-from neuroshard.stages.search.space.forms import FormedTask
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.words.form import Form
 from neuroshard.words.home import Home
@@ -151,7 +150,7 @@ def _bound_ms(plan: Plan, simulator: Simulator) -> float | None:
     """Compute a lower bound of all costs, ms; None unless the plan is in columns and keeps its constraints."""
     if plan.violations or set(plan.forms) != {Form.COLUMNS}:
         return None
-    return lower_bound_ms(Catalog.checked(plan.task, simulator), simulator)
+    return lower_bound_ms(Catalog.checked(Base.empty(plan.task), simulator))
 
 
 def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:
@@ -173,17 +172,15 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
 def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
     if plan.violations:
         return "not looked for: the plan breaks its task"
-    formed = FormedTask.of_plan(plan)
-    if not len(formed.in_columns):
+    if Form.COLUMNS not in plan.forms:
         return "not looked for: steps move columns, and no table lies in columns"
-    columns = formed.columns_plan(plan)
-    catalog = Catalog.checked(columns.task, simulator)
-    held = catalog.items.held(columns)
-    local = local_steps(catalog, beside(simulator, formed), held, None)
+    catalog = Catalog.checked(Base.of_plan(plan, simulator.models.compute), simulator)
+    held = catalog.items.held(plan)
+    local = local_steps(catalog, held, None)
     better = local.best_step(local.costed(held))
     if better is None:
         return "no single move, split or swap of shards makes the plan cheaper"
-    after = formed.whole_plan(catalog.items.plan(better.held))
+    after = catalog.items.plan(better.held)
     return NextMove(table_changes(plan, after), simulator.cost(plan.task, after).total_ms)
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.space.feasibility import check_whole, device_memory
+from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.feasibility import check_whole
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.limits import Limits
 from neuroshard.stages.search.space.packing import check_total
@@ -51,7 +52,7 @@ class TaskBatch:
             UserError: they differ in their number of items or devices.
             InfeasibleError: a task can't fit, or wants an item split.
         """
-        items = tuple(Items.of(task) for task in tasks)
+        items = tuple(Items.of(Base.empty(task)) for task in tasks)
         shapes = {(len(some), some.task.topology.num_devices) for some in items}
         if len(shapes) > 1:
             raise UserError(
@@ -124,6 +125,5 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
         present[index, : len(tables)] = 1
     dims = np.array([sum(table.output_columns for table in tables) for tables in every], dtype=np.float32)
     size_bytes = sizes.size_bytes[sizes.whole]
-    memory = device_memory(task)
-    arrays = (features, present, dims, size_bytes, memory)
+    arrays = (features, present, dims, size_bytes, items.free_bytes)
     return [torch.from_numpy(array) for array in arrays]

@@ -11,6 +11,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import packed
 from neuroshard.stages.search.space.sizes import Sizes
@@ -42,7 +43,7 @@ class Compile:
         simulator = Simulator(CostModels.load(_MODEL))
         improvement = Improvement(shakes=1)
         Greedy("size").find(task, simulator)
-        packed(Sizes.of(Items.of(task)))
+        packed(Sizes.of(Items.of(Base.empty(task))))
         plan = NeuroShard(improvement=improvement).find(task, simulator).plan
         Replan(plan, improvement=improvement).find(task, simulator)
         return CompileResult(time.perf_counter() - start)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.models import SumModel
-from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.exchange_bound import Widest, least_left_ms, longest_waits
@@ -31,14 +30,14 @@ _LEAST_MS = 1e-6
 _ROUNDING = 1e-5  # of single precision
 
 
-def lower_bound_ms(catalog: Catalog, simulator: Simulator, steps: int = _STEPS) -> float | None:
+def lower_bound_ms(catalog: Catalog, steps: int = _STEPS) -> float | None:
     """What no plan that keeps the task's constraints is predicted to cost less than, ms.
 
     None for compute models that are no sums over tables (`SumModel`). For sums it always holds; it is close where the
     models keep to physics, as installed ones and rooflines do, and may be 0 where they don't. With fewer steps it is
     lower, by about one step, and takes less time.
     """
-    models, model, num_devices = simulator.models, catalog.model, catalog.items.task.topology.num_devices
+    models, model, num_devices = catalog.simulator.models, catalog.model, catalog.items.task.topology.num_devices
     if not isinstance(model, SumModel):
         return None
     widest = Widest.of(catalog.items.task)

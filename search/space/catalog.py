@@ -1,6 +1,7 @@
 """What the search needs to know of every possible shard of a task, as arrays."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -8,13 +9,14 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.side_by_side import columns_model
 from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes, entry_loads
-from neuroshard.tasks.task import Task
 
 _ROUNDING = 1e-5  # of single precision
+_NOT_OF_ENTRIES = ("items", "first", "full_width", "simulator", "model")  # all other fields are arrays of entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,40 +24,69 @@ class Catalog(Sizes):
     """The sizes of a task's shards, and what a compute model makes of them.
 
     Attributes:
-        model: of what devices compute that hold the task's tables in columns (`columns_model`).
+        simulator: tells what exchanges cost.
+        model: of what devices compute that hold the tables in columns (`columns_model`).
         vectors: (N, H) the model's vectors; zeros for empty shards; H = 0 if it has none.
         cost_ms: (N,) compute cost of the shard alone; 0 for empty shards.
         least_score: (N,) what a shard adds to the score of a device that holds nothing of its item, at least; minus
             infinity where nobody can say.
     """
 
+    simulator: Simulator
     model: ComputeModel
     vectors: Float32Array
     cost_ms: FloatArray
     least_score: FloatArray
 
     @classmethod
-    def checked(cls, task: Task, simulator: Simulator) -> "Catalog":
-        """Everything about the task's shards.
+    def checked(cls, base: Base, simulator: Simulator) -> "Catalog":
+        """Everything about the shards of the tables that are to be placed in columns.
 
         Raises:
             UserError: the models can't serve the task.
             InfeasibleError: some item, or all of them together, take more memory than there is.
         """
-        simulator.models.check(task)
-        sizes = Sizes.of(Items.of(task))
+        simulator.models.check(base.task)
+        sizes = Sizes.of(Items.of(base))
         check_total(sizes)
-        return cls.costed(sizes, simulator.models.compute)
+        model = columns_model(simulator.models.compute, base.task.loads.take(base.in_columns))
+        return cls.costed(sizes, simulator, model)
 
     @classmethod
-    def costed(cls, sizes: Sizes, model: ComputeModel) -> "Catalog":
-        """Cost every shard, in one call of the compute model."""
-        model = columns_model(model, sizes.items.task.loads)
+    def costed(cls, sizes: Sizes, simulator: Simulator, model: ComputeModel) -> "Catalog":
+        """Cost every shard, in one call of a compute model of what lies in columns."""
         vectors, cost_ms = _vectors_and_costs(sizes, model)
         return cls(
             sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, sizes.given,
-            model, vectors, cost_ms, _least_score(vectors, model),
+            simulator, model, vectors, cost_ms, _least_score(vectors, model),
         )  # fmt: skip
+
+    def beside(self, base: Base) -> "Catalog":
+        """Keep the tables that are in columns beside others, which may lie in another place: costs stay as they are.
+
+        Tables that are kept together or apart, or whose shards are pinned, must all be in columns, or none.
+        """
+        items = self.items
+        stays = np.isin([item.parts[0][0] for item in items.items], base.in_columns)
+        full_width, entries = self.full_width[stays], stays[self.item]
+        its = tuple(item for item, kept in zip(items.items, stays.tolist(), strict=True) if kept)
+        arrays = [field.name for field in fields(self) if field.name not in _NOT_OF_ENTRIES]
+        return replace(
+            self,
+            items=Items(base, its, items.limits.of(stays)),
+            first=np.concatenate([[0], (full_width + 1).cumsum()[:-1]]),
+            full_width=full_width,
+            **{name: getattr(self, name)[entries] for name in arrays},
+        )
+
+    def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n, D) ms until each device is ready, and until it has ended, of n whole plans: `Base.step`."""
+        return self.items.base.step(self.simulator, compute_ms, units)
+
+    def plan_ms(self, plans: Sequence[IntArray]) -> list[float]:
+        """Predicted ms of plans (I, D) each."""
+        costs = self.simulator.costs(self.items.task, [self.items.plan(held) for held in plans])
+        return [cost.total_ms for cost in costs]
 
 
 def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array, FloatArray]:

@@ -17,11 +17,6 @@ _NAMED_ITEMS = 3
 _PARTS = 1000  # of how many times the memory would do
 
 
-def device_memory(task: Task) -> IntArray:
-    """(D,) bytes for shards on each device."""
-    return np.array(task.shard_memory, dtype=np.int64)
-
-
 def check_hosts(task: Task) -> None:
     """Raise InfeasibleError if tables in host memory take more of it than there is."""
     used, topology = int(task.memory.host_bytes(task.loads).sum()), task.topology
@@ -39,7 +34,7 @@ def narrowest_shards(sizes: Sizes) -> tuple[IntArray, IntArray, IntArray]:
 
     Room is the memory of the largest device that may hold it.
     """
-    items, memory = sizes.items, device_memory(sizes.items.task)
+    items, memory = sizes.items, sizes.items.free_bytes
     narrowest = np.where(items.limits.max_shards > 1, -(-sizes.full_width // items.limits.max_shards), sizes.full_width)
     room: IntArray = np.where(items.limits.allowed, memory, 0).max(axis=1)
     return narrowest, sizes.size_bytes[sizes.first + narrowest], room
@@ -70,21 +65,21 @@ def nothing_fits(sizes: Sizes, factor: float, outcome: str) -> InfeasibleError:
 
     `factor` is how many times the memory for shards would do, in columns.
     """
-    items, memory = sizes.items, device_memory(sizes.items.task)
+    items, memory = sizes.items, sizes.items.free_bytes
     size = sizes.size_bytes[sizes.whole]
     largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
     named = ", ".join(f"{items.name(index)} {readable_bytes(size[index])}" for index in largest)
     return InfeasibleError(
         f"{outcome} for {readable_bytes(size.sum())} of tables on {described(memory)}; "
-        f"{enough(items.task, factor)} on each would do; the largest tables: {named}"
+        f"{enough(items, factor)} on each would do; the largest tables: {named}"
     )
 
 
-def enough(task: Task, factor: float) -> str:
+def enough(items: Items, factor: float) -> str:
     """The `topology.memory_bytes` that leave shards so many times the memory they have: never less, as text."""
+    task, shards = items.task, items.free_bytes
     given = task.topology.memory_bytes
     each = np.array(given if isinstance(given, tuple) else [given] * task.topology.num_devices, dtype=np.float64)
-    shards = device_memory(task)
     needed = each - shards + np.ceil(shards * factor)
     if len(set(each)) == 1:
         return readable_bytes_up(float(needed.max()))

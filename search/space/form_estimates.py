@@ -15,8 +15,8 @@ from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
 from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
@@ -54,12 +54,12 @@ class FormEstimates:
         if catalog is not None and isinstance(catalog.model, SumModel):
             head = catalog.model.head
         each = zip(task.tables, task.homes, strict=True)
-        columns, kinds = np.flatnonzero(allowed[:, COLUMNS]), {(table.pooled, home.tier) for table, home in each}
+        kinds = {(table.pooled, home.tier) for table, home in each}
         return cls(
             task,
             simulator,
             head,
-            Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog, columns, len(allowed)),
+            Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog),
             tuple(
                 Everywhere.of(task, simulator.models, call, allowed)
                 for call in CALLS
@@ -75,10 +75,12 @@ class FormEstimates:
         parts = [self._costs(forms[first : first + _TOGETHER]) for first in range(0, len(forms), _TOGETHER)]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
-    def placed_ms(self, forms: IntArray, compute_ms: FloatArray, columns: FloatArray | IntArray) -> float:
-        """Compute the ms of one choice of forms (T,), from compute (D,) and number (D,) of its columns as placed."""
-        shared = self.everywhere(forms[None])
-        return float(self._total(compute_ms[None] + shared.compute_ms[:, None], shared.given, columns[None])[0])
+    def base(self, forms: IntArray) -> Base:
+        """What tables in rows and copies take and cost by a choice of forms (T,), the same on every device."""
+        shared, devices = self.everywhere(forms[None]), self.task.topology.num_devices
+        size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
+        compute_ms, given = np.full(devices, shared.compute_ms[0]), np.repeat(shared.given, devices, axis=0)
+        return Base(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
 
     def everywhere(self, forms: IntArray) -> "Shared":
         """Compute what tables in rows and copies cost every device, for B choices of forms (B, T)."""

@@ -84,13 +84,14 @@ class Cuts:
         return cls(np.zeros((*shape, numbers)), nothing, nothing, nothing, *np.zeros((2, num_tables)))
 
     @classmethod
-    def of(cls, catalog: Catalog, tables: IntArray, num_tables: int) -> "Cuts":
-        """Cut `tables` (t,) of a catalog, out of so many; zeros for all others.
+    def of(cls, catalog: Catalog) -> "Cuts":
+        """Cut the tables of a catalog; zeros for all others of the task.
 
         What is kept together counts as the first table of it.
         """
         entry_vectors = catalog.vectors if catalog.vectors.shape[1] else catalog.cost_ms[:, None]
-        table = tables[[item.parts[0][0] for item in catalog.items.items]]  # (I,)
+        table = np.array([item.parts[0][0] for item in catalog.items.items])  # (I,)
+        num_tables = len(catalog.items.task.tables)
         shape = (num_tables, len(_SHARES))
         vectors, (cost_ms, columns, size_bytes) = np.zeros((*shape, entry_vectors.shape[1])), np.zeros((3, *shape))
         given, total_bytes = np.zeros((2, num_tables))

@@ -1,23 +1,14 @@
 """Which tables lie in which form, and the task that is left of those in columns once the others have their places."""
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from glob import escape
+from collections.abc import Collection
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads
 from neuroshard.models.model_set import ModelSet
 from neuroshard.plans.lay_out import in_copies, in_rows
-from neuroshard.plans.plan import Plan
 from neuroshard.plans.row_blocks import has_row_blocks
 from neuroshard.plumbing.arrays import BoolArray, IntArray
-from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.plumbing.units import readable_bytes
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, Call, Form
 from neuroshard.words.home import Tier
@@ -95,18 +86,6 @@ def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> l
     return [form in forms and may[form] for form in FORMS]
 
 
-def part_of(task: Task, tables: Sequence[int], free_bytes: IntArray) -> Task:
-    """A task of some of a task's tables, where shards have `free_bytes` (D,) of each device's memory, all above 0."""
-    topology, kept = task.topology, tuple(task.tables[table] for table in tables)
-    received = task.memory.received_bytes(
-        sum(table.output_columns for table in kept), task.batch_size, topology.num_devices
-    )
-    memory = tuple((free_bytes + received).tolist())
-    devices = replace(topology, memory_bytes=memory, reserved_bytes=0)
-    homes = tuple(task.fixed_homes[table] for table in tables) if task.fixed_homes else ()
-    return replace(task, tables=kept, topology=devices, constraints=task.constraints.of(kept), fixed_homes=homes)
-
-
 class Spread:
     """Placements of a task's tables in rows and in copies, over all devices; each table's are made once."""
 
@@ -122,137 +101,7 @@ class Spread:
             self._made[table, form] = made
         return self._made[table, form]
 
-
-@dataclass(frozen=True, eq=False)
-class FormedTask:
-    """A task with some tables in columns; what lies otherwise is the same whatever becomes of these.
-
-    Attributes:
-        task: with all tables.
-        in_columns: (t,) tables that lie in columns, ascending.
-        others: placements of all other tables.
-    """
-
-    task: Task
-    in_columns: IntArray
-    others: tuple[Placement, ...]
-
-    @classmethod
-    def of(cls, task: Task, forms: IntArray, spread: Spread) -> "FormedTask":
-        """Place all tables but those in columns by forms (T,), places in `FORMS`; rows are over all devices."""
-        tables = np.flatnonzero(forms != COLUMNS)
-        pairs = zip(tables.tolist(), forms[tables].tolist(), strict=True)
-        others = tuple(placed for table, form in pairs for placed in spread.placements(table, form))
-        return cls(task, np.flatnonzero(forms == COLUMNS), others)
-
-    @classmethod
-    def of_plan(cls, plan: Plan) -> "FormedTask":
-        """Split a plan into its tables in columns and the placements of all others."""
-        in_columns = np.array([form is Form.COLUMNS for form in plan.forms])
-        others = tuple(placed for placed in plan.placements if not in_columns[placed.shard.table])
-        return cls(plan.task, np.flatnonzero(in_columns), others)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all tables lie in columns."""
-        return len(self.in_columns) == len(self.task.tables)
-
-    def columns_task(self) -> Task:
-        """The tables in columns, one at least, with the memory that the others leave.
-
-        Raises:
-            InfeasibleError: the others need more than there is.
-        """
-        if self.whole:
-            return self.task
-        free = np.maximum(self._free_bytes(), 1)  # into a byte nothing goes, and no device has less
-        part = part_of(self._with_apart(), self.in_columns.tolist(), free)
-        return replace(part, topology=replace(part.topology, host_memory_bytes=self._free_host_bytes()))
-
-    def columns_plan(self, plan: Plan) -> Plan:
-        """What a plan of the whole task has in columns, as a plan of `columns_task`.
-
-        Raises:
-            InfeasibleError: the other tables need more memory than there is.
-        """
-        if self.whole:
-            return plan
-        number = {table: place for place, table in enumerate(self.in_columns.tolist())}
-        kept = [placed for placed in plan.placements if placed.shard.table in number]
-        return Plan(self.columns_task(), tuple(_renumbered(placed, number[placed.shard.table]) for placed in kept))
-
-    def whole_plan(self, columns: Plan | None) -> Plan:
-        """The plan of all tables, with one of `columns_task`; None where no table lies in columns.
-
-        Raises:
-            InfeasibleError: the tables in rows and copies alone need more memory than there is.
-        """
-        if columns is None:
-            self._free_bytes()
-        elif self.whole:
-            return columns
-        tables, placed = self.in_columns.tolist(), () if columns is None else columns.placements
-        return Plan(self.task, (*(_renumbered(p, tables[p.shard.table]) for p in placed), *self.others))
-
-    def _free_bytes(self) -> IntArray:
-        """(D,) bytes of each device's memory that rows and copies leave.
-
-        Raises:
-            InfeasibleError: they need more than there is.
-        """
-        memory, used = device_memory(self.task), placed_bytes(self.task, self.others)
-        free: IntArray = memory - used
-        if free.min() < 0:
-            device = int(free.argmin())
-            raise InfeasibleError(
-                f"the tables in rows and copies take {readable_bytes(used.sum())}, of that "
-                f"{readable_bytes(used[device])} on device {device}, which has {readable_bytes(memory[device])}; give "
-                "each device more memory, or let them lie in columns"
-            )
-        return free
-
-    def _free_host_bytes(self) -> int:
-        """Bytes of each host's memory that rows leave.
-
-        Raises:
-            InfeasibleError: they need more than there is.
-        """
-        topology = self.task.topology
-        loads = Loads.placed(self.task.tables, self.others, self.task.batch_size, topology.num_devices)
-        used = np.zeros(len(topology.hosts), dtype=np.int64)
-        devices = np.array([placed.device for placed in self.others], dtype=np.int64)
-        np.add.at(used, devices // topology.host_size, self.task.memory.host_bytes(loads))
-        most = int(used.max())
-        if most > topology.host_bytes:
-            raise InfeasibleError(
-                f"tables in rows take {readable_bytes(most)} of a host's memory, which has "
-                f"{readable_bytes(topology.host_bytes)}; raise topology.host_memory_bytes"
-            )
-        return max(topology.host_bytes - most, min(topology.host_bytes, 1))
-
-    def _with_apart(self) -> Task:
-        """The task, with rules that keep tables in columns off the devices of others that they are kept apart from."""
-        held: dict[str, set[int]] = defaultdict(set)
-        for placed in self.others:
-            held[self.task.tables[placed.shard.table].name].add(placed.device)
-        rules, constraints = [], self.task.constraints
-        for group in constraints.apart:
-            taken = set[int]().union(*(held[name] for name in group if name in held))
-            free = tuple(device for device in range(self.task.topology.num_devices) if device not in taken)
-            rules += [TableRule(escape(name), devices=free) for name in group if taken and name not in held]
-        if not rules:
-            return self.task
-        return replace(self.task, constraints=replace(constraints, rules=(*constraints.rules, *rules)))
-
-
-def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
-    """(D,) bytes of device memory that placements of some of the task's tables take."""
-    loads = Loads.placed(task.tables, placements, task.batch_size, task.topology.num_devices)
-    total = np.zeros(task.topology.num_devices, dtype=np.int64)
-    np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))
-    return total
-
-
-def _renumbered(placed: Placement, table: int) -> Placement:
-    """The same shard, of another table."""
-    return replace(placed, shard=replace(placed.shard, table=table))
+    def others(self, forms: IntArray) -> list[Placement]:
+        """Return the placements of all tables but those in columns, by forms (T,), places in `FORMS`."""
+        tables = np.flatnonzero(forms != COLUMNS).tolist()
+        return [placed for table in tables for placed in self.placements(table, int(forms[table]))]

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.limits import Limits
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedShard
@@ -55,19 +56,23 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """The I items of a task, and their limits."""
+    """The I items that are to be placed in columns, and their limits."""
 
-    task: Task
+    base: Base
     items: tuple[Item, ...]
     limits: Limits
 
     @classmethod
-    def of(cls, task: Task) -> "Items":
-        """The items of a task, in order of their first table; without constraints, its tables."""
-        items = _items(task)
+    def of(cls, base: Base) -> "Items":
+        """The items of a task's tables in columns, in order of their first table; without constraints, the tables."""
+        task = base.task
+        items = _items(task, base.in_columns)
         allowed = np.zeros((len(items), task.topology.num_devices), dtype=np.bool_)
         for index, item in enumerate(items):
             allowed[index, list(item.devices)] = True
+        closed = base.closed_to()
+        for index, item in enumerate(items):
+            allowed[index] &= ~closed[[table for table, _ in item.parts]].any(axis=0)
         rivals = _rivals(task, items)
         limits = Limits(
             allowed,
@@ -77,7 +82,17 @@ class Items:
             np.array([0, *map(len, rivals)], dtype=np.int64).cumsum(),
             np.array([rival for some in rivals for rival in sorted(some)], dtype=np.int64),
         )
-        return cls(task, items, limits)
+        return cls(base, items, limits)
+
+    @property
+    def task(self) -> Task:
+        """The task, with all tables."""
+        return self.base.task
+
+    @property
+    def free_bytes(self) -> IntArray:
+        """(D,) bytes of each device's memory that there are for them."""
+        return self.base.free_bytes
 
     def __len__(self) -> int:
         return len(self.items)
@@ -104,22 +119,22 @@ class Items:
     def plan(self, held: IntArray) -> Plan:
         """The plan of `held` (I, D), units of each item on each device."""
         places = zip(*(axis.tolist() for axis in held.nonzero()), strict=True)
-        return assemble(
-            self.task,
+        return self.base.plan(
             [
                 (table, dim, device)
                 for index, device in places
                 for table, dim in self.items[index].columns(int(held[index, device]))
-            ],
+            ]
         )
 
     def held(self, plan: Plan) -> IntArray:
         """(I, D) units of each item on each device, of a plan that keeps the task's constraints.
 
         Raises:
-            UserError: a table of it doesn't lie in columns.
+            UserError: a table that is to be placed in columns lies otherwise.
         """
-        plan.check_forms(_COLUMNS, "searches set out from columns only", "give a plan that lays it out so")
+        if not self.base.others:
+            plan.check_forms(_COLUMNS, "searches set out from columns only", "give a plan that lays it out so")
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
         for placement in plan.placements:
             units[placement.shard.table, placement.device] = placement.shard.dim // DIM_MULTIPLE
@@ -143,7 +158,7 @@ class Items:
         return numbers
 
 
-def _items(task: Task) -> tuple[Item, ...]:
+def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
     constraints, num_devices = task.constraints, task.topology.num_devices
     index = {table.name: number for number, table in enumerate(task.tables)}
     group_of = {name: group for group in constraints.together for name in group}
@@ -151,7 +166,7 @@ def _items(task: Task) -> tuple[Item, ...]:
     for shard in constraints.pinned:
         pinned[shard.table].append(shard)
     items: list[Item] = []
-    for table in task.tables:
+    for table in (task.tables[number] for number in tables.tolist()):
         limits = constraints.limits(table, num_devices)
         if Form.COLUMNS not in limits.forms:
             forms = " or ".join(sorted(limits.forms))

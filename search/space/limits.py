@@ -27,6 +27,18 @@ class Limits(NamedTuple):
     rival_first: IntArray
     rivals: IntArray
 
+    def of(self, kept: BoolArray) -> "Limits":
+        """The limits of the items that are kept (I,), with all of their rivals."""
+        place, count = kept.cumsum() - 1, np.diff(self.rival_first)
+        return Limits(
+            self.allowed[kept],
+            self.min_shards[kept],
+            self.max_shards[kept],
+            self.min_width[kept],
+            np.concatenate([[0], count[kept].cumsum()]),
+            place[self.rivals[np.repeat(kept, count)]],
+        )
+
     @classmethod
     def joined(cls, parts: Sequence["Limits"]) -> "Limits":
         """The limits of several tasks' items as of one task's, numbered on from task to task; devices are the same."""

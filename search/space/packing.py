@@ -15,7 +15,6 @@ from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.feasibility import (
     check_hosts,
     described,
-    device_memory,
     enough,
     keeps_nothing,
     narrowest_shards,
@@ -41,7 +40,7 @@ def check_total(sizes: Sizes) -> None:
 
     The memory that it names does, wherever any amount does.
     """
-    items, memory = sizes.items, device_memory(sizes.items.task)
+    items, memory = sizes.items, sizes.items.free_bytes
     check_hosts(items.task)
     if memory.min() < 0:
         raise InfeasibleError(
@@ -67,7 +66,7 @@ def check_total(sizes: Sizes) -> None:
 
 def _advice(sizes: Sizes, memory: IntArray) -> str:
     factor = smallest_factor(sizes, np.maximum(memory, 1))
-    return "give each device more" if factor is None else f"give each at least {enough(sizes.items.task, factor)}"
+    return "give each device more" if factor is None else f"give each at least {enough(sizes.items, factor)}"
 
 
 def packed(sizes: Sizes) -> IntArray:
@@ -77,7 +76,7 @@ def packed(sizes: Sizes) -> IntArray:
         InfeasibleError: there is none, which is said only with a proof, or none was found. That there is no plan in
             any form is said only where the task allows no other.
     """
-    memory = device_memory(sizes.items.task)
+    memory = sizes.items.free_bytes
     held = pack(sizes, memory)
     if held is not None:
         return held
@@ -97,7 +96,7 @@ def _outcome(task: Task) -> str:
 
 def shortage(sizes: Sizes, outcome: str) -> InfeasibleError:
     """The error of having no plan, with the memory that would do in columns, and what is known: `outcome`."""
-    memory = device_memory(sizes.items.task)
+    memory = sizes.items.free_bytes
     if (factor := smallest_factor(sizes, memory)) is not None:
         return nothing_fits(sizes, factor, outcome)
     anywhere = pack_exactly(sizes, np.full_like(memory, _AMPLE))

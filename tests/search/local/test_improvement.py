@@ -12,8 +12,8 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.testing import random_models, toy_task
 
@@ -21,8 +21,8 @@ CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
 
 
 def _local(task, simulator):
-    catalog = Catalog.checked(task, simulator)
-    local = LocalSearch(catalog, simulator, simulator.models.compute)
+    catalog = Catalog.checked(Base.empty(task), simulator)
+    local = LocalSearch(catalog, simulator.models.compute)
     return local, local.costed(pack(catalog, device_memory(task)))
 
 

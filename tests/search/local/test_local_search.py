@@ -10,6 +10,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch, MoveLimit
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.layout import even_layout
@@ -40,11 +41,11 @@ def _search(seed, num_devices, memory_bytes=1 << 30):
 
 
 def _local(task, simulator, limit=None):
-    return LocalSearch(Catalog.checked(task, simulator), simulator, simulator.models.compute, limit)
+    return LocalSearch(Catalog.checked(Base.empty(task), simulator), simulator.models.compute, limit)
 
 
 def to_plan(task, held):
-    return Items.of(task).plan(held)
+    return Items.of(Base.empty(task)).plan(held)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -118,7 +119,7 @@ def test_steps_keep_constraints(seed):
     task = constrained_task(seed)
     simulator = Simulator(random_models(2 + seed % 3, seed))
     local = _local(task, simulator)
-    held = pack(Catalog.checked(task, simulator), np.array(task.shard_memory))
+    held = pack(Catalog.checked(Base.empty(task), simulator), np.array(task.shard_memory))
     if held is None:
         pytest.skip("nothing fits")
     state = local.costed(held)
@@ -166,7 +167,7 @@ def _fields(table):
 def test_even_layouts_leave_no_shard_too_large(most):
     for seed in range(4):
         task = toy_task(10, num_devices=8, seed=seed)
-        catalog = Catalog.checked(task, Simulator(linear_models(8)))
+        catalog = Catalog.checked(Base.empty(task), Simulator(linear_models(8)))
         layout = even_layout(catalog, most)
         item, width = catalog.item[layout], layout - catalog.first[catalog.item[layout]]
         cost = catalog.cost_ms[layout]

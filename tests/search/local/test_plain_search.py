@@ -13,8 +13,8 @@ from neuroshard.stages.search.local.local_steps import local_steps
 from neuroshard.stages.search.local.plain import PlainSearch
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
@@ -42,14 +42,14 @@ def _opaque(num_devices=4):
 
 def _started(task, simulator, limit=None):
     """The search, and a random plan to set out from."""
-    catalog = Catalog.checked(task, simulator)
+    catalog = Catalog.checked(Base.empty(task), simulator)
     held = catalog.items.held(Random().find(task, simulator).plan)
-    local = PlainSearch(catalog, simulator, held, limit and MoveLimit(held, limit))
+    local = PlainSearch(catalog, held, limit and MoveLimit(held, limit))
     return local, local.costed(held)
 
 
 def _cost(task, simulator, found):
-    plan = Catalog.checked(task, simulator).items.plan(found.held)
+    plan = Catalog.checked(Base.empty(task), simulator).items.plan(found.held)
     assert plan.violations == ()
     assert tuple(found.contents.size_bytes) == plan.device_bytes
     return simulator.cost(task, plan).total_ms
@@ -69,11 +69,11 @@ def test_plans_cost_what_the_simulator_says(seed):
 @pytest.mark.parametrize("seed", range(12))
 def test_steps_keep_constraints(seed):
     task, simulator = constrained_task(seed), _opaque(2 + seed % 3)
-    catalog = Catalog.checked(task, simulator)
+    catalog = Catalog.checked(Base.empty(task), simulator)
     held = pack(catalog, device_memory(task))
     if held is None:
         pytest.skip("nothing fits")
-    local = PlainSearch(catalog, simulator, held)
+    local = PlainSearch(catalog, held)
     plan = local.costed(held)
     for number in range(4):
         found = local.others(plan, 3, range(3 * number, 3 * number + 3))
@@ -137,14 +137,14 @@ def test_what_the_model_costed_counts_as_looked_at():
 def test_the_form_of_the_model_says_which_search():
     task = toy_task(4)
     for simulator, kind in ((Simulator(linear_models()), LocalSearch), (_opaque(), PlainSearch)):
-        catalog = Catalog.checked(task, simulator)
-        assert type(local_steps(catalog, simulator, pack(catalog, device_memory(task)), None)) is kind
+        catalog = Catalog.checked(Base.empty(task), simulator)
+        assert type(local_steps(catalog, pack(catalog, device_memory(task)), None)) is kind
 
 
 def _gain(task, simulator, held):
     """Of local search over the plan that it sets out from."""
-    catalog = Catalog.checked(task, simulator)
-    local = local_steps(catalog, simulator, held, None)
+    catalog = Catalog.checked(Base.empty(task), simulator)
+    local = local_steps(catalog, held, None)
     start = local.costed(held)
     return 1 - Improvement(shakes=20).improve(local, start).cost_ms / start.cost_ms
 
@@ -155,7 +155,7 @@ def test_it_gains_what_the_compiled_search_gains(num_devices):
     gains = []
     for seed in range(6):
         task, models = toy_task(14, num_devices, seed=seed), random_models(num_devices, seed)
-        held = BeamSearch().first_held(Catalog.checked(task, Simulator(models)), Simulator(models))
+        held = BeamSearch().first_held(Catalog.checked(Base.empty(task), Simulator(models)))
         gains.append([_gain(task, simulator, held) for simulator in (_hidden(models), Simulator(models))])
     plain, compiled = np.mean(gains, axis=0)
     assert np.min(gains) >= 0

@@ -13,14 +13,13 @@ from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.form_search import FormSearch
-from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.starts import EvenLayouts
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
@@ -264,20 +263,23 @@ class _Asked:
     def __init__(self, start):
         self.start, self.asked = start, []
 
-    def first_held(self, catalog, simulator):
-        self.asked.append(len(catalog.items.task.tables))
-        return self.start.first_held(catalog, simulator)
+    def first_held(self, catalog):
+        self.asked.append(len(catalog.items.base.in_columns))
+        return self.start.first_held(catalog)
 
 
-class _Recorded(Searcher):
-    """Notes the tasks that it is asked."""
+class _Recorded:
+    """Notes the tasks that it is asked, and how many tables it is to place in columns."""
 
     def __init__(self, searcher):
         self.searcher, self.asked = searcher, []
 
     def find(self, task, simulator):
-        self.asked.append(task)
-        return self.searcher.find(task, simulator)
+        return self.found(Base.empty(task), simulator)
+
+    def found(self, base, simulator):
+        self.asked.append((base.task, len(base.in_columns)))
+        return self.searcher.found(base, simulator)
 
 
 def test_models_that_know_columns_only_are_asked_once_and_as_before():
@@ -286,14 +288,14 @@ def test_models_that_know_columns_only_are_asked_once_and_as_before():
     plan = FormSearch(columns, quick).find(task, simulator).plan
     assert plan == ALL.parts.find(task, simulator).plan
     assert len(columns.asked) == 1
-    assert columns.asked[0] is task
+    assert columns.asked[0][0] is task
     assert quick.asked == []
 
 
 def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more():
     columns = _Recorded(ALL.parts)
     replace(ALL.form_search, columns=columns).find(_criteo(), SIMULATOR)
-    assert [len(asked.tables) < 26 for asked in columns.asked] == [True]
+    assert [count < 26 for _, count in columns.asked] == [True]
 
 
 def test_no_more_choices_are_placed_than_asked_for():
@@ -337,23 +339,6 @@ def test_gains_within_the_margins_are_not_taken():
         assert set(found.plan.forms) == forms
         assert (found.declined is not None) == (relative == 1.0)
         assert found.declined is None or found.declined.task == task
-
-
-def test_what_was_declined_beside_rows_and_copies_is_a_plan_of_the_whole_task():
-    """The search of the columns that choices of forms leave declines a plan of these; it is said of all tables."""
-
-    class Declining(Searcher):
-        def find(self, task, simulator):
-            plan = Greedy("dim").find(task, simulator).plan
-            return Found(plan, declined=plan)
-
-    task = _criteo()
-    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), EvenLayouts())
-    forms = np.array([COPIES if table.rows < 100 else COLUMNS for table in task.tables])
-    found = choices.searched(forms, Declining())
-    assert Form.COPIES in found.plan.forms
-    assert found.declined == found.plan
-    assert found.declined.task == task
 
 
 def test_without_tries_tables_lie_in_columns_where_they_fit():

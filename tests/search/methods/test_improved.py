@@ -19,6 +19,7 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan, Heuristic
 from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables.sources.criteo import criteo
@@ -41,7 +42,7 @@ class _OneDevice:
 
     device: int | None
 
-    def first_held(self, catalog, simulator) -> IntArray | None:
+    def first_held(self, catalog) -> IntArray | None:
         if self.device is None:
             return None
         held = np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64)
@@ -122,8 +123,8 @@ def test_narrow_shards_find_room_where_memory_is_nearly_full():
     total = sum(table.size_bytes for table in tables)
     task = Task(tables, Topology(8, int(1.02 * total / 8)), 65536)
     simulator = Simulator(CostModels.load("roofline:h100"))
-    catalog = Catalog.checked(task, simulator)
-    packed, even = (catalog.items.plan(start.first_held(catalog, simulator)) for start in (BeamSearch(), EvenLayouts()))
+    catalog = Catalog.checked(Base.empty(task), simulator)
+    packed, even = (catalog.items.plan(start.first_held(catalog)) for start in (BeamSearch(), EvenLayouts()))
     costs = [simulator.cost(task, plan).total_ms for plan in (packed, even)]
     assert costs[1] < costs[0] / 2
     assert not even.violations

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes
@@ -23,7 +24,7 @@ def _sorted(sets):
 def test_contents_are_the_loads_of_the_plan(seed):
     """Tables kept together, pinned shards and splits among them."""
     task = constrained_task(seed)
-    items = Items.of(task)
+    items = Items.of(Base.empty(task))
     held = pack(Sizes.of(items), np.array(task.shard_memory))
     if held is None:
         pytest.skip("nothing fits")
@@ -33,7 +34,7 @@ def test_contents_are_the_loads_of_the_plan(seed):
 
 
 def test_devices_in_any_number_may_be_empty():
-    items = Items.of(toy_task(3))
+    items = Items.of(Base.empty(toy_task(3)))
     contents = np.zeros((5, 3), dtype=np.int64)
     contents[1, 2], contents[3] = 1, [item.width for item in items.items]
     sets = DeviceLoads(items).sets(contents)

@@ -13,8 +13,8 @@ from neuroshard.stages.search.methods.ablations import NoCommunication, WithMode
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space import exact, packing
+from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.exact import keeps, pack_exactly
-from neuroshard.stages.search.space.feasibility import device_memory
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack, packed
 from neuroshard.stages.search.space.sizes import Sizes
@@ -34,7 +34,7 @@ SPLITTING = (
 
 
 def _sizes(task):
-    return Sizes.of(Items.of(task))
+    return Sizes.of(Items.of(Base.empty(task)))
 
 
 @pytest.mark.parametrize("searcher", SPLITTING, ids=lambda searcher: type(searcher).__name__)

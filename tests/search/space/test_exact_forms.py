@@ -11,7 +11,8 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.space.forms import FormedTask, Spread, allowed_forms, known_calls
+from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -43,17 +44,22 @@ def _has_plan(task):
     """Whether any choice of forms leaves columns that fit, by trying all."""
     allowed = allowed_forms(task, known_calls(SIMULATOR.models))
     for forms in product(*(np.flatnonzero(row).tolist() for row in allowed)):
-        formed = FormedTask.of(task, np.array(forms), Spread(task))
         try:
-            if not len(formed.in_columns):
-                formed.whole_plan(None)
-                return True
-            columns = formed.columns_task()
+            base = Base.of(task, Spread(task).others(np.array(forms)), SIMULATOR.models.compute)
         except InfeasibleError:
             continue
-        if TinyTask(columns, Constraints()).has_plan():
+        if not len(base.in_columns) or TinyTask(_columns_task(base), Constraints()).has_plan():
             return True
     return False
+
+
+def _columns_task(base):
+    """The tables in columns as a task of their own, with the memory that others leave: a byte at least."""
+    task, tables = base.task, tuple(base.task.tables[table] for table in base.in_columns)
+    columns, devices = sum(table.output_columns for table in tables), task.topology.num_devices
+    received = task.memory.received_bytes(columns, task.batch_size, devices)
+    memory = tuple((np.maximum(base.free_bytes, 1) + received).tolist())
+    return Task(tables, Topology(devices, memory), task.batch_size, task.memory)
 
 
 def test_what_is_called_impossible_is_so_in_every_form():

@@ -12,10 +12,11 @@ from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.form_parts import Largest, copies, dearest_blocks
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, FormedTask, Spread, allowed_forms
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
@@ -40,14 +41,13 @@ def _task(count=12, num_devices=4, memory_bytes="80GiB"):
 
 
 def _estimates(task):
-    return FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), Catalog.checked(task, SIMULATOR))
+    return FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), SIMULATOR))
 
 
 def _cost(task, forms):
-    formed = FormedTask.of(task, forms, Spread(task))
-    searcher = NeuroShard(forms=("columns",))
-    columns = searcher.find(formed.columns_task(), SIMULATOR).plan if len(formed.in_columns) else None
-    return SIMULATOR.cost(task, formed.whole_plan(columns)).total_ms
+    base = Base.of(task, Spread(task).others(forms), SIMULATOR.models.compute)
+    plan = NeuroShard().parts.found(base, SIMULATOR).plan if len(base.in_columns) else base.plan()
+    return SIMULATOR.cost(task, plan).total_ms
 
 
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
@@ -63,8 +63,10 @@ def test_models_with_a_part_for_each_form_are_asked_for_their_own():
     simulator, task = Simulator(models), _task()
     for form in (ROWS, COPIES):
         forms = np.full(12, form)
-        estimates = FormEstimates.of(task, simulator, allowed_forms(task, CALLS), Catalog.checked(task, simulator))
-        plan = FormedTask.of(task, forms, Spread(task)).whole_plan(None)
+        estimates = FormEstimates.of(
+            task, simulator, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator)
+        )
+        plan = Plan(task, tuple(Spread(task).others(forms)))
         assert estimates.costs(forms[None])[0][0] == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
 
 
@@ -75,18 +77,21 @@ def test_rows_of_sequence_tables_are_calls_of_their_own(pooled):
     base = _task()
     task = replace(base, tables=tuple(replace(t, pooled=pooled and i % 2 > 0) for i, t in enumerate(base.tables)))
     for simulator in (SIMULATOR, Simulator(models)):
-        estimates = FormEstimates.of(task, simulator, allowed_forms(task, CALLS), Catalog.checked(task, simulator))
+        estimates = FormEstimates.of(
+            task, simulator, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator)
+        )
         for forms in (np.full(12, ROWS), np.where(np.arange(12) == 1, COLUMNS, ROWS)):
             columns = in_columns(task, [(1, task.tables[1].dim, 0)]) if forms[1] == COLUMNS else []
-            plan = Plan(task, (*columns, *FormedTask.of(task, forms, Spread(task)).others))
+            plan = Plan(task, (*columns, *Spread(task).others(forms)))
             units = np.zeros((4, 12), dtype=np.int64)
             units[0, 1] = task.tables[1].dim // 4 * (forms[1] == COLUMNS)
-            catalog = Catalog.checked(task, simulator)
+            catalog = Catalog.checked(Base.empty(task), simulator)
             compute = catalog.model.predict(DeviceLoads(catalog.items).sets(units))
             given = np.zeros(4)
             given[0] = task.tables[1].output_columns * (forms[1] == COLUMNS)
             cost = simulator.cost(task, plan).total_ms
-            assert estimates.placed_ms(forms, compute, given) == pytest.approx(cost, rel=1e-3)
+            total = estimates.base(forms).step(simulator, compute[None], given[None] / 4)[1].max()
+            assert total == pytest.approx(cost, rel=1e-3)
         assert np.isfinite(estimates.costs(forms[None])[0][0])
 
 
@@ -168,16 +173,16 @@ def test_placed_columns_cost_what_their_plan_does():
         forms = rng.choice(len(FORMS), 12)
         columns = np.flatnonzero(forms == COLUMNS)
         places = [(int(table), task.tables[table].dim, int(rng.integers(4))) for table in columns]
-        everywhere = [
-            Spread(task).placements(table, forms[table]) for table in np.flatnonzero(forms != COLUMNS).tolist()
-        ]
-        plan = Plan(task, (*in_columns(task, places), *(placed for part in everywhere for placed in part)))
+        plan = Plan(task, (*in_columns(task, places), *Spread(task).others(forms)))
         units = np.zeros((4, 12), dtype=np.int64)
         for table, dim, device in places:
             units[device, table] = dim // 4
-        compute = SIMULATOR.models.compute.predict(DeviceLoads(Catalog.checked(task, SIMULATOR).items).sets(units))
-        found = _estimates(task).placed_ms(forms, compute, np.array(plan.device_dims))
-        assert found == pytest.approx(SIMULATOR.cost(task, plan).total_ms, rel=1e-4)
+        compute = SIMULATOR.models.compute.predict(
+            DeviceLoads(Catalog.checked(Base.empty(task), SIMULATOR).items).sets(units)
+        )
+        units = np.array([plan.device_dims]) / 4
+        total = _estimates(task).base(forms).step(SIMULATOR, compute[None], units)[1].max()
+        assert total == pytest.approx(SIMULATOR.cost(task, plan).total_ms, rel=1e-4)
 
 
 def _same_loads(one, other):

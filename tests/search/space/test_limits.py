@@ -10,7 +10,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.costs import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.space.feasibility import device_memory
+from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.limits import keeps_limits, may_lie, open_devices
 from neuroshard.stages.search.space.room import Room, devices_with_room, may_put, put
@@ -41,7 +41,7 @@ def _may_lie(items, held, item, device, leaving):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_rule_is_that_of_items(seed):
-    items, rng = Items.of(constrained_task(seed)), np.random.default_rng(seed)
+    items, rng = Items.of(Base.empty(constrained_task(seed))), np.random.default_rng(seed)
     answers = []
     for _ in range(10):
         held = _random_held(items, rng)
@@ -58,7 +58,7 @@ def test_the_rule_is_that_of_items(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_limits_are_kept_where_plans_break_none(seed):
-    items, rng = Items.of(constrained_task(seed)), np.random.default_rng(seed)
+    items, rng = Items.of(Base.empty(constrained_task(seed))), np.random.default_rng(seed)
     for _ in range(200):
         held = _random_held(items, rng)
         if keeps_limits(items.limits, held):
@@ -72,7 +72,7 @@ def test_every_limit_counts():
     rules = (TableRule(task.tables[0].name, devices=(0, 1), min_shards=2), TableRule(task.tables[1].name, min_dim=8))
     apart = ((task.tables[0].name, task.tables[1].name),)
     task = Task(task.tables, task.topology, task.batch_size, constraints=Constraints(rules))
-    items = Items.of(task)
+    items = Items.of(Base.empty(task))
     wide, other = (item.width for item in items.items)
     good = np.array([[wide - 1, 1, 0], [other, 0, 0]])
     assert keeps_limits(items.limits, good)
@@ -80,15 +80,14 @@ def test_every_limit_counts():
         bad = good.copy()
         bad[row] = held
         assert not keeps_limits(items.limits, bad)
-    kept_apart = Items.of(
-        Task(task.tables, task.topology, task.batch_size, constraints=Constraints(rules, apart=apart))
-    )
+    bound = Task(task.tables, task.topology, task.batch_size, constraints=Constraints(rules, apart=apart))
+    kept_apart = Items.of(Base.empty(bound))
     assert not keeps_limits(kept_apart.limits, good)
     assert keeps_limits(kept_apart.limits, np.array([[wide - 1, 1, 0], [0, 0, other]]))
 
 
 def _room(task):
-    sizes = Sizes.of(Items.of(task))
+    sizes = Sizes.of(Items.of(Base.empty(task)))
     return sizes, Room.empty(sizes, device_memory(task))
 
 

@@ -8,6 +8,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.moved import moved_between, moved_bytes
 from neuroshard.stages.search.space.sizes import Sizes
@@ -74,7 +75,7 @@ def test_rows_stay_where_they_are_in_both_plans():
 @pytest.mark.parametrize("seed", range(4))
 def test_plans_of_columns_count_as_searches_count_them(seed):
     task, rng = replace(toy_task(6, seed=seed), memory=ns.MemoryUse("rowwise_adagrad")), np.random.default_rng(seed)
-    items = Items.of(task)
+    items = Items.of(Base.empty(task))
     sizes = Sizes.of(items)
     held = [rng.multinomial(sizes.full_width, [0.4, 0.3, 0.2, 0.1]) for _ in range(2)]
     expected = moved_bytes(sizes.state_bytes, sizes.first, *held)
@@ -84,7 +85,7 @@ def test_plans_of_columns_count_as_searches_count_them(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_columns_times_rows_where_nothing_else_is_counted(seed):
     task, rng = toy_task(6, seed=seed), np.random.default_rng(seed)
-    sizes = Sizes.of(Items.of(task))
+    sizes = Sizes.of(Items.of(Base.empty(task)))
     before, after = (rng.multinomial(sizes.full_width, [0.25] * 4) for _ in range(2))
     more = np.maximum(after - before, 0).sum(axis=1) * 4
     expected = [

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack, smallest_factor
@@ -17,7 +18,7 @@ ONCE = (1.0, *(0.0,) * 16)
 
 def _sizes(count, seed, num_devices):
     task = toy_task(count, num_devices, seed=seed)
-    return task, Sizes.of(Items.of(task))
+    return task, Sizes.of(Items.of(Base.empty(task)))
 
 
 @given(st.integers(1, 20), st.integers(0, 9), st.integers(1, 6), st.floats(0.8, 2.0))
@@ -51,7 +52,7 @@ def test_exact_packing_finds_what_filling_by_size_misses():
     rows = (6, 5, 5, 4, 4, 4, 4)  # 32 slices' worth on two devices of 16: 6 + 5 + 5 and 4 x 4 only
     tables = tuple(Table(f"t{i}", count, 4, 1.0, ONCE) for i, count in enumerate(rows))
     task = Task(tables, Topology(2, 16 * 16), 256)
-    sizes, memory = Sizes.of(Items.of(task)), np.array(task.shard_memory)
+    sizes, memory = Sizes.of(Items.of(Base.empty(task))), np.array(task.shard_memory)
     assert pack(sizes, memory) is None
     assert sizes.items.plan(pack_exactly(sizes, memory).held).fits
     less = pack_exactly(sizes, memory - 16)
@@ -64,7 +65,7 @@ def test_packings_keep_constraints():
     packed = 0
     for seed in range(30):
         task = constrained_task(seed)
-        sizes = Sizes.of(Items.of(task))
+        sizes = Sizes.of(Items.of(Base.empty(task)))
         held = pack(sizes, np.array(task.shard_memory))
         if held is not None:
             packed += 1

@@ -1,0 +1,162 @@
+"""What lies on devices whatever becomes of the columns: tables in rows and in copies, with what they take and cost."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic, given_bytes
+from neuroshard.models import ComputeModel
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.lay_out import in_columns
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.plumbing.units import readable_bytes
+from neuroshard.tasks.task import Task
+from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.form import Form
+from neuroshard.words.shard import Placement
+
+
+def device_memory(task: Task) -> IntArray:
+    """(D,) bytes for shards on each device."""
+    return np.array(task.shard_memory, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """What a search for columns sets out from: the task, and what lies on its D devices already.
+
+    Attributes:
+        task: with all tables.
+        in_columns: (t,) tables that are to be placed in columns, by their index, ascending.
+        size_bytes: (D,) of each device's memory that other tables take.
+        compute_ms: (D,) of their kernel calls.
+        given: (D, C) bytes that they put into every collective.
+        others: their placements, the same in every plan.
+    """
+
+    task: Task
+    in_columns: IntArray
+    size_bytes: IntArray
+    compute_ms: FloatArray
+    given: FloatArray
+    others: tuple[Placement, ...] = ()
+
+    @classmethod
+    def empty(cls, task: Task, tables: IntArray | None = None) -> "Base":
+        """Nothing lies anywhere; all tables are to be placed in columns, or some, and no others."""
+        devices = task.topology.num_devices
+        which = np.arange(len(task.tables)) if tables is None else tables
+        nothing = np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros((devices, len(Collective)))
+        return cls(task, which, *nothing)
+
+    @classmethod
+    def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "Base":
+        """Some tables lie so, costed by a compute model of kernel calls; all others are to be placed in columns.
+
+        Raises:
+            InfeasibleError: they take more memory than there is.
+        """
+        if not others:
+            return cls.empty(task)
+        devices = task.topology.num_devices
+        places = np.array([placed.device for placed in others], dtype=np.int64)
+        loads = Loads.placed(task.tables, others, task.batch_size, devices)
+        size_bytes, given = placed_bytes(task, others), np.zeros((devices, len(Collective)))
+        np.add.at(given, places, given_bytes(loads, devices))
+        _check_devices(task, size_bytes)
+        _check_hosts(task, task.memory.host_bytes(loads), places)
+        left = np.setdiff1d(np.arange(len(task.tables)), [placed.shard.table for placed in others])
+        compute_ms = model.device_ms(LoadSets.grouped(loads, places, devices))
+        return cls(task, left, size_bytes, compute_ms, given, tuple(others))
+
+    @classmethod
+    def of_plan(cls, plan: Plan, model: ComputeModel) -> "Base":
+        """What a plan has in rows and copies stays; its columns are to be placed anew.
+
+        Raises:
+            InfeasibleError: rows and copies take more memory than there is.
+        """
+        forms = plan.forms
+        others = [placed for placed in plan.placements if forms[placed.shard.table] is not Form.COLUMNS]
+        return cls.of(plan.task, others, model)
+
+    @cached_property
+    def free_bytes(self) -> IntArray:
+        """(D,) bytes of each device's memory that are left for columns."""
+        free: IntArray = device_memory(self.task) - self.size_bytes
+        return free
+
+    def traffic(self, units: FloatArray) -> Traffic:
+        """The exchanges of n plans whose devices give out so many units of 4 columns (n, D), with what lies there."""
+        task, columns = self.task, units * DIM_MULTIPLE
+        if not self.given.any():
+            return Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
+        given = np.repeat(self.given[None], len(columns), axis=0)
+        given[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * task.batch_size)
+        return Traffic(given, np.full(len(columns), task.batch_size), task.topology.host_size)
+
+    def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
+        """The plan that puts `dim` columns of a table on a device, for each (table index, dim, device)."""
+        return Plan(self.task, (*in_columns(self.task, columns), *self.others))
+
+    def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(n, D) ms until each device may start forward communication, and until it has ended, of n whole plans.
+
+        Args:
+            simulator: tells what exchanges cost.
+            compute_ms: (n, D) that devices compute what they hold in columns.
+            units: (n, D) of 4 columns, that a sample gets of each device.
+        """
+        whole_ms = compute_ms + self.compute_ms
+        forward, backward = simulator.communication(self.traffic(units), whole_ms)
+        ready_ms: FloatArray = whole_ms + backward
+        return ready_ms, ready_ms + forward
+
+    def closed_to(self) -> BoolArray:
+        """(T, D) devices that each table must leave: others that it is kept apart from lie there."""
+        names = [table.name for table in self.task.tables]
+        closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)
+        held: dict[str, set[int]] = defaultdict(set)
+        for placed in self.others:
+            held[names[placed.shard.table]].add(placed.device)
+        for group in self.task.constraints.apart if self.others else ():
+            taken = sorted(set[int]().union(*(held[name] for name in group if name in held)))
+            for name in group:
+                closed[names.index(name), taken] = True
+        return closed
+
+
+def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
+    """(D,) bytes of device memory that placements of some of the task's tables take."""
+    loads = Loads.placed(task.tables, placements, task.batch_size, task.topology.num_devices)
+    total = np.zeros(task.topology.num_devices, dtype=np.int64)
+    np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))
+    return total
+
+
+def _check_devices(task: Task, used: IntArray) -> None:
+    memory = device_memory(task)
+    if (memory < used).any():
+        device = int((memory - used).argmin())
+        raise InfeasibleError(
+            f"the tables in rows and copies take {readable_bytes(used.sum())}, of that {readable_bytes(used[device])} "
+            f"on device {device}, which has {readable_bytes(memory[device])}; give each device more memory, or let "
+            "them lie in columns"
+        )
+
+
+def _check_hosts(task: Task, size_bytes: IntArray, devices: IntArray) -> None:
+    used, topology = np.zeros(len(task.topology.hosts), dtype=np.int64), task.topology
+    np.add.at(used, devices // topology.host_size, size_bytes)
+    if used.max() > topology.host_bytes:
+        raise InfeasibleError(
+            f"tables in rows take {readable_bytes(used.max())} of a host's memory, which has "
+            f"{readable_bytes(topology.host_bytes)}; raise topology.host_memory_bytes"
+        )

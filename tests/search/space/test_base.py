@@ -1,0 +1,129 @@
+"""What lies on devices already: columns beside it get the memory that is left, and cost what whole plans do."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+import neuroshard as ns
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.space.base import Base, device_memory
+from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms, known_calls, leaders
+from neuroshard.stages.search.space.sizes import DeviceLoads
+from neuroshard.tables import Table
+from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
+from neuroshard.testing.toys import random_form_models
+from neuroshard.words.form import Form
+
+ONCE = (1.0, *[0.0] * 16)
+TABLES = tuple(Table(name, 400, 16, 2.0, ONCE) for name in "abcd")
+TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
+ROOFLINE = Simulator(ns.CostModels.load("roofline:h100"))
+LINEAR = Simulator(replace(linear_models(4), batch_size=None))
+
+
+def _mixed(task):
+    """A copy of the first table, columns of the second and fourth, rows of the third on the second host."""
+    columns = in_columns(task, [(1, 4, 0), (1, 12, 3), (3, 16, 1)])
+    return Plan(task, (*in_copies(task, 0), *in_rows(task, 2, [2, 3]), *columns))
+
+
+def _base(plan):
+    return Base.of_plan(plan, ROOFLINE.models.compute)
+
+
+@pytest.mark.parametrize("models", [ROOFLINE.models, random_form_models()], ids=["roofline", "random"])
+def test_columns_beside_others_are_costed_as_whole_plans(models):
+    """Rows on one host load its devices more than others."""
+    task = replace(toy_task(6), topology=Topology(4, 1 << 40, devices_per_host=2))
+    others = (*in_rows(task, 0, [2, 3]), *in_rows(task, 1, range(4)), *in_copies(task, 2))
+    simulator = Simulator(models)
+    catalog = Catalog.checked(Base.of(task, others, models.compute), simulator)
+    for devices in ((0, 1, 2), (3, 3, 0)):
+        columns = [(table, task.tables[table].dim, device) for table, device in zip((3, 4, 5), devices, strict=True)]
+        plan = Plan(task, (*others, *in_columns(task, columns)))
+        contents = catalog.items.held(plan).T
+        compute = catalog.model.predict(DeviceLoads(catalog.items).sets(contents))[None]
+        ready, total = catalog.step(compute, catalog.given_by(contents)[None])
+        cost = simulator.cost(task, plan)
+        np.testing.assert_allclose(total[0] - ready[0], cost.forward, rtol=1e-9)
+        np.testing.assert_allclose(ready[0], cost.compute + cost.backward, rtol=1e-9)
+        assert cost.compute[3] > compute[0, 3]
+
+
+@pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", batches_in_flight=2)])
+def test_columns_get_exactly_the_memory_that_others_leave(use):
+    plan = _mixed(replace(TASK, memory=use))
+    base = _base(plan)
+    assert base.in_columns.tolist() == [1, 3]
+    catalog = Catalog.checked(base, LINEAR)
+    held = catalog.items.held(plan)
+    columns = catalog.size_bytes[catalog.first[:, None] + held].sum(axis=0)
+    np.testing.assert_array_equal(base.free_bytes - columns, device_memory(plan.task) - np.array(plan.device_bytes))
+    assert sorted(catalog.items.plan(held).placements) == sorted(plan.placements)
+
+
+def test_forms_that_are_chosen_stay_whatever_is_searched_beside_them():
+    task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
+    others = Spread(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
+    catalog = Catalog.checked(Base.of(task, others, ROOFLINE.models.compute), LINEAR)
+    plan = catalog.items.plan(BeamSearch(grid=GridSettings(points=2)).first_held(catalog))
+    assert plan.forms == (Form.COPIES, Form.COLUMNS, Form.ROWS, Form.COLUMNS)
+    assert plan.fits
+
+
+def test_what_leaves_no_memory_is_refused():
+    size = TABLES[0].size_bytes
+    for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
+        task = Task(TABLES[:2], Topology(4, memory), 64)
+        with pytest.raises(InfeasibleError, match="tables in rows and copies"):
+            Base.of(task, Spread(task).others(np.array(forms)), ROOFLINE.models.compute)
+    task = Task(TABLES[:2], Topology(4, 2 * size), 64)
+    everywhere = Base.of(task, Spread(task).others(np.array([COPIES, COPIES])), ROOFLINE.models.compute)
+    assert not len(everywhere.in_columns)
+    assert everywhere.plan().fits
+
+
+def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
+    task = replace(TASK, constraints=Constraints(apart=(("c", "d"),)))
+    plan = _mixed(task)
+    assert plan.violations == ()
+    items = Catalog.checked(_base(plan), LINEAR).items
+    assert items.limits.allowed.tolist() == [[True] * 4, [True, True, False, False]]
+
+
+def test_rows_and_copies_may_take_all_of_a_device():
+    task = Task(TABLES[:2], Topology(2, (TABLES[0].size_bytes, 1 << 20)), 64)
+    base = _base(Plan(task, (*in_copies(task, 0), *in_columns(task, [(1, 16, 1)]))))
+    assert base.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]
+    assert base.plan([(1, 16, 1)]).fits
+
+
+@pytest.mark.parametrize("compute", [ROOFLINE.models.compute, OpaqueCompute()], ids=["sum", "other"])
+def test_a_part_of_a_catalog_is_as_if_made_anew(compute):
+    rng, pinned, apart = np.random.default_rng(0), 0, 0
+    simulator = Simulator(replace(ROOFLINE.models, compute=compute, margins=None))
+    for seed in range(10):
+        task = constrained_task(seed)
+        bound = ~np.delete(allowed_forms(task, known_calls(ROOFLINE.models)), COLUMNS, 1)
+        stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change form together
+        base = Base.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
+        part, anew = Catalog.checked(Base.empty(task), simulator).beside(base), Catalog.checked(base, simulator)
+        assert part.items.items == anew.items.items
+        for one, other in zip(part.items.limits, anew.items.limits, strict=True):
+            np.testing.assert_array_equal(one, other)
+        for field in fields(Catalog):
+            if field.name not in ("items", "simulator", "model"):
+                np.testing.assert_array_equal(getattr(part, field.name), getattr(anew, field.name), field.name)
+        pinned += bool(task.constraints.pinned)
+        apart += len(part.items.limits.rivals) > 0
+    assert min(pinned, apart) > 0
