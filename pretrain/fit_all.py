@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
+from neuroshard.cost.parts import BACKWARD, FORWARD
 from neuroshard.models import CommModel, CostModels, SumModel
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import ModelTest
-from neuroshard.models.parts import BACKWARD, EXCHANGES, FORWARD, compute_part, of_calls, of_exchanges
+from neuroshard.models.parts import EXCHANGES, compute_part, of_calls, of_exchanges
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.records.sample_loads import loads_of, traffic_of

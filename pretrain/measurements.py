@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neuroshard.models.parts import BACKWARD, FORWARD, compute_part, exchange_part
+from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.models.parts import compute_part, exchange_part
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory

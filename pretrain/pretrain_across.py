@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.progress import Progress
 
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models import Card, CommModel, CostModels
 from neuroshard.models.bundle import check_place
 from neuroshard.models.card import ModelTest
-from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models.shared import SharedCompute
 from neuroshard.models.trust import Ranges
 from neuroshard.plumbing.checked import checked

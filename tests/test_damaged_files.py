@@ -18,6 +18,7 @@ from rich.console import Console
 
 from neuroshard.app.arguments import as_overrides, split_flags
 from neuroshard.app.overrides import check_overrides
+from neuroshard.cost.parts import PARTS
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Range, Ranges
@@ -90,7 +91,9 @@ def good(tmp_path_factory):
     finalists = FinalistFiles(root / "runs" / "one", 0)
     finalists.begin((plan, plan), 1.0, None, None)
     for number in range(2):
-        finalists.keep(number, (MeasuredOnce(*[(1.0, 2.0, 3.0, 4.0)] * 3), MeasuredOnce(error="MemoryError")))
+        finalists.keep(
+            number, (MeasuredOnce(dict.fromkeys(PARTS, (1.0, 2.0, 3.0, 4.0))), MeasuredOnce(error="MemoryError"))
+        )
     _data(root / "data")
     _trained(root)
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"

@@ -1,9 +1,10 @@
-"""The cost of a plan, by device and part."""
+"""What a plan costs, by device and part."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from neuroshard.cost.parts import Step
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Name, NonNegative
@@ -12,42 +13,19 @@ _DEVIATIONS = 1.645  # half of an interval that holds 90%, if errors are normal
 _STEPS = 400
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Milliseconds of each part on each device: `compute`, `forward` and `backward` are (D,).
+@dataclass(frozen=True, eq=False)
+class Cost(Step):
+    """Milliseconds of each part of a plan's step on each device, (D,), and what the plan costs by them.
 
     A step runs backward communication, then compute (fused backward and forward), then forward communication;
     a device's cost is their sum, the plan's cost the largest of them ("embedding cost" in NeuroShard, section 2).
-
-    `input` is (D,) of the exchange of indices and lengths, None where it isn't known. It counts where `input_share` is
-    1; at 0 it is shown only: a pipeline that fetches the next batch meanwhile hides it. What counts of it comes before
-    compute, so forward communication starts the later.
-
-    `margin` is (D,) half the width of an interval around every device's sum that is meant to hold 90% of measurements;
-    None where nothing is known of it.
+    Parts that don't count, such as the exchange of indices that a pipeline hides, are only shown.
 
     `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
     were measured on this kind of machine.
     """
 
-    compute: FloatArray
-    forward: FloatArray
-    backward: FloatArray
-    margin: FloatArray | None = None
-    input: FloatArray | None = None
-    input_share: float = 0.0
     caveat: str | None = None
-
-    @property
-    def device_ms(self) -> FloatArray:
-        """(D,) sum of the parts that count."""
-        parts = self.compute + self.forward + self.backward
-        return parts if self._input_ms is None else parts + self._input_ms
-
-    @property
-    def _input_ms(self) -> FloatArray | None:
-        """(D,) what counts of the input's exchange; None for nothing."""
-        return None if self.input is None or not self.input_share else self.input_share * self.input
 
     @property
     def total_ms(self) -> float:
@@ -76,30 +54,22 @@ class Cost:
             return float("nan")
         if self.total_ms <= 0:
             return self.total_ms
-        ready_ms = self.backward + self.compute
-        if self._input_ms is not None:
-            ready_ms = ready_ms + self._input_ms
+        ready_ms = self.ready_ms
         deviation_ms = ready_ms * (self.margin_ms / self.total_ms / _DEVIATIONS)
         return self.total_ms + _expected_largest(ready_ms, deviation_ms) - float(np.max(ready_ms))
 
     def __str__(self) -> str:
-        rows = [
-            f"device {i}: compute {c:.3f} + forward {f:.3f} + backward {b:.3f}{more} = {total:.3f} ms{beside}"
-            for i, (c, f, b, total, (more, beside)) in enumerate(
-                zip(self.compute, self.forward, self.backward, self.device_ms, self._inputs(), strict=True)
-            )
-        ]
+        rows = [self._row(device) for device in range(len(self.device_ms))]
         margin = "" if self.margin is None else f" +- {self.margin_ms:.3f}"
         expected = "" if self.margin is None else f", expected_ms {self.expected_ms:.3f}"
         caveat = "" if self.caveat is None else f" ({self.caveat})"
         return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}{caveat}"])
 
-    def _inputs(self) -> list[tuple[str, str]]:
-        """(D,) what is said of each device's input: as a part of its sum, and beside it."""
-        if self.input is None:
-            return [("", "")] * len(self.compute)
-        told = [f"input {ms:.3f}" for ms in self.input]
-        return [(f" + {one}", "") if self.input_share else ("", f" ({one}, not counted)") for one in told]
+    def _row(self, device: int) -> str:
+        told = [(part.counts, f"{part.name} {part.ms[device]:.3f}") for part in self.parts]
+        counted = " + ".join(text for counts, text in told if counts)
+        beside = "".join(f" ({text}, not counted)" for counts, text in told if not counts)
+        return f"device {device}: {counted} = {self.device_ms[device]:.3f} ms{beside}"
 
 
 def described_expectation(total_ms: float, expected_ms: float) -> str | None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 
 import numpy as np
 
+from neuroshard.cost import parts
 from neuroshard.cost.cost import Cost
+from neuroshard.cost.parts import Step, Took, When, Work
 from neuroshard.hardware import Hardware, Outcome
 from neuroshard.hardware.meters import Meters, meters_of
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
@@ -56,9 +57,8 @@ def measure_with(
     ready = {i: np.array(ms) for i, ms in enumerate(compute) if not isinstance(ms, str)}
     for _, group in groupby(sorted(ready, key=lambda i: _num_devices(plans[i])), key=lambda i: _num_devices(plans[i])):
         indices = list(group)
-        its = [plans[i] for i in indices]
-        inputs = [_input(plan, count_input) for plan in its]
-        found = _measure_exchanges(its, inputs, [ready[i] for i in indices], meters, seed, advance)
+        its, stacked = [plans[i] for i in indices], np.stack([ready[i] for i in indices])
+        found = _measure_exchanges(its, stacked, meters, seed, advance, count_input)
         for i, cost in zip(indices, found, strict=True):
             costs[i] = cost
     return costs
@@ -68,14 +68,10 @@ def _num_devices(plan: Plan) -> int:
     return plan.task.topology.num_devices
 
 
-def _input(plan: Plan, count_input: bool) -> tuple[CommSample, ...]:
-    return input_exchange(plan) if count_input else ()
-
-
 def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
     """Kernel calls and exchanges that measuring the plans takes: what `advance` is told of."""
     calls = sum(len(its) for plan in plans for its in kernel_calls(plan))
-    calls += sum(len(_input(plan, count_input)) for plan in plans)
+    calls += sum(len(input_exchange(plan)) for plan in plans if count_input)
     return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
 
 
@@ -109,31 +105,33 @@ def _note(results: list[list[float] | str], plan: int, device: int, outcome: Out
 
 
 def _measure_exchanges(
-    plans: Sequence[Plan],
-    inputs: Sequence[tuple[CommSample, ...]],
-    compute: Sequence[FloatArray],
-    meters: Meters,
-    seed: int,
-    advance: Advance,
+    plans: Sequence[Plan], compute: FloatArray, meters: Meters, seed: int, advance: Advance, count_input: bool
 ) -> list[Cost | str]:
-    """Costs of plans for equally many devices, with compute (D,) ms each; of their input what counts, or nothing."""
-    rng, none = np.random.default_rng([seed, _EXCHANGES]), [np.zeros(len(ms)) for ms in compute]
-    measured = partial(_measure_chains, meters=meters, devices=_num_devices(plans[0]), rng=rng, advance=advance)
-    before = measured([_Chain(its, FORWARD, zero, zero) for its, zero in zip(inputs, none, strict=True)])
-    backward = measured([_Chain.of(plan, BACKWARD, zero) for plan, zero in zip(plans, none, strict=True)])
-    ready = [ms + first.taken_ms + chain.taken_ms for ms, first, chain in zip(compute, before, backward, strict=True)]
-    forward = measured([_Chain.of(plan, FORWARD, starts) for plan, starts in zip(plans, ready, strict=True)])
-    return [
-        f"exchange: {failed}" if (failed := first.error or back.error or there.error) else _cost(ms, there, back, first)
-        for ms, back, there, first in zip(compute, backward, forward, before, strict=True)
+    """Costs of P plans for equally many devices, with compute (P, D) ms: steps whose exchanges are measured."""
+    rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
+
+    def measured(its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Took:
+        each = zip(its, start_ms, np.zeros_like(start_ms), strict=True)
+        chains = [_Chain(some, direction, starts, none) for some, starts, none in each]
+        ended = _measure_chains(chains, meters, _num_devices(plans[0]), rng, advance)
+        for number, chain in enumerate(ended):
+            if chain.error is not None:
+                errors.setdefault(number, f"exchange: {chain.error}")
+        return np.stack([chain.taken_ms for chain in ended]), None
+
+    def both_ways(direction: int) -> Callable[[FloatArray], Took]:
+        return lambda ready: measured([exchanges(plan, direction) for plan in plans], direction, ready)
+
+    works = [
+        Work(parts.COMPUTE, When.COMPUTE, lambda _: (compute, None)),
+        Work(parts.FORWARD, When.FORWARD, both_ways(FORWARD)),
+        Work(parts.BACKWARD, When.BACKWARD, both_ways(BACKWARD)),
     ]
-
-
-def _cost(compute: FloatArray, forward: "_Chain", backward: "_Chain", before: "_Chain") -> Cost:
-    """With what was measured of the input, if anything was: then it counts."""
-    measured = before.taken_ms.any()
-    parts = compute, forward.taken_ms, backward.taken_ms
-    return Cost(*parts, input=before.taken_ms, input_share=1.0) if measured else Cost(*parts)
+    if count_input:
+        its = [input_exchange(plan) for plan in plans]
+        works.append(Work(parts.INPUT, When.INPUT, lambda ready: measured(its, FORWARD, np.zeros_like(ready))))
+    step = Step.of(works, compute.shape)
+    return [errors.get(number) or Cost(step[number].parts) for number in range(len(plans))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,11 +151,6 @@ class _Chain:
     start_ms: FloatArray
     taken_ms: FloatArray
     error: str | None = None
-
-    @classmethod
-    def of(cls, plan: Plan, direction: int, start_ms: FloatArray) -> "_Chain":
-        """All exchanges of the plan in that direction."""
-        return cls(exchanges(plan, direction), direction, start_ms, np.zeros(len(start_ms)))
 
     def next(self) -> CommSample:
         """The first that is left, with the devices' delays."""

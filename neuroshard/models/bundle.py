@@ -14,13 +14,13 @@ import safetensors.numpy
 from msgspec import Meta
 from safetensors import SafetensorError
 
+from neuroshard.cost.parts import INPUT
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import MODEL_NAMES, Card
 from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described, Storable, tensors_of
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
-from neuroshard.models.parts import INPUT
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_bytes, read_json, write_atomically, write_json

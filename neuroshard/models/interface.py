@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.words.collective import EXCHANGED, Collective
@@ -157,6 +159,30 @@ class CommModel(ABC):
         Its parts are (X, 1, P): of X exchanges, and of one device of each.
         """
         return Outline(np.zeros((len(known.least_bytes), 1, 1)), np.ones(1), np.zeros((1, NUM_WAITS)))
+
+
+class PartModel(ABC):
+    """Another part of a step than compute and communication: by a model, or a formula.
+
+    Attributes:
+        name: which no other part has.
+        when: its place in the step.
+        hidden: whether a pipeline hides it: it is shown, and counts only where that is asked for (`count_input`).
+        about: what it is, for people.
+    """
+
+    name: ClassVar[str]
+    when: ClassVar[When]
+    hidden: ClassVar[bool] = False
+    about: ClassVar[str] = ""
+
+    @abstractmethod
+    def ms(self, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, from the traffic of B plans, and when each device is ready for it (B, D); waiting included."""
+
+    def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
+        """What it hangs on, by the names of `Ranges`, that warnings are about: by default nothing."""
+        return {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from neuroshard.cost.traffic import Traffic
-from neuroshard.models.interface import CommModel, ComputeModel
+from neuroshard.models.interface import CommModel, ComputeModel, PartModel
+from neuroshard.models.parts import InputExchange
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -22,6 +23,7 @@ class ModelSet:
         ranges: of what they were fitted to; None if that is unknown.
         margins: how far they may be off; None if that is unknown.
         input: of the exchange of indices and lengths, by itself (`Traffic.alone`); None if that is unknown.
+        more: other parts of a step, by arithmetic: bundles don't hold them.
     """
 
     compute: ComputeModel
@@ -31,6 +33,12 @@ class ModelSet:
     ranges: Ranges | None = None
     margins: Margins | None = None
     input: CommModel | None = None
+    more: tuple[PartModel, ...] = ()
+
+    @property
+    def parts(self) -> tuple[PartModel, ...]:
+        """Return the parts of a step besides compute and communication."""
+        return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
 
     @property
     def num_devices(self) -> int | None:

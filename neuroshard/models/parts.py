@@ -1,16 +1,18 @@
 """What a set of cost models is made of, by name, and the amounts that say how far each part reaches."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.parts import COMPUTE, INPUT, When
 from neuroshard.cost.traffic import Traffic
+from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS, Call
 
-INPUT = "input"
 EXCHANGES = "exchanges"  # all of them, of whatever collective
-COMPUTE, FORWARD, BACKWARD = "compute", "forward", "backward"
 
 
 def compute_part(call: Call) -> str:
@@ -46,3 +48,24 @@ def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
     given = alone.size_bytes[..., 0]
     held = given[given.sum(axis=1) > 0]
     return {"devices": np.full(len(held), float(alone.num_devices)), "bytes from a device": held.ravel()}
+
+
+@dataclass(frozen=True)
+class InputExchange(PartModel):
+    """The exchange of indices and lengths, all devices starting together.
+
+    Attributes:
+        model: of the exchange by itself (`Traffic.alone`).
+    """
+
+    name, when, hidden, about = INPUT, When.INPUT, True, "the exchange of indices before a step"
+
+    model: CommModel
+
+    def ms(self, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """(B, D) ms of what comes to each device."""
+        return self.model.predict(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
+
+    def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
+        """As of every exchange."""
+        return of_exchanges(traffic.alone(Collective.INPUT))

@@ -4,6 +4,7 @@ A kernel takes as long as its bytes take at the memory's full bandwidth; an exch
 links' full bandwidth. Real ones take longer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink, HostTiers
-from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
+from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, PartModel, ReluHead, SumModel
 from neuroshard.models.kernel_bytes import memory_bytes
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.errors import UserError
@@ -152,6 +153,7 @@ def roofline(
     latency_ms: float = 0.02,
     cache_lookup_ns: float = 3.0,
     cache_call_ms: float = 0.1,
+    more: Sequence[PartModel] = (),
 ) -> CostModels:
     """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
 
@@ -166,11 +168,13 @@ def roofline(
         latency_ms: of an exchange.
         cache_lookup_ns: of a lookup behind a cache: calibrated on one published figure of an H100, docs/tiers.md.
         cache_call_ms: of a call behind a cache: some ten kernels more than without one; assumed.
+        more: other parts of a step.
     """
     comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms)
     before = replace(comm, latency_ms=2 * latency_ms)  # the number of indices, then the indices
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
-    return CostModels(RooflineCompute(memory_gb_per_s, launch_ms, host), comm, comm, None, input=before)
+    compute = RooflineCompute(memory_gb_per_s, launch_ms, host)
+    return CostModels(compute, comm, comm, None, input=before, more=tuple(more))
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:

@@ -1,6 +1,6 @@
 """Costs of plans, predicted: the search's stand-in for hardware."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -8,19 +8,11 @@ import numpy as np
 
 from neuroshard.cost.cost import Cost, Prediction
 from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Step, Took, When, Work
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
-from neuroshard.models.interface import Chain
-from neuroshard.models.parts import (
-    BACKWARD,
-    EXCHANGES,
-    FORWARD,
-    INPUT,
-    compute_part,
-    exchange_part,
-    of_calls,
-    of_exchanges,
-)
+from neuroshard.models.interface import CommModel, PartModel
+from neuroshard.models.parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, Ranges, hardware_warning
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
@@ -36,7 +28,7 @@ class Simulator:
     Attributes:
         models: they are.
         count_input: whether plans' costs count the exchange of indices and lengths. The papers leave it out, and
-            pipelines hide it; `Cost.input` shows it either way, where the models know it.
+            pipelines hide it; costs show it either way, where the models know it.
 
     Raises:
         UserError: it is to be counted, and the models don't know it.
@@ -75,30 +67,46 @@ class Simulator:
             self.models.check_plan(plan)
         calls = LoadSets.joined([plan.device_loads for plan in plans]).by_call()
         traffic = Traffic.joined([plan.traffic for plan in plans])
-        shape = (len(plans), task.topology.num_devices, len(CALLS))
+        shape, margins = (len(plans), task.topology.num_devices, len(CALLS)), self.models.margins
         by_call = self.models.compute.predict(calls).reshape(shape)
-        compute = by_call.sum(axis=-1)
-        before = self._input_ms(traffic)
-        ready = compute if before is None or not self.count_input else compute + before
-        forward, backward = self._chains(traffic, ready)
-        margin: Sequence[FloatArray | None] = [None] * len(plans)
-        if self.models.margins is not None:
-            of = self.models.margins
-            first = _call_margins(of, by_call, self.models.compute.spread_ms(calls).reshape(shape))
-            first += [] if before is None or not self.count_input else [of.of(INPUT)(before, np.zeros_like(before))]
-            margin = list(_margin(of, first, ready, forward, backward))
-        inputs: Sequence[FloatArray | None] = [None] * len(plans) if before is None else list(before)
-        caveats = [self.caveat(plan) for plan in plans]
-        shares = [float(self.count_input)] * len(plans)
-        parts = zip(compute, forward.total_ms, backward.total_ms, margin, inputs, shares, caveats, strict=True)
-        return [Cost(*its) for its in parts]
+        margin = None
+        if margins is not None:
+            spread = self.models.compute.spread_ms(calls).reshape(shape)
+            its = [margins.of(compute_part(call))(by_call[..., i], spread[..., i]) for i, call in enumerate(CALLS)]
+            margin = _together(its)
+        step = self._step(traffic, (by_call.sum(axis=-1), margin), self.models.parts, margins)
+        return [Cost(step[number].parts, self.caveat(plan)) for number, plan in enumerate(plans)]
 
-    def _input_ms(self, traffic: Traffic) -> FloatArray | None:
-        """(B, D) ms of the exchange of indices and lengths, all starting together; None where it isn't known."""
-        if self.models.input is None:
-            return None
-        alone = traffic.alone(Collective.INPUT)
-        return self.models.input.predict(alone, np.zeros(alone.size_bytes.shape[:2]))
+    def step(self, traffic: Traffic, compute_ms: FloatArray) -> Step:
+        """The steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D)."""
+        return self._step(traffic, (compute_ms, None), self.models.parts)
+
+    def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward communication, (B, D) ms each, of devices with such traffic and compute costs (B, D).
+
+        Backward communication starts everywhere at once; forward communication on each device when its backward
+        communication and then its compute have ended: other parts of a step are left out.
+        """
+        step = self._step(traffic, (compute_ms, None), ())
+        return step.forward, step.backward
+
+    def _step(self, traffic: Traffic, compute: Took, more: Sequence[PartModel], margins: Margins | None = None) -> Step:
+        models = self.models
+        return Step.of(
+            [
+                Work(COMPUTE, When.COMPUTE, lambda _: compute),
+                Work(FORWARD, When.FORWARD, _exchanges(models.forward, FORWARD, traffic.forward, margins)),
+                Work(BACKWARD, When.BACKWARD, _exchanges(models.backward, BACKWARD, traffic, margins)),
+                *(
+                    Work(its.name, its.when, _other(its, traffic, margins), self._counts(its), its.about)
+                    for its in more
+                ),
+            ],
+            compute[0].shape,
+        )
+
+    def _counts(self, part: PartModel) -> bool:
+        return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan) -> Plan:
         """The same plan, with what these models predict of it."""
@@ -146,22 +154,9 @@ class Simulator:
         topology = plan.task.topology
         hosts = topology.num_devices / (topology.devices_per_host or topology.num_devices)
         found += ranges.part_warnings(EXCHANGES, {"hosts": np.array([hosts])})
-        if self.count_input:
-            found += ranges.part_warnings(INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT)))
+        for part in filter(self._counts, self.models.parts):
+            found += ranges.part_warnings(part.name, part.amounts(plan.traffic))
         return found + _beyond_columns(ranges, calls, plan.traffic)
-
-    def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward communication, (B, D) ms each, of devices with such traffic and compute costs (B, D).
-
-        Backward communication starts everywhere at once; forward communication on each device when its backward
-        communication and then its compute have ended.
-        """
-        forward, backward = self._chains(traffic, compute_ms)
-        return forward.total_ms, backward.total_ms
-
-    def _chains(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[Chain, Chain]:
-        backward = self.models.backward.chain(traffic, np.zeros_like(compute_ms))
-        return self.models.forward.chain(traffic.forward, backward.total_ms + compute_ms), backward
 
 
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
@@ -170,36 +165,35 @@ def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
     return replace(plan, prediction=Prediction(models, cost.total_ms, margin_ms, expected_ms, cost.caveat))
 
 
-def _call_margins(margins: Margins, by_call: FloatArray, spread: FloatArray) -> list[FloatArray]:
-    """(B, D) of each kernel call, from their costs and spreads (B, D, K)."""
-    return [margins.of(compute_part(call))(by_call[..., i], spread[..., i]) for i, call in enumerate(CALLS)]
+def _exchanges(
+    model: CommModel, direction: str, traffic: Traffic, margins: Margins | None
+) -> Callable[[FloatArray], Took]:
+    """What a direction's exchanges take, one after the other."""
+
+    def run(start_ms: FloatArray) -> Took:
+        chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
+        if margins is None:
+            return chain.total_ms, None
+        of_each = [margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items()]
+        return chain.total_ms, _together([none, *of_each])
+
+    return run
 
 
-def _margin(
-    margins: Margins, calls: list[FloatArray], ready: FloatArray, forward: Chain, backward: Chain
-) -> FloatArray:
-    """(B, D) of each device's sum, errors of all calls and exchanges taken as independent.
+def _other(part: PartModel, traffic: Traffic, margins: Margins | None) -> Callable[[FloatArray], Took]:
+    """What another part of a step takes."""
 
-    From the margins of what a device computes, (B, D) each, and what it takes together. Waiting makes every device's
-    backward communication, compute and wait together as long as those of the device that is last to start forward
-    communication, so that one's errors count for all.
-    """
-    last = (backward.total_ms + ready).argmax(axis=1)[:, None]
-    before = _squares([*calls, *_exchange_margins(margins, BACKWARD, backward)])
-    after = _squares(_exchange_margins(margins, FORWARD, forward))
-    margin: FloatArray = np.sqrt(np.take_along_axis(before, last, axis=1) + after)
+    def run(ready_ms: FloatArray) -> Took:
+        ms = part.ms(traffic, ready_ms)
+        return ms, None if margins is None else margins.of(part.name)(ms, np.zeros_like(ms))
+
+    return run
+
+
+def _together(margins: Sequence[FloatArray]) -> FloatArray:
+    """(B, D) margin of a sum, errors taken as independent."""
+    margin: FloatArray = np.sqrt(np.sum([margin**2 for margin in margins], axis=0))
     return margin
-
-
-def _exchange_margins(margins: Margins, direction: str, chain: Chain) -> list[FloatArray]:
-    none = np.zeros_like(chain.total_ms)
-    return [none, *(margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items())]
-
-
-def _squares(margins: Sequence[FloatArray]) -> FloatArray:
-    """(B, D) sum of the squares."""
-    squares: FloatArray = np.sum([margin**2 for margin in margins], axis=0)
-    return squares
 
 
 def _beyond_columns(ranges: Ranges, calls: LoadSets, traffic: Traffic) -> tuple[str, ...]:

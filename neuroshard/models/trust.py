@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import NonNegative

@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from neuroshard.cost.cost import Cost
+from neuroshard.cost.parts import BACKWARD, FORWARD
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.words.form import FORMS, Form
 
-_COLORS = {"backward communication": "#c44e52", "compute": "#4c72b0", "forward communication": "#dd8452"}
+_COLORS = ("#c44e52", "#8c8c8c", "#4c72b0", "#dd8452")  # by a part's place in a step
 _FORM_COLORS = {Form.COLUMNS: "#55a868", Form.ROWS: "#8172b3", Form.COPIES: "#937860"}
 _GREY = "0.3"
 _GIB = 1 << 30
@@ -65,10 +66,10 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
 
 def _draw_times(axes: Axes, cost: Cost) -> None:
     bottom = np.zeros(len(cost.compute))
-    parts = zip(_COLORS.items(), (cost.backward, cost.compute, cost.forward), strict=True)
-    for (name, color), values in parts:
-        _bars(axes, values, bottom, color, name)
-        bottom = bottom + values
+    for part in sorted(cost.counted, key=lambda part: part.when):
+        name = f"{part.name} communication" if part.name in (BACKWARD, FORWARD) else part.name
+        _bars(axes, part.ms, bottom, _COLORS[part.when], name)
+        bottom = bottom + part.ms
     axes.axhline(cost.total_ms, color=_GREY, linestyle="--", linewidth=1)
     _note(axes, f"plan cost {cost.total_ms:.1f} ms", cost.total_ms)
     axes.set(xlabel="device", ylabel="ms", title="cost", ylim=(0, _top(cost.total_ms, 1.3)))

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.models import CommModel, CostModels, SumModel
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.ensemble import ComputeEnsemble
-from neuroshard.models.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.models.set_comm import SetComm
 from neuroshard.models.shared import SharedCompute
 from neuroshard.models.trust import Margin, Margins, Ranges

@@ -140,19 +140,16 @@ def _warnings(found: Explanation) -> Section | None:
 
 def _devices(found: Explanation) -> Section:
     cost, plan = found.cost, found.plan
-    parts = [cost.device_ms, cost.compute, cost.forward, cost.backward]
-    parts += [] if cost.input is None else [cost.input]
-    inputs = () if cost.input is None else ("input",)
-    columns = ("device", "total ms", "compute", "forward", "backward", *inputs, "columns", "memory", "of")
+    columns = ("device", "total ms", *(part.name for part in cost.parts), "columns", "memory", "of")
     rows = tuple(
         (
             str(device),
-            *(f"{ms[device]:.2f}" for ms in parts),
+            *(f"{ms[device]:.2f}" for ms in (cost.device_ms, *(part.ms for part in cost.parts))),
             f"{plan.device_dims[device]:,}",
             readable_bytes(plan.device_bytes[device]),
             readable_bytes(plan.task.shard_memory[device]),
         )
-        for device in range(len(cost.compute))
+        for device in range(plan.task.topology.num_devices)
     )
     marked = frozenset[int]() if found.is_balanced else frozenset({found.bottleneck})
     grid = Grid(columns, rows, marked, frozenset(), _short(found))
@@ -161,7 +158,8 @@ def _devices(found: Explanation) -> Section:
         text = f"Device {found.bottleneck}, marked, is the straggler."
     if set(plan.forms) != {Form.COLUMNS}:
         text += " Columns are those of tables in columns: rows and copies give out none."
-    text += "" if cost.input is None else " Input, the exchange of indices before a step, isn't counted."
+    for part in cost.parts:
+        text += "" if part.counts else f" {part.name.capitalize()}, {part.about}, isn't counted."
     if any(plan.host_bytes):
         used, free = readable_bytes(max(plan.host_bytes)), readable_bytes(plan.task.topology.host_bytes)
         text += f" Of their hosts' memory tables take {used} of {free}, where they take most."

@@ -194,5 +194,4 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
     """The plan's cost with evenly spread columns, and compute costs (D,)."""
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
-    forward, backward = simulator.communication(plan.traffic.with_columns(dims), compute[None])
-    return float((compute + forward + backward).max())
+    return float(simulator.step(plan.traffic.with_columns(dims), compute[None]).device_ms.max())

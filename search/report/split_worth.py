@@ -135,6 +135,6 @@ def _costs(
             given[row, on] += parts.whole_given[there]
             size[row, on] += parts.whole_bytes[there]
         traffic = Traffic(given, np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
-        forward, backward = simulator.communication(traffic, compute)
+        total_ms = simulator.step(traffic, compute).device_ms.max(axis=1)
         fits = (size <= np.array(plan.task.shard_memory)).all(axis=1)
-        yield np.where(fits, (compute + forward + backward).max(axis=1), np.inf)
+        yield np.where(fits, total_ms, np.inf)

@@ -91,9 +91,7 @@ class Evaluated:
                 "device": d,
                 "bytes": self.plan.device_bytes[d],
                 "dims": self.plan.device_dims[d],
-                "compute_ms": float(cost.compute[d]),
-                "forward_ms": float(cost.forward[d]),
-                "backward_ms": float(cost.backward[d]),
+                **{f"{part.name}_ms": float(part.ms[d]) for part in cost.parts},
             }
             for d in range(len(self.plan.device_tables))
         ]

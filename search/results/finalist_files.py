@@ -1,13 +1,14 @@
 """A task's finalists on disk, with what was measured of them so far: a run that was killed measures nothing twice."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from neuroshard.cost.cost import Cost
+from neuroshard.cost.parts import PARTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
@@ -17,7 +18,7 @@ from neuroshard.plumbing.schema import NonNegative, PositiveCount, of_format, pa
 from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
 
-_FORMAT, _PASS = "neuroshard-finalists-1", "neuroshard-finalists-pass-1"
+_FORMAT, _PASS = "neuroshard-finalists-1", "neuroshard-finalists-pass-2"
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,11 @@ class Origin:
 @dataclass(frozen=True)
 @checked
 class MeasuredOnce:
-    """What one plan cost in one pass: (D,) ms of each part, as `Cost` has them, or ms of a training step; or the error
-    that stopped it.
+    """What one plan cost in one pass: (D,) ms of each part, by its name, or ms of a training step; or the error that
+    stopped it.
     """
 
-    compute: tuple[float, ...] = ()
-    forward: tuple[float, ...] = ()
-    backward: tuple[float, ...] = ()
-    input: tuple[float, ...] | None = None
+    parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
     error: str | None = None
     step_ms: NonNegative | None = None
 
@@ -56,20 +54,14 @@ class MeasuredOnce:
         """Return the parts of a measured cost, or the error in their place."""
         if isinstance(outcome, str):
             return cls(error=outcome)
-        compute, forward, backward = (tuple(ms.tolist()) for ms in (outcome.compute, outcome.forward, outcome.backward))
-        return cls(compute, forward, backward, None if outcome.input is None else tuple(outcome.input.tolist()))
+        return cls({part.name: tuple(part.ms.tolist()) for part in outcome.parts})
 
     @property
     def total_ms(self) -> float:
         """Return the plan's measured cost, ms; NaN where it couldn't be measured."""
         if self.error is not None:
             return float("nan")
-        if self.step_ms is not None:
-            return self.step_ms
-        compute, forward, backward = (np.array(ms) for ms in (self.compute, self.forward, self.backward))
-        if self.input is None:
-            return Cost(compute, forward, backward).total_ms
-        return Cost(compute, forward, backward, input=np.array(self.input), input_share=1.0).total_ms
+        return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
 
 
 @dataclass(frozen=True)
@@ -172,13 +164,8 @@ class FinalistFiles:
     def _read_pass(self, path: Path, plans: int, devices: int) -> tuple[MeasuredOnce, ...]:
         fields = of_format(read_json(path, "pass"), _PASS, f"pass {path}")
         its = parse(fields, _Pass, f"pass {path}").plans
-        sizes = {
-            len(ms)
-            for one in its
-            if one.error is None and one.step_ms is None
-            for ms in (one.compute, one.forward, one.backward)
-        }
-        sizes |= {len(one.input) for one in its if one.input is not None}
+        timed = [one.parts for one in its if one.error is None and one.step_ms is None]
+        sizes = {len(one.get(name, ())) for one in timed for name in (*PARTS, *one)}
         if len(its) != plans or not sizes <= {devices}:
             raise UserError(f"pass {path} is not of {plans} plans for {devices} devices; delete it")
         return its

@@ -10,7 +10,7 @@ from neuroshard.models.perceptron import Width, Widths, perceptron
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Positive, PositiveCount, Share
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.costs import NUM_PARTS, PlacementCosts
+from neuroshard.stages.search.rl.costs import NUM_PARTS, PlacementCosts, straggler_ms
 from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
 
 
@@ -75,7 +75,7 @@ class CostNetwork(nn.Module, PlacementCosts):
 
     @torch.no_grad()
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, D, 3) ms, not negative; an empty device computes nothing."""
+        """(B, D, P) ms, not negative; an empty device computes nothing."""
         parts = self._parts(vectors, self._of_plan(vectors)).clamp(min=0) * self.scale_ms
         parts[..., 0] *= count > 0
         return parts
@@ -91,14 +91,14 @@ class CostNetwork(nn.Module, PlacementCosts):
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, D, 3) parts and (B,) totals of held (B, I, D), as multiples of `scale_ms`; with gradients."""
+        """(B, D, P) parts and (B,) totals of held (B, I, D), as multiples of `scale_ms`; with gradients."""
         encoded = batch.encode(self.encoder)
         on_device = held.float()[..., None] * encoded[:, :, None]
         vectors = self.reduction.finish(self.reduction.total(on_device, dim=1), held.sum(dim=1))
         return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
 
     def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
-        """(..., D, 3) of devices (..., D, H) in plans (..., H)."""
+        """(..., D, P) of devices (..., D, H) in plans (..., H)."""
         seen = torch.cat([vectors, plan[..., None, :].expand_as(vectors)], dim=-1)
         return torch.cat([head(seen) for head in self.heads], dim=-1)
 
@@ -117,7 +117,7 @@ class MeasuredPlacements:
     Attributes:
         task: (N,) number of the training task.
         held: (N, I, D) whether a device holds an item.
-        parts: (N, D, 3) ms.
+        parts: (N, D, P) ms.
     """
 
     task: torch.Tensor
@@ -127,7 +127,7 @@ class MeasuredPlacements:
     @property
     def total(self) -> torch.Tensor:
         """Compute (N,) plan costs, ms: that of the straggler."""
-        return self.parts.sum(dim=-1).amax(dim=-1)
+        return straggler_ms(self.parts)
 
     def __len__(self) -> int:
         return len(self.task)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from neuroshard.cost.loads import Loads
+from neuroshard.cost.parts import PARTS
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import SumModel
 from neuroshard.models.simulator import Simulator
@@ -14,7 +15,7 @@ from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.encoder import Reduction
 from neuroshard.stages.search.space.items import Items
 
-NUM_PARTS = 3  # compute, forward and backward communication
+NUM_PARTS = len(PARTS)
 
 
 class PlacementCosts(ABC):
@@ -31,7 +32,7 @@ class PlacementCosts(ABC):
 
     @abstractmethod
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, D, 3) ms of compute, forward and backward communication.
+        """(B, D, P) ms of each of P parts (`PARTS`).
 
         Args:
             batch: the tasks.
@@ -42,11 +43,16 @@ class PlacementCosts(ABC):
 
     @abstractmethod
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """(B,) ms of the plans of devices with such vectors (B, D, H) and parts (B, D, 3)."""
+        """(B,) ms of the plans of devices with such vectors (B, D, H) and parts (B, D, P)."""
 
     @abstractmethod
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
         """(B, I) compute ms of every item alone, from the items' vectors (B, I, H)."""
+
+
+def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
+    """(B,) plan costs, ms: the straggler's sum of parts (B, D, P)."""
+    return parts.sum(dim=-1).amax(dim=-1)
 
 
 class SimulatorCosts(PlacementCosts):
@@ -81,7 +87,7 @@ class SimulatorCosts(PlacementCosts):
         return torch.from_numpy(np.add.reduceat(self._model.embed(flat), starts, axis=0))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, D, 3) as the simulator has them."""
+        """(B, D, P) as the simulator has them."""
         compute = self._model.head(vectors.numpy()) * (count.numpy() > 0)
         columns, task = dims.numpy().astype(np.float64), batch.items[0].task
         if len({some.task.batch_size for some in batch.items}) > 1:
@@ -92,7 +98,7 @@ class SimulatorCosts(PlacementCosts):
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
         """Compute (B,) plan costs, ms: the sum of parts of the straggler."""
-        return parts.sum(dim=-1).amax(dim=1)
+        return straggler_ms(parts)
 
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
         """(B, I) compute ms of every item alone."""

@@ -72,11 +72,11 @@ class Environment:
         return open_to & (self.batch.size_bytes[self._rows, item][:, None] <= state.free_bytes)
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """(B, D, 3) costs of the devices, as multiples of an even share of all compute."""
+        """(B, D, P) costs of the devices, as multiples of an even share of all compute."""
         return self.parts(state) / self._share_ms[:, None, None]
 
     def parts(self, state: EpisodeState) -> torch.Tensor:
-        """(B, D, 3) costs of the devices, ms."""
+        """(B, D, P) costs of the devices, ms."""
         vectors = self.costs.reduction.finish(state.vectors, state.count)
         return self.costs.parts(self.batch, vectors, state.dims, state.count)
 

@@ -41,7 +41,7 @@ class Policy(nn.Module):
 
     @abstractmethod
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """(..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, 3)."""
+        """(..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, P)."""
 
     def log_probabilities(
         self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor, legal: torch.Tensor
@@ -67,7 +67,7 @@ class Episodes:
     Attributes:
         actions: (B, I) devices.
         legal: (B, I, D).
-        costs: (B, I, D, 3) observed before each step.
+        costs: (B, I, D, P) observed before each step.
         final: the last state.
     """
 

@@ -251,15 +251,12 @@ class EvaluateResult:
 def _show_devices(console: Console, entry: Evaluated, cost: Cost) -> None:
     assert entry.plan is not None
     grid = Grid(title=Text(f"{entry.file}, measured"))
-    inputs = [] if cost.input is None else ["input ms"]
-    columns = ("device", "shards", "dims", "MiB", "compute ms", "forward ms", "backward ms", *inputs, "total ms")
+    columns = ("device", "shards", "dims", "MiB", *(f"{part.name} ms" for part in cost.parts), "total ms")
     for column in columns:
         grid.add_column(column, justify="right")
     for d, tables in enumerate(entry.plan.device_tables):
-        parts = [cost.compute[d], cost.forward[d], cost.backward[d]]
-        parts += [cost.device_ms[d]] if cost.input is None else [cost.input[d], cost.device_ms[d]]
         grid.add_row(
             str(d), str(len(tables)), str(entry.plan.device_dims[d]), f"{entry.plan.device_bytes[d] / 2**20:.1f}",
-            *(f"{ms:.2f}" for ms in parts),
+            *(f"{ms[d]:.2f}" for ms in (*(part.ms for part in cost.parts), cost.device_ms)),
         )  # fmt: skip
     console.print(grid)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from neuroshard.cost.cost import Cost
+from tests.kit.costs import cost_of
 
 
 def _cost(compute, margin=0.0, backward=0.0):
     compute = np.array(compute, dtype=np.float64)
     none = np.zeros_like(compute)
     ready = compute + backward
-    return Cost(compute, ready.max() - ready, none + backward, none + margin)
+    return cost_of(compute, ready.max() - ready, none + backward, none + margin)
 
 
 def test_without_errors_the_predicted_cost_is_expected():
@@ -20,7 +20,7 @@ def test_without_errors_the_predicted_cost_is_expected():
 
 def test_nothing_is_expected_where_nothing_is_known_of_errors():
     ones = np.ones(2)
-    assert np.isnan(Cost(ones, ones, ones).expected_ms)
+    assert np.isnan(cost_of(ones, ones, ones).expected_ms)
 
 
 @pytest.mark.parametrize("compute", [[10.0] * 8, [10.0, 9.5, 9.0, 6.0], [10.0, 0.0], [5.0]])

@@ -92,14 +92,14 @@ def test_the_input_is_measured_and_counted_where_it_is_asked_for(plan):
     hardware, advanced = _Counting(DeviceSpec("cpu"), calls=[]), []
     (cost,) = measure_plans([plan], hardware, 0, print, advanced.append, count_input=True)
     assert [call.collective for call in hardware.calls[2:]] == [
-        Collective.INPUT, Collective.ALL_TO_ALL, Collective.ALL_TO_ALL
+        Collective.ALL_TO_ALL, Collective.INPUT, Collective.ALL_TO_ALL
     ]  # fmt: skip
-    assert hardware.calls[2].size_bytes == tuple(plan.traffic.given(Collective.INPUT)[0].tolist())
-    assert cost.input.tolist() == [5.0, 5.0]
+    assert hardware.calls[3].size_bytes == tuple(plan.traffic.given(Collective.INPUT)[0].tolist())
+    assert cost.ms("input").tolist() == [5.0, 5.0]
     assert cost.forward.tolist() == [8.0, 5.0]  # the input takes both equally long: nobody waits for it
     assert cost.total_ms == 17.0
     assert sum(advanced) == steps([plan], count_input=True) == 5
-    assert _measure([plan])[0][0].input is None
+    assert [part.name for part in _measure([plan])[0][0].parts] == ["compute", "forward", "backward"]
 
 
 def test_calls_of_several_forms_add_up(plan, monkeypatch):

@@ -8,12 +8,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuroshard.cost.cost import Cost
 from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.picture import curves_png, drawn, label, plan_png
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from tests.kit.costs import cost_of
 
 PNG = b"\x89PNG"
 HOSTILE = [
@@ -47,7 +47,7 @@ def _plan(num_devices):
     tables = tuple(Table(f"t{i}", 10, 4, 1.0, (1.0, *(0.0,) * 16)) for i in range(num_devices))
     task = Task(tables, Topology(num_devices, 1 << 20), 2 * num_devices)
     parts = [np.linspace(1, 2, num_devices)] * 3
-    return assemble(task, [(i, 4, i) for i in range(num_devices)]), Cost(*parts)
+    return assemble(task, [(i, 4, i) for i in range(num_devices)]), cost_of(*parts)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -96,7 +96,7 @@ def test_many_devices_are_a_few_shapes(figures):
 def test_memory_is_drawn_by_form(figures):
     task = Task(tuple(Table(name, 100, 64, 1.0, (1.0, *(0.0,) * 16)) for name in "abc"), Topology(2, 1 << 20), 64)
     plan = Plan(task, (*in_rows(task, 0, [0, 1]), *in_copies(task, 1), *in_columns(task, [(2, 64, 1)])))
-    plan_png(plan, Cost(*[np.ones(2)] * 3), "mixed")
+    plan_png(plan, cost_of(*[np.ones(2)] * 3), "mixed")
     memory = figures[0].axes[1]
     assert [text.get_text() for text in memory.get_legend().get_texts()] == ["columns", "rows", "copies"]
     tops = [
@@ -120,5 +120,5 @@ def test_plans_that_cost_nothing_are_drawn(figures):
     plan, nothing = _plan(2)[0], np.zeros(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan_png(plan, Cost(nothing, nothing, nothing), "free")
+        plan_png(plan, cost_of(nothing, nothing, nothing), "free")
     assert isinstance(figures[0].axes[0], Axes)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from neuroshard.cost.cost import Cost, Prediction
+from neuroshard.cost.cost import Prediction
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
@@ -24,6 +24,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models, toy_task
+from tests.kit.costs import cost_of
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
 CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
@@ -117,7 +118,7 @@ def test_plans_in_all_forms_are_measured(tmp_path):
     result = Evaluate(str(tmp_path / "mixed.json"), None, CPU, None, 0, str(tmp_path / "out"), count_input=True).run()
     (entry,) = result.entries
     assert entry.error is None
-    assert (entry.measured.input > 0).all()
+    assert (entry.measured.ms("input") > 0).all()
     assert entry.measured_ms == max(entry.measured.device_ms) > max(entry.measured.compute + entry.measured.forward)
     assert "input ms" in _text(result)
     assert (entry.measured.compute > 0).all()
@@ -126,7 +127,7 @@ def test_plans_in_all_forms_are_measured(tmp_path):
 
 
 def _entry(method, task, measured):
-    cost = None if measured is None else Cost(np.array([measured]), np.zeros(1), np.zeros(1))
+    cost = None if measured is None else cost_of(np.array([measured]), np.zeros(1), np.zeros(1))
     return Evaluated(method, task, None, None, 1.0, 0.1, None if cost else "no plan", cost)
 
 
@@ -166,7 +167,7 @@ def test_plan_loading_is_checked(tmp_path):
 
 def _fixed():
     """What measuring gives in tests that are about something else."""
-    return lambda plans, *_rest: [Cost(np.full(2, 4.0), np.ones(2), np.ones(2)) for _ in plans]
+    return lambda plans, *_rest: [cost_of(np.full(2, 4.0), np.ones(2), np.ones(2)) for _ in plans]
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path,
 
 
 def _trusted(predicted, measured, margin):
-    cost = Cost(np.array([measured]), np.zeros(1), np.zeros(1))
+    cost = cost_of(np.array([measured]), np.zeros(1), np.zeros(1))
     return Evaluated("m", 0, None, None, predicted, 0.0, None, cost, margin)
 
 

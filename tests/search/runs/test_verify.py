@@ -269,7 +269,7 @@ def test_damaged_files_are_named(bundle, tmp_path):
     path.write_text(json.dumps(content | {"plans": content["plans"][:1]}))
     with pytest.raises(UserError, match="is not of 2 plans for 2 devices; delete it"):
         files.read(task)
-    content["plans"][0]["compute"] = ["much"]
+    content["plans"][0]["parts"]["compute"] = ["much"]
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"pass-00\.json"):
         files.read(task)
