@@ -1,28 +1,52 @@
 """What runs left, as tables."""
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
+from neuroshard.plumbing import parquet
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json
-from neuroshard.plumbing.schema import NonNegative, parse
+from neuroshard.plumbing.schema import Count, Name, NonNegative, parse
 from neuroshard.records.run_directory import RunDirectory, RunFile, runs_below
 from neuroshard.stages.search.report.names import NamedRun, named
-from neuroshard.stages.search.report.rows import EvaluationRow, SearchRow, TrainingRow, read_rows, typed
-from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.tasks.draw import from_file
 
 _COSTS = ["predicted_ms", "margin_ms", "seconds"]
 _SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path", "caveat"]
 _MEASURED = ["run", "method", "task", *_COSTS, "measured_ms", "solved"]
 _LEARNED = ["run", "method", "round", "valid_ms"]
-_Search = tuple[NamedRun, tuple[SearchRow, ...]]
+_Search = tuple[NamedRun, tuple[SearchRecord, ...]]
+
+
+@dataclass(frozen=True)
+class _EvaluationRow:
+    """What an evaluation made of one plan; None where nobody knows."""
+
+    method: Name
+    task: Count
+    predicted_ms: NonNegative | None
+    margin_ms: NonNegative | None
+    measured_ms: NonNegative | None
+    seconds: NonNegative | None
+
+
+@dataclass(frozen=True)
+class _TrainingRow:
+    """A round of a training: mean cost of the policy's plans for the validation tasks; infinite if it found none."""
+
+    round: Count
+    valid_ms: float | None
+
+
+_Row = TypeVar("_Row", _EvaluationRow, _TrainingRow)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +91,8 @@ def gather(paths: Sequence[Path]) -> Gathered:
         UserError: a directory isn't there, none holds a finished run, or a run is damaged.
     """
     searches: list[_Search] = []
-    measured: dict[str, tuple[EvaluationRow, ...]] = {}
-    learned: dict[str, tuple[TrainingRow, ...]] = {}
+    measured: dict[str, list[_EvaluationRow]] = {}
+    learned: dict[str, list[_TrainingRow]] = {}
     references: dict[str, dict[str, float]] = {}
     sets: dict[str, str] = {}
     for folder in find_runs(paths):
@@ -77,32 +101,54 @@ def gather(paths: Sequence[Path]) -> Gathered:
                 searches.append(_search(folder, sets))
             case RunFile("train-policy"):
                 _need_files(folder, "curve.parquet", "policy.json")
-                learned[str(folder)] = read_rows(folder / "curve.parquet", TrainingRow)
+                learned[str(folder)] = _read_rows(folder / "curve.parquet", _TrainingRow)
                 references[str(folder)] = _references(folder / "policy.json")
             case RunFile("evaluate"):
                 _need_files(folder, "results.parquet")
-                measured[str(folder)] = read_rows(folder / "results.parquet", EvaluationRow)
+                measured[str(folder)] = _read_rows(folder / "results.parquet", _EvaluationRow)
     if not (searches or measured or learned):
         raise UserError(f"no finished run in {', '.join(map(str, paths))}")
+    evaluated = [
+        asdict(row) | {"run": path, "solved": row.measured_ms is not None}
+        for path, rows in measured.items()
+        for row in rows
+    ]
+    rounds = [asdict(row) | {"run": path, "method": Path(path).name} for path, rows in learned.items() for row in rows]
     return Gathered(
-        _searched_frame(_with_tasks_named(searches, sets)),
-        _measured_frame(measured),
-        _learned_frame(learned),
+        _frame(_searched(_with_tasks_named(searches, sets)), _SEARCHED),
+        _frame(evaluated, _MEASURED),
+        _frame(rounds, _LEARNED),
         references,
     )
+
+
+def _read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
+    """The rows of a Parquet file, of the columns that `kind` names; NaN becomes None.
+
+    Raises:
+        UserError: there is no such file, it can't be read, lacks a column, or holds a wrong value; the line names the
+            row.
+    """
+    wanted = {field.name for field in fields(kind)}
+    rows = [
+        {name: _unless_nan(value) for name, value in row.items() if name in wanted}
+        for row in parquet.read_rows(path, "results of a run")
+    ]
+    return [parse(row, kind, f"{path}, row {number}") for number, row in enumerate(rows)]
+
+
+def _unless_nan(value: object) -> object:
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
     """Read a search; name its tasks by a digest that tells sets of them apart, and describe them in `sets`."""
     _need_files(folder, "results.parquet", "tasks.json")
     run = SearchRun.load(folder)
-    path = folder / "results.parquet"
-    wanted = [field.name for field in fields(SearchRow)]
-    rows = typed([{name: getattr(record, name) for name in wanted} for record in run.records], SearchRow, path)
     digest = hashlib.sha256((folder / "tasks.json").read_bytes()).hexdigest()
     if digest not in sets:  # the runs of a sweep have the same tasks
         sets[digest] = _described(folder / "tasks.json")
-    return NamedRun(str(folder), digest, run.searcher, run.model, run.settings), rows
+    return NamedRun(str(folder), digest, run.searcher, run.model, run.settings), run.records
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
@@ -133,34 +179,20 @@ def _references(path: Path) -> dict[str, float]:
     return parse(card["references_ms"], dict[str, NonNegative], f"{path}: references_ms")
 
 
-def _searched_frame(searches: Sequence[_Search]) -> pd.DataFrame:
+def _searched(searches: Sequence[_Search]) -> list[dict[str, Any]]:
     names = named([run for run, _ in searches])
-    rows = [
-        asdict(row) | {"tasks": run.tasks, "path": run.path, "solved": row.error is None} | asdict(names[run.path])
-        for run, found in searches
-        for row in found
+    return [
+        asdict(record)
+        | {"tasks": run.tasks, "path": run.path, "solved": record.error is None}
+        | asdict(names[run.path])
+        for run, records in searches
+        for record in records
     ]
-    return _frame(rows, _SEARCHED, [*_COSTS, "value"])
 
 
-def _measured_frame(measured: dict[str, tuple[EvaluationRow, ...]]) -> pd.DataFrame:
-    rows = [
-        asdict(row) | {"run": path, "solved": row.measured_ms is not None}
-        for path, found in measured.items()
-        for row in found
-    ]
-    return _frame(rows, _MEASURED, [*_COSTS, "measured_ms"])
-
-
-def _learned_frame(learned: dict[str, tuple[TrainingRow, ...]]) -> pd.DataFrame:
-    rows = [asdict(row) | {"run": path, "method": Path(path).name} for path, found in learned.items() for row in found]
-    return _frame(rows, _LEARNED, ["valid_ms"])
-
-
-def _frame(rows: Sequence[dict[str, Any]], columns: list[str], numbers: Sequence[str]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=columns)
-    kinds = dict.fromkeys(numbers, "float64") | ({"solved": "bool"} if "solved" in columns else {})
-    return frame.astype(kinds)
+def _frame(rows: Sequence[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
+    kinds = {name: "float64" for name in columns if name.endswith("_ms") or name in ("seconds", "value")}
+    return pd.DataFrame(rows, columns=columns).astype(kinds | ({"solved": "bool"} if "solved" in columns else {}))
 
 
 def _described(path: Path) -> str:

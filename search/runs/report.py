@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 
 from neuroshard.plans.picture import save_png
@@ -12,8 +11,8 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import check_nothing_else
-from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
-from neuroshard.stages.search.report.page import Section, render, save_page
+from neuroshard.stages.search.report.gather import find_runs, gather
+from neuroshard.stages.search.report.page import render, save_page
 from neuroshard.stages.search.report.reported import (
     caveats_of,
     comparisons_shown,
@@ -50,11 +49,25 @@ class Report:
         out = Path(self.out)
         _check_out(out, find_runs(paths))
         gathered = gather(paths)
-        compared = _Compared.of(gathered)
-        for name, frame in compared.tables(gathered).items():
+        searched = gathered.searched
+        tables = {
+            "predicted": comparisons(searched[~in_sweep(searched)], "tasks", "predicted_ms"),
+            "measured": comparisons(gathered.measured, "run", "measured_ms"),
+            "sensitivity": sensitivities(searched),
+            "learning": gathered.learned,
+        }
+        for name, frame in tables.items():
             if not frame.empty:
                 save_csv(out / "tables" / f"{name}.csv", frame)
-        sections = compared.sections(gathered, paths)
+        caveats = caveats_of(searched)
+        sections = [
+            overview(gathered, paths),
+            *comparisons_shown(tables["predicted"], "mean predicted cost", "Predicted", "tasks", caveats),
+            *sensitivities_shown(tables["sensitivity"], caveats),
+            *comparisons_shown(tables["measured"], "mean measured cost", "Measured", "evaluation"),
+            *trust_shown(gathered.measured),
+            *learning_shown(gathered),
+        ]
         for picture in (picture for section in sections for picture in section.pictures):
             save_png(out / "figures" / f"{picture.name}.png", picture.png)
         save_page(out / "report.html", render("Sharding plans compared", "", sections))
@@ -70,46 +83,6 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
     if any(out.samefile(run) for run in runs):
         raise UserError(f"out={out} holds a run that is to be reported; give the report another directory")
     check_nothing_else(out, ())
-
-
-@dataclass(frozen=True, eq=False)
-class _Compared:
-    """Frames of `statistics`: predicted and measured costs by method, and sweeps over a number."""
-
-    predicted: pd.DataFrame
-    measured: pd.DataFrame
-    curves: pd.DataFrame
-
-    @classmethod
-    def of(cls, gathered: Gathered) -> "_Compared":
-        """Compare the methods of all runs, by prediction and by measurement."""
-        searched = gathered.searched
-        return cls(
-            comparisons(searched[~in_sweep(searched)], "tasks", "predicted_ms"),
-            comparisons(gathered.measured, "run", "measured_ms"),
-            sensitivities(searched),
-        )
-
-    def tables(self, gathered: Gathered) -> dict[str, pd.DataFrame]:
-        """Return every comparison as a table, by the name of its CSV file."""
-        return {
-            "predicted": self.predicted,
-            "measured": self.measured,
-            "sensitivity": self.curves,
-            "learning": gathered.learned,
-        }
-
-    def sections(self, gathered: Gathered, paths: Sequence[Path]) -> list[Section]:
-        """Return the report's sections, in order."""
-        caveats = caveats_of(gathered.searched)
-        return [
-            overview(gathered, paths),
-            *comparisons_shown(self.predicted, "mean predicted cost", "Predicted", "tasks", caveats),
-            *sensitivities_shown(self.curves, caveats),
-            *comparisons_shown(self.measured, "mean measured cost", "Measured", "evaluation"),
-            *trust_shown(gathered.measured),
-            *learning_shown(gathered),
-        ]
 
 
 @dataclass(frozen=True)
