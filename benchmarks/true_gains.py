@@ -227,7 +227,8 @@ def compared(setting: Setting, tasks: int, known: int) -> Comparison:
     published = [BeamSearch().find(task, simulator).plan for task in asked]
     improved = [replace(default, choice=None).find(task, simulator).plan for task in asked]
     pairs = zip(published, improved, strict=True)
-    taken = np.array([default.choice.choose(first, other, simulator) is other for first, other in pairs])
+    choices = (default.choice.among(simulator.costs(pair[0].task, pair), pair[0].task, simulator) for pair in pairs)
+    taken = np.array([chosen == 1 for chosen, _ in choices])
     knowing = [_TRUTH_SEARCH.find(task, Simulator(truth)).plan for task in asked[:known]]
     costs = [Costs.of(plans, models, truth) for plans in (published, improved)]
     return Comparison(costs[0], costs[1], taken, true_ms(knowing, truth))

@@ -40,12 +40,17 @@ class Traffic:
     @classmethod
     def of(cls, device_loads: LoadSets, batch_size: int, host_size: int) -> "Traffic":
         """Of one plan (B = 1), with the loads of its D devices, at a global batch size, on hosts of so many devices."""
-        devices = len(device_loads)
-        place, given = np.repeat(np.arange(devices), device_loads.counts), given_bytes(device_loads.loads, devices)
-        size_bytes = np.zeros((1, devices, len(Collective)))
+        return cls.of_plans(device_loads, len(device_loads), batch_size, host_size)
+
+    @classmethod
+    def of_plans(cls, device_loads: LoadSets, num_devices: int, batch_size: int, host_size: int) -> "Traffic":
+        """Of B plans, with the loads of their devices, (B D) sets, one plan after the other."""
+        total, given = len(device_loads), given_bytes(device_loads.loads, num_devices)
+        place, size_bytes = np.repeat(np.arange(total), device_loads.counts), np.zeros((total, len(Collective)))
         for collective in Collective:
-            size_bytes[0, :, collective] = np.bincount(place, weights=given[:, collective], minlength=devices)
-        return cls(size_bytes, np.array([batch_size]), host_size)
+            size_bytes[:, collective] = np.bincount(place, weights=given[:, collective], minlength=total)
+        plans = total // num_devices
+        return cls(size_bytes.reshape(plans, num_devices, -1), np.full(plans, batch_size), host_size)
 
     @classmethod
     def joined(cls, parts: Sequence["Traffic"]) -> "Traffic":

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +16,29 @@ from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.models.parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, Ranges, hardware_warning
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
+
+
+class Called(NamedTuple):
+    """What D devices of B plans compute, by the K kernel calls in `CALLS`.
+
+    Attributes:
+        ms: (B, D, K).
+        spread_ms: (B, D, K) by which the models' members disagree; zeros where nobody asks.
+        made: (B, D, K) whether there is anything to call for.
+    """
+
+    ms: FloatArray
+    spread_ms: FloatArray
+    made: BoolArray
+
+    def beside(self, other: "Called") -> "Called":
+        """These calls and others that the same devices make besides."""
+        return Called(self.ms + other.ms, self.spread_ms + other.spread_ms, self.made | other.made)
 
 
 class Simulator:
@@ -65,17 +84,29 @@ class Simulator:
             if plan.task is not task and plan.task != task:
                 raise UserError("the plan was made for another task")
             self.models.check_plan(plan)
-        calls = LoadSets.joined([plan.device_loads for plan in plans]).by_call()
-        traffic = Traffic.joined([plan.traffic for plan in plans])
-        shape, margins = (len(plans), task.topology.num_devices, len(CALLS)), self.models.margins
-        by_call = self.models.compute.predict(calls).reshape(shape)
-        margin = None
-        if margins is not None:
+        loads = LoadSets.joined([plan.device_loads for plan in plans])
+        return self.costs_of(
+            self.called(loads, task.topology.num_devices), Traffic.joined([plan.traffic for plan in plans])
+        )
+
+    def called(self, device_loads: LoadSets, num_devices: int) -> Called:
+        """The kernel calls of B plans, from the loads of their devices, (B D) sets."""
+        calls, shape = device_loads.by_call(), (-1, num_devices, len(CALLS))
+        ms = self.models.compute.predict(calls).reshape(shape)
+        spread = np.zeros_like(ms)
+        if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
-            its = [margins.of(compute_part(call))(by_call[..., i], spread[..., i]) for i, call in enumerate(CALLS)]
-            margin = _together(its)
-        step = self._step(traffic, (by_call.sum(axis=-1), margin), self.models.parts, margins)
-        return [Cost(step[number].parts, self.caveat(plan)) for number, plan in enumerate(plans)]
+        return Called(ms, spread, calls.counts.reshape(shape) > 0)
+
+    def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
+        """The cost of each of B plans with such kernel calls and traffic, the input's too."""
+        margins, margin = self.models.margins, None
+        if margins is not None:
+            each = zip(CALLS, np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0), strict=True)
+            margin = _together([margins.of(compute_part(call))(ms, spread) for call, ms, spread in each])
+        step = self._step(traffic, (called.ms.sum(axis=-1), margin), self.models.parts, margins)
+        caveats = [self._caveat(made.any(axis=0)) for made in called.made]
+        return [Cost(step[plan].parts, caveat) for plan, caveat in enumerate(caveats)]
 
     def step(self, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """The steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D)."""
@@ -117,10 +148,16 @@ class Simulator:
 
         Costs that nobody measured on this kind of machine may be off by more than any margin says.
         """
+        made = np.zeros(len(CALLS), dtype=np.bool_)
+        made[plan.device_loads.loads.call] = True
+        return self._caveat(made)
+
+    def _caveat(self, made: BoolArray) -> str | None:
+        """The same of a plan with such kernel calls, (K,)."""
         arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
         if any(model.is_arithmetic for model in exchanges):
             return DATASHEET
-        if arithmetic and not arithmetic.isdisjoint(CALLS[number] for number in plan.device_loads.loads.call.tolist()):
+        if not arithmetic.isdisjoint(CALLS[number] for number in np.flatnonzero(made)):
             return DATASHEET
         return None if self._elsewhere is None else ELSEWHERE
 

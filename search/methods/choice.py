@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
-from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import NonNegative
+from neuroshard.tasks.task import Task
 
 _WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
 
@@ -44,30 +44,34 @@ class Choice:
         """Between plans in columns alone and plans in other forms."""
         return replace(self, doubt=max(self.doubt, self.form_doubt))
 
-    def choose(self, first: Plan, other: Plan, simulator: Simulator) -> Plan:
-        """`other`, plan of the same task, if its gain is believed; else `first`."""
-        return self.among([first, other], simulator)[0]
+    def among(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> tuple[int, int | None]:
+        """The first of some plans of a task, or, of those whose gain is believed, the one expected to cost least.
 
-    def among(self, plans: Sequence[Plan], simulator: Simulator) -> tuple[Plan, Plan | None]:
-        """The first of some plans, or, of those whose gain over it is believed, the one that is expected to cost least.
-
-        With it the one that is predicted to cost least, where that is another one.
+        Plans are told apart by their number among `costs`. With it the one that is predicted to cost least, where that
+        costs less.
         """
-        costs = simulator.costs(plans[0].task, plans)
-        others = range(1, len(plans))
-        believed = [0, *(i for i in others if self._believes(costs[0], costs[i], plans[i], simulator))]
+        believes = self._believes if _have_members(simulator, task) else self._believes_blindly
+        believed = [0, *(number for number in range(1, len(costs)) if believes(costs[0], costs[number]))]
         chosen = min(believed, key=lambda i: costs[i].likely_ms)
-        cheapest = min(range(len(plans)), key=lambda index: costs[index].total_ms)
-        return plans[chosen], plans[cheapest] if costs[cheapest].total_ms < costs[chosen].total_ms else None
+        least = cheapest(costs)
+        return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
 
-    def _believes(self, before: Cost, after: Cost, other: Plan, simulator: Simulator) -> bool:
-        if simulator.models.margins is None:
+    def _believes(self, before: Cost, after: Cost) -> bool:
+        if before.margin is None:
             return after.total_ms < before.total_ms
-        gain_ms, margins_ms = before.expected_ms - after.expected_ms, before.margin_ms + after.margin_ms
-        if _have_members(simulator.models.compute, other):
-            return gain_ms > self.doubt * margins_ms
+        return before.expected_ms - after.expected_ms > self.doubt * (before.margin_ms + after.margin_ms)
+
+    def _believes_blindly(self, before: Cost, after: Cost) -> bool:
+        if before.margin is None:
+            return after.total_ms < before.total_ms
         saved_ms = max(0.0, float((before.compute - after.compute).mean()))
-        return gain_ms - saved_ms > self.blind_doubt * margins_ms
+        gain_ms = before.expected_ms - after.expected_ms - saved_ms
+        return gain_ms > self.blind_doubt * (before.margin_ms + after.margin_ms)
+
+
+def cheapest(costs: Sequence[Cost]) -> int:
+    """The plan that is predicted to cost least, the earliest one among equals."""
+    return min(range(len(costs)), key=lambda number: costs[number].total_ms)
 
 
 def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> str | None:
@@ -86,5 +90,6 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
     )
 
 
-def _have_members(model: ComputeModel, plan: Plan) -> bool:
-    return bool(model.spread_ms(LoadSets.of(plan.device_tables, plan.task.batch_size).by_call()).any())
+def _have_members(simulator: Simulator, task: Task) -> bool:
+    """Whether the models' members may disagree on a task's tables."""
+    return bool(simulator.models.compute.spread_ms(LoadSets.alone(task.loads)).any())

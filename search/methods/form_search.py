@@ -149,10 +149,11 @@ class FormSearch(Searcher):
         if choice is None:
             before, after = simulator.costs(task, [columns.plan, other.plan])
             return other if after.total_ms < before.total_ms else columns
-        chosen, declined = choice.of_forms.among([columns.plan, other.plan], simulator)
-        if chosen is other.plan:
+        costs = simulator.costs(task, [columns.plan, other.plan])
+        chosen, declined = choice.of_forms.among(costs, task, simulator)
+        if chosen:
             return other
-        return Found(columns.plan, columns.warning, columns.declined or declined)
+        return replace(columns, declined=columns.declined or (other.plan if declined else None))
 
 
 def searched_forms(names: Sequence[str]) -> tuple[Form, ...]:

@@ -14,9 +14,9 @@ from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan
 from neuroshard.stages.search.local.local_steps import LocalSteps, local_steps
-from neuroshard.stages.search.methods.choice import Choice
+from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.methods.finalists import in_turns
-from neuroshard.stages.search.methods.starts import Start, cheapest, first_plans
+from neuroshard.stages.search.methods.starts import Start, first_plans
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
@@ -60,26 +60,28 @@ class ImprovedSearch(Searcher):
         return tried_within_hosts(base.task, find, names)
 
     def _found(self, catalog: Catalog) -> Found:
-        first = first_plans(self.starts, catalog)
-        held = cheapest(first, catalog)
-        local = local_steps(catalog, held, self.max_moved_bytes)
-        found = catalog.items.plan(self.improvement.improve(local, local.costed(held)).held)
+        plans = first_plans(self.starts, catalog)
+        costs = catalog.costs(plans)
+        _, plan = self._end(plans[cheapest(costs)], 0, catalog)
         if self.choice is None:
-            return Found(found)
-        chosen, declined = self.choice.among([*map(catalog.items.plan, first), found], catalog.simulator)
-        return Found(chosen, declined=declined)
+            return Found(catalog.items.plan(plan.held))
+        costs += catalog.costs([plan.held])
+        chosen, declined = self.choice.among(costs, catalog.items.task, catalog.simulator)
+        every = [*plans, plan.held]
+        other = None if declined is None else catalog.items.plan(every[declined])
+        return Found(catalog.items.plan(every[chosen]), declined=other)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
         catalog = Catalog.checked(Base.of_plan(plan, simulator.models.compute), simulator)
         first = first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
-        shaken = self._shaken(cheapest(first, catalog), catalog, count)
+        shaken = self._shaken(first[cheapest(catalog.costs(first))], catalog, count)
         return in_turns(plan, (ends, map(catalog.items.plan, first), shaken), simulator, count)
 
     def _ends(self, first: list[IntArray], catalog: Catalog, times: int) -> Iterator[Plan]:
         """Search locally from each of some plans (I, D), so many times; yield the cheapest plan's end first."""
-        order = np.argsort(catalog.plan_ms(first), kind="stable").tolist()
+        order = np.argsort([cost.total_ms for cost in catalog.costs(first)], kind="stable").tolist()
         for number in range(times):
             for held in (first[index] for index in order):
                 yield catalog.items.plan(self._end(held, number, catalog)[1].held)

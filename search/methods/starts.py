@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import InfeasibleError
@@ -96,10 +94,3 @@ def first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
     if not found:
         raise InfeasibleError("no plan to start from was found; give the devices more memory")
     return found
-
-
-def cheapest(plans: Sequence[IntArray], catalog: Catalog) -> IntArray:
-    """(I, D) the plan that costs least, the earliest one among equals."""
-    if len(plans) == 1:
-        return plans[0]
-    return plans[int(np.argmin(catalog.plan_ms(plans)))]

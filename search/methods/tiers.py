@@ -137,7 +137,7 @@ class HomeChoices:
             held = self._quick.first_held(catalog)
         except InfeasibleError:
             return float("inf")
-        return float("inf") if held is None else catalog.plan_ms([held])[0]
+        return float("inf") if held is None else catalog.costs([held])[0].total_ms
 
     def chosen_anew(self, plan: Plan) -> Plan:
         """The plan, where tables that lie on one device alone take its memory, and what is left, for the least cost."""

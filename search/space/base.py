@@ -39,6 +39,7 @@ class Base:
         compute_ms: (D,) of their kernel calls.
         given: (D, C) bytes that they put into every collective.
         others: their placements, the same in every plan.
+        loads: (D,) of each device, of these.
     """
 
     task: Task
@@ -47,6 +48,7 @@ class Base:
     compute_ms: FloatArray
     given: FloatArray
     others: tuple[Placement, ...] = ()
+    loads: LoadSets | None = None
 
     @classmethod
     def empty(cls, task: Task, tables: IntArray | None = None) -> "Base":
@@ -73,8 +75,8 @@ class Base:
         _check_devices(task, size_bytes)
         _check_hosts(task, task.memory.host_bytes(loads), places)
         left = np.setdiff1d(np.arange(len(task.tables)), [placed.shard.table for placed in others])
-        compute_ms = model.device_ms(LoadSets.grouped(loads, places, devices))
-        return cls(task, left, size_bytes, compute_ms, given, tuple(others))
+        grouped = LoadSets.grouped(loads, places, devices)
+        return cls(task, left, size_bytes, model.device_ms(grouped), given, tuple(others), grouped)
 
     @classmethod
     def of_plan(cls, plan: Plan, model: ComputeModel) -> "Base":

@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 
+from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.traffic import Traffic
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.side_by_side import columns_model
-from neuroshard.models.simulator import Simulator
+from neuroshard.models.simulator import Called, Simulator
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
-from neuroshard.stages.search.space.sizes import Sizes, entry_loads
+from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes, entry_loads
 
 _ROUNDING = 1e-5  # of single precision
 _NOT_OF_ENTRIES = ("items", "first", "full_width", "simulator", "model")  # all other fields are arrays of entries
@@ -83,10 +86,23 @@ class Catalog(Sizes):
         """(n, D) ms until each device is ready, and until it has ended, of n whole plans: `Base.step`."""
         return self.items.base.step(self.simulator, compute_ms, units)
 
-    def plan_ms(self, plans: Sequence[IntArray]) -> list[float]:
-        """Predicted ms of plans (I, D) each."""
-        costs = self.simulator.costs(self.items.task, [self.items.plan(held) for held in plans])
-        return [cost.total_ms for cost in costs]
+    def costs(self, plans: Sequence[IntArray]) -> list[Cost]:
+        """The cost of each of some whole plans, `held` (I, D), as the simulator has it."""
+        task, base = self.items.task, self.items.base
+        devices = task.topology.num_devices
+        loads = DeviceLoads(self.items).sets(np.concatenate([held.T for held in plans]))
+        called = self.simulator.called(loads, devices)
+        traffic = Traffic.of_plans(loads, devices, task.batch_size, task.topology.host_size)
+        if self._base_called is None:
+            return self.simulator.costs_of(called, traffic)
+        size_bytes = traffic.size_bytes + base.given
+        return self.simulator.costs_of(called.beside(self._base_called), replace(traffic, size_bytes=size_bytes))
+
+    @cached_property
+    def _base_called(self) -> Called | None:
+        """The kernel calls of what lies on the devices already."""
+        loads = self.items.base.loads
+        return None if loads is None else self.simulator.called(loads, len(loads))
 
 
 def _vectors_and_costs(sizes: Sizes, model: ComputeModel) -> tuple[Float32Array, FloatArray]:
