@@ -25,7 +25,7 @@ from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.stand_in import StandIn, renamed
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.training_steps import TrainingSteps
+from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.torchrec import from_sharding_plan
@@ -100,7 +100,7 @@ def main() -> None:
     for kind in kinds:
         task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
         files = _planned(out / kind, task)
-        steps = TrainingSteps()
+        steps = InSteps()
         result = Evaluate(
             files, None, Hardware(DeviceSpec("cpu")), None, 0, str(out / kind / "steps"), through=steps
         ).run()

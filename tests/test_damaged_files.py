@@ -32,9 +32,8 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.gather import gather
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, MeasuredOnce, Origin, Pass
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.results.unfinished import Unfinished
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
@@ -89,11 +88,10 @@ def good(tmp_path_factory):
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
     finalists = FinalistFiles(root / "runs" / "one", 0)
-    finalists.begin((plan, plan), 1.0, None, None)
+    finalists.begin((plan, plan), Origin(2, 1.0, None))
     for number in range(2):
-        finalists.keep(
-            number, (MeasuredOnce(dict.fromkeys(PARTS, (1.0, 2.0, 3.0, 4.0))), MeasuredOnce(error="MemoryError"))
-        )
+        measured = MeasuredOnce(dict.fromkeys(PARTS, (1.0, 2.0, 3.0, 4.0))), MeasuredOnce(error="MemoryError")
+        finalists.passes((plan, plan)).keep(number, Pass(measured))
     _data(root / "data")
     _trained(root)
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
@@ -168,7 +166,7 @@ def _resume(root):
     """A search as if it had been killed just before its end."""
     run = _search(root)
     RunDirectory(Path(run.out)).begin(run._depends(Simulator(CostModels.load(run.model))), run.tasks)
-    return [Unfinished(Path(run.out)).record(number) for number in range(2)], Path(run.out)
+    return [SearchRun.journal(Path(run.out)).get(number) for number in range(2)], Path(run.out)
 
 
 def _replan(root):
@@ -213,7 +211,7 @@ READERS = {
     "exchange part": ("data/comm/part-00000.parquet", _go_on),
     "run": ("runs/one/run.json", lambda root: SearchRun.load(root / "runs" / "one")),
     "results": ("runs/one/results.parquet", lambda root: SearchRun.load(root / "runs" / "one")),
-    "record": ("runs/one/records/task-0001.json", lambda root: Unfinished(root / "runs" / "one").record(1)),
+    "record": ("runs/one/records/task-0001.json", lambda root: SearchRun.journal(root / "runs" / "one").get(1)),
     "record of a run that goes on": ("runs/one/records/task-0000.json", _resume),
     "settings of a run that goes on": ("runs/one/settings.json", _resume),
     "tasks of a run that goes on": ("runs/one/tasks.json", _resume),
@@ -221,8 +219,8 @@ READERS = {
         "runs/one/results.parquet",
         _finished,
     ),
-    "finalists": ("runs/one/finalists/task-0000/found.json", _finalists),
-    "pass over finalists": ("runs/one/finalists/task-0000/pass-00.json", _finalists),
+    "finalists": ("runs/one/finalists/task-0000.json", _finalists),
+    "pass over finalists": ("runs/one/finalists/task-0000/pass-0000.json", _finalists),
     "plans of a finished run": (
         "runs/one/plans/task-0000.json",
         lambda root: SearchRun.load(root / "runs/one").plans(),

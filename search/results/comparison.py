@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,22 @@ class Evaluated:
             }
             for d in range(len(self.plan.device_tables))
         ]
+
+
+def or_nan(ms: float | None) -> float:
+    """The ms; NaN where nobody knows them."""
+    return float("nan") if ms is None else ms
+
+
+def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]:
+    """Group the entries with plans that can be run by the number of their task, in order of that."""
+    runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
+    return {task: list(its) for task, its in groupby(runnable, key=lambda entry: entry.task)}
+
+
+def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
+    """The plans of those entries that have one."""
+    return [entry.plan for entry in entries if entry.plan is not None]
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:

@@ -1,7 +1,7 @@
 """A task's finalists on disk, with what was measured of them so far: a run that was killed measures nothing twice."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import NonNegative, PositiveCount, of_format, parse
+from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
-
-_FORMAT, _PASS = "neuroshard-finalists-1", "neuroshard-finalists-pass-2"
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,20 @@ class MeasuredOnce:
             return float("nan")
         return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
 
+    @property
+    def sizes(self) -> set[int]:
+        """Return the lengths of its parts: of how many devices they are; 0 for one that is missing."""
+        if self.error is not None or self.step_ms is not None:
+            return set()
+        return {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass over all finalists (K,) measured."""
+
+    plans: tuple[MeasuredOnce, ...]
+
 
 @dataclass(frozen=True)
 class Finalists:
@@ -76,18 +88,22 @@ class Finalists:
 
     plans: tuple[Plan, ...]
     found: Origin
-    passes: tuple[tuple[MeasuredOnce, ...], ...] = ()
+    passes: tuple[Pass, ...] = ()
 
     @property
     def errors(self) -> tuple[str | None, ...]:
         """(K,) the first that stopped measuring each plan."""
-        stopped = ([one.error for one in its if one.error is not None] for its in zip(*self.passes, strict=True))
-        return tuple(next(iter(its), None) for its in stopped) if self.passes else (None,) * len(self.plans)
+        return tuple(next((one.error for one in its if one.error is not None), None) for its in self._measured)
 
     @property
     def costs_ms(self) -> FloatArray:
         """(K, P) of each plan in each pass; not a number where it couldn't be measured."""
-        return np.array([[one.total_ms for one in its] for its in zip(*self.passes, strict=True)])
+        return np.array([[one.total_ms for one in its] for its in self._measured])
+
+    @property
+    def _measured(self) -> list[list[MeasuredOnce]]:
+        """(K, P) what each plan cost in each pass."""
+        return [[one.plans[number] for one in self.passes] for number in range(len(self.plans))]
 
     @property
     def verdict(self) -> Verdict:
@@ -97,7 +113,9 @@ class Finalists:
 
 @dataclass(frozen=True)
 class FinalistFiles:
-    """In a run's directory, `finalists/task-0000/`: the plans, how they were found, and a file for each pass."""
+    """In a run's directory, `finalists/task-0000.json`, which says how a task's plans were found, and a directory with
+    the plans and a file for each pass.
+    """
 
     run: Path
     task: int
@@ -106,17 +124,22 @@ class FinalistFiles:
         """Return the path of a finalist's plan, from the run's directory on."""
         return f"finalists/task-{self.task:04d}/plan-{number:02d}.json"
 
-    def begin(self, plans: Sequence[Plan], seconds: float, warning: str | None, remark: str | None) -> Finalists:
+    def begin(self, plans: Sequence[Plan], found: Origin) -> Finalists:
         """Write down what is to be measured."""
         for number, plan in enumerate(plans):
             plan.save(self.run / self.plan(number))
-        found = Origin(len(plans), seconds, warning, remark)
-        write_json(self._found, {"format": _FORMAT, **asdict(found)})
+        self._origins.keep(self.task, found)
         return Finalists(tuple(plans), found)
 
-    def keep(self, number: int, measured: Sequence[MeasuredOnce]) -> None:
-        """Write what one pass over all finalists measured to its file."""
-        write_json(self._pass(number), {"format": _PASS, "plans": [asdict(one) for one in measured]})
+    def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
+        """What each pass over these finalists measured."""
+        devices = plans[0].task.topology.num_devices
+
+        def wrong(_: int, one: Pass) -> str | None:
+            fits = len(one.plans) == len(plans) and all(its.sizes <= {devices} for its in one.plans)
+            return None if fits else f"is not of {len(plans)} plans for {devices} devices"
+
+        return Journal((self.run / self.plan(0)).parent, "pass", Pass, wrong)
 
     def read(self, task: Task) -> Finalists | None:
         """What is known of the task; None if its search hasn't ended.
@@ -124,16 +147,10 @@ class FinalistFiles:
         Raises:
             UserError: a file is damaged, or of another task.
         """
-        if not self._found.exists():
+        if (found := self._origins.get(self.task)) is None:
             return None
-        found = parse(
-            of_format(read_json(self._found, "finalists"), _FORMAT, str(self._found)), Origin, str(self._found)
-        )
         plans = tuple(self._read_plan(number, task) for number in range(found.count))
-        passes: list[tuple[MeasuredOnce, ...]] = []
-        while self._pass(len(passes)).exists():
-            passes.append(self._read_pass(self._pass(len(passes)), len(plans), task.topology.num_devices))
-        return Finalists(plans, found, tuple(passes))
+        return Finalists(plans, found, self.passes(plans).read())
 
     def rows(self, finalists: Finalists) -> list[dict[str, Any]]:
         """Return the rows of `finalists.parquet`: one for each plan."""
@@ -158,29 +175,13 @@ class FinalistFiles:
         path = self.run / self.plan(number)
         plan = Plan.load(path)
         if replace(plan.task, constraints=task.constraints) != task:  # searches for a target may add rules
-            raise UserError(f"{path} is a plan of another task; delete {self._found.parent}, and it is searched again")
+            where = self._origins.path(self.task)
+            raise UserError(f"{path} is a plan of another task; delete {where}, and it is searched again")
         return plan
 
-    def _read_pass(self, path: Path, plans: int, devices: int) -> tuple[MeasuredOnce, ...]:
-        fields = of_format(read_json(path, "pass"), _PASS, f"pass {path}")
-        its = parse(fields, _Pass, f"pass {path}").plans
-        timed = [one.parts for one in its if one.error is None and one.step_ms is None]
-        sizes = {len(one.get(name, ())) for one in timed for name in (*PARTS, *one)}
-        if len(its) != plans or not sizes <= {devices}:
-            raise UserError(f"pass {path} is not of {plans} plans for {devices} devices; delete it")
-        return its
-
     @property
-    def _found(self) -> Path:
-        return self.run / f"finalists/task-{self.task:04d}/found.json"
-
-    def _pass(self, number: int) -> Path:
-        return self._found.with_name(f"pass-{number:02d}.json")
-
-
-@dataclass(frozen=True)
-class _Pass:
-    plans: tuple[MeasuredOnce, ...]
+    def _origins(self) -> Journal[Origin]:
+        return Journal(self.run / "finalists", "task", Origin, anew="the task is searched again")
 
 
 def _predicted(plan: Plan) -> dict[str, float | None]:

@@ -1,8 +1,7 @@
 """What a search run leaves: `run.json`, `results.parquet`, `tasks.json` and one JSON per plan."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,8 +10,9 @@ import pandas as pd
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import read_rows, write_frame
-from neuroshard.plumbing.schema import Count, Name, parse, shown
+from neuroshard.plumbing.schema import Count, Name, NonNegative, parse, shown
 from neuroshard.records.run_directory import RunDirectory
 
 _COLUMNS = {
@@ -28,8 +28,6 @@ _COLUMNS = {
     "measured_ms": "float64",
     "caveat": "object",
 }
-_NUMBERS = ("predicted_ms", "seconds", "margin_ms", "expected_ms", "measured_ms")
-_LARGEST = 1e18
 
 
 @dataclass(frozen=True)
@@ -39,52 +37,36 @@ class SearchRecord:
 
     Attributes:
         plan: its file, inside the run's directory.
-        margin_ms: half the width of the predicted cost's 90% interval; NaN where the models know none.
+        predicted_ms: the plan's cost; None where there is no plan.
+        margin_ms: half the width of the predicted cost's 90% interval; None where the models know none.
         remark: what the searcher says of its plan.
         warnings: what lies outside the range of the models, a line each.
-        expected_ms: the cost to be expected (`Cost.expected_ms`); NaN where the models know no margin.
-        measured_ms: on hardware, the mean over the passes of verification; NaN where it wasn't measured.
+        expected_ms: the cost to be expected (`Cost.expected_ms`); None where the models know no margin.
+        measured_ms: on hardware, the mean over the passes of verification; None where it wasn't measured.
         caveat: what is said wherever the predicted cost is shown (`Cost.caveat`).
     """
 
     task: Count
     plan: Name | None
     error: str | None
-    predicted_ms: float
-    seconds: float
-    margin_ms: float = float("nan")
+    predicted_ms: NonNegative | None
+    seconds: NonNegative
+    margin_ms: NonNegative | None = None
     remark: str | None = None
     warnings: str | None = None
-    expected_ms: float = float("nan")
-    measured_ms: float = float("nan")
+    expected_ms: NonNegative | None = None
+    measured_ms: NonNegative | None = None
     caveat: str | None = None
 
     def __post_init__(self) -> None:
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if not (math.isnan(value) or 0 <= value <= _LARGEST):
-                raise UserError(f"task {self.task}: {name}={value} must be a number from 0 to {_LARGEST:g}")
         if (self.plan is None) == (self.error is None):
             raise UserError(f"task {self.task} must have either a plan or an error")
         if self.plan is not None and not _is_inside(self.plan):
             raise UserError(f"task {self.task}: plan {shown(self.plan)} must be a file in the run's directory")
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields, for a file of its own; JSON has no NaN."""
-        fields = asdict(self)
-        return fields | {name: None if math.isnan(fields[name]) else fields[name] for name in _NUMBERS}
 
-    @classmethod
-    def from_json(cls, fields: object, where: str) -> "SearchRecord":
-        """The record in `fields`, as `to_json` gives them, or of a row of `results.parquet`.
-
-        Raises:
-            UserError: a field is missing, unknown, of the wrong type or out of range.
-        """
-        if isinstance(fields, dict):
-            known = {name: fields[name] for name in _NUMBERS if name in fields}
-            fields = fields | {name: math.nan if value is None else value for name, value in known.items()}
-        return parse(fields, cls, where)
+def _of_another(task: int, record: SearchRecord) -> str | None:
+    return None if record.task == task else f"is of task {record.task}"
 
 
 def _is_inside(name: str) -> bool:
@@ -95,11 +77,11 @@ def _is_inside(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is read again of a search's `run.json`; old ones say less."""
+    """What is read again of a search's `run.json`."""
 
     searcher: Name
-    model: str = "unknown models"
-    settings: dict[str, Any] = field(default_factory=dict)
+    model: str
+    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -137,10 +119,15 @@ class SearchRun:
         known = {item.name: facts[item.name] for item in fields(_Facts) if item.name in facts}
         described = parse(known, _Facts, f"search run {path}")
         rows = read_rows(results, "results of a search run")
-        records = tuple(SearchRecord.from_json(row, str(results)) for row in rows)
+        records = tuple(parse(row, SearchRecord, str(results)) for row in rows)
         if [record.task for record in records] != list(range(len(records))):
             raise UserError(f"{results}: its tasks must be 0, 1, ..., {len(records) - 1}, each once")
         return cls(path, described.searcher, records, described.model, described.settings)
+
+    @staticmethod
+    def journal(path: Path) -> Journal[SearchRecord]:
+        """The records of a run by the number of their tasks, from when each is found on; they stay when it is whole."""
+        return Journal(path / "records", "task", SearchRecord, _of_another, "the task is searched again")
 
     def plans(self) -> dict[int, Plan]:
         """The plans found, by number of the task."""

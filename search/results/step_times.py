@@ -1,7 +1,7 @@
 """What training steps of several plans took: every build on disk, plans beside the first one."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,47 +9,27 @@ import numpy as np
 
 from neuroshard.hardware.step_samples import PHASES, BuildTimes
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import of_format, parse
+from neuroshard.plumbing.journal import Journal
 
-_FORMAT = "neuroshard-build-2"
 LOOKUPS_ALONE = "lookups, one device after another"
-Build = tuple[BuildTimes, ...]  # (K + 1,) of a task's K plans, and of the first one once more
 
 
 @dataclass(frozen=True)
-class _Build:
-    plans: Build
+class Build:
+    """What one build of a task's K plans took, and of the first one once more: (K + 1,)."""
+
+    plans: tuple[BuildTimes, ...]
 
 
-@dataclass(frozen=True)
-class BuildFiles:
-    """In a run's directory, `builds/task-0000/build-00.json`: what each build of a task's plans took."""
+def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
+    """The builds of a task's plans in a run's directory, so many each: `builds/task-0000/build-0000.json`."""
 
-    run: Path
-    task: int
+    def wrong(_: int, build: Build) -> str | None:
+        its = build.plans
+        fits = len(its) == plans and all(one.error is not None or len(one.phase_ms) == len(PHASES) for one in its)
+        return None if fits else f"is not of {plans} plans"
 
-    def keep(self, number: int, build: Sequence[BuildTimes]) -> None:
-        """Write what one build of all plans took to its file."""
-        write_json(self._build(number), {"format": _FORMAT, "plans": [asdict(one) for one in build]})
-
-    def read(self, plans: int) -> tuple[Build, ...]:
-        """The builds there are, each of so many plans.
-
-        Raises:
-            UserError: a file is damaged, or of other plans.
-        """
-        found: list[Build] = []
-        while (path := self._build(len(found))).exists():
-            its = parse(of_format(read_json(path, "build"), _FORMAT, f"build {path}"), _Build, f"build {path}").plans
-            if len(its) != plans or any(len(one.phase_ms) != len(PHASES) for one in its if one.error is None):
-                raise UserError(f"build {path} is not of {plans} plans; delete it, and it is measured again")
-            found.append(its)
-        return tuple(found)
-
-    def _build(self, number: int) -> Path:
-        return self.run / "builds" / f"task-{self.task:04d}" / f"build-{number:02d}.json"
+    return Journal(run / "builds" / f"task-{task:04d}", "build", Build, wrong)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +52,13 @@ class StepTimes:
     @classmethod
     def of(cls, builds: Sequence[Build]) -> "StepTimes":
         """Gather the times of all builds; NaN where one stopped with an error."""
-        turns = max((len(one.step_ms) for its in builds for one in its), default=1) or 1
-        stopped = ([one.error for one in its if one.error is not None] for its in zip(*builds, strict=True))
+        its = [build.plans for build in builds]
+        turns = max((len(one.step_ms) for build in its for one in build), default=1) or 1
         return cls(
-            np.array([[one.step_ms or (np.nan,) * turns for one in its] for its in builds]),
-            np.array([[one.phase_ms or (np.nan,) * len(PHASES) for one in its] for its in builds]),
-            np.array([[one.alone_ms if one.step_ms else np.nan for one in its] for its in builds]),
-            tuple(next(iter(its), None) for its in stopped),
+            np.array([[one.step_ms or (np.nan,) * turns for one in build] for build in its]),
+            np.array([[one.phase_ms or (np.nan,) * len(PHASES) for one in build] for build in its]),
+            np.array([[one.alone_ms if one.step_ms else np.nan for one in build] for build in its]),
+            tuple(next((one.error for one in of_plan if one.error), None) for of_plan in zip(*its, strict=True)),
         )
 
     @property

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
-from neuroshard.models.simulator import Simulator, with_prediction
+from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import check_directory, digest_of
 from neuroshard.plumbing.progress import plain_console, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
@@ -25,9 +25,8 @@ from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.choice import declined_remark
-from neuroshard.stages.search.results.finalist_files import FinalistFiles
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, Origin
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
-from neuroshard.stages.search.results.unfinished import Unfinished
 from neuroshard.stages.search.runs.searched import Searched
 from neuroshard.stages.search.runs.verify import Verifier, Verify, save_finalists
 from neuroshard.targets.export import remarks_on
@@ -92,8 +91,16 @@ class Search:
         with self._verifier() as verifier:
             if self.out is not None and (there := RunDirectory(Path(self.out))).finished and not _found_nothing(there):
                 there.begin(self._depends(simulator), self.tasks)
-                return SearchResult(Unfinished(there.path).finished(self.tasks), self.tasks)
+                return SearchResult(self._whole(there.path), self.tasks)
             return self._searched(simulator, verifier)
+
+    def _whole(self, path: Path) -> SearchRun:
+        run = SearchRun.load(path)
+        if len(run.records) != len(self.tasks):
+            raise UserError(
+                f"{path} holds results of {len(run.records)} tasks, not of {len(self.tasks)}; delete it and search anew"
+            )
+        return run
 
     def _searched(self, simulator: Simulator, verifier: Verifier | None) -> "SearchResult":
         with progress_bar() as progress:
@@ -103,10 +110,11 @@ class Search:
             directory = RunDirectory.at(self.out, "search", self.method)
             with directory.held():
                 if _found_nothing(directory):
-                    Unfinished(directory.path).forget(self.tasks)
+                    SearchRun.journal(directory.path).clear()
+                    directory.forget()
                 directory.begin(depends, self.tasks)
                 records = []
-                for record in self._search(Unfinished(directory.path), simulator, first, verifier, progress):
+                for record in self._search(directory.path, simulator, first, verifier, progress):
                     records.append(record)
                     progress.advance(bar)
                 if verifier is not None:
@@ -136,19 +144,20 @@ class Search:
 
     def _search(
         self,
-        under_way: Unfinished,
+        path: Path,
         simulator: Simulator,
         first: Searched | None,
         verifier: Verifier | None,
         progress: Progress,
     ) -> Iterator[SearchRecord]:
         """A record for every task, one by one; `first` is what is known of the first task."""
+        journal = SearchRun.journal(path)
         for number in range(len(self.tasks)):
-            record = under_way.record(number)
+            record = journal.get(number)
             if record is None:
-                answer = self._answer(under_way.path, number, simulator, first, verifier, progress)
-                record = self._record(under_way.path, number, answer, simulator)
-                under_way.keep(record)
+                answer = self._answer(path, number, simulator, first, verifier, progress)
+                record = self._record(path, number, answer, simulator)
+                journal.keep(number, record)
             yield record
 
     def _search_one(self, task: Task, simulator: Simulator) -> Searched:
@@ -172,24 +181,26 @@ class Search:
             if verifier is None or isinstance(found, InfeasibleError):
                 return searched
             plans = map(Simulator(simulator.models, self.count_input).predicted, searched.finalists)
-            finalists = files.begin([*plans], searched.seconds, found.warning, found.remark)
+            origin = Origin(len(searched.finalists), searched.seconds, found.warning, found.remark)
+            finalists = files.begin([*plans], origin)
         assert verifier is not None
         return verifier.answer(files, finalists, self.count_input, progress)
 
     def _record(self, directory: Path, number: int, answer: Searched, simulator: Simulator) -> SearchRecord:
         found = answer.found
         if isinstance(found, InfeasibleError):
-            return SearchRecord(number, None, str(found), float("nan"), answer.seconds)
+            return SearchRecord(number, None, str(found), None, answer.seconds)
         name = f"plans/task-{number:04d}.json"
-        plan, due = found.plan, [found.warning] if found.warning else []
         telling = Simulator(simulator.models, self.count_input)
-        cost = telling.cost(plan.task, plan)
-        with_prediction(plan, cost, simulator.models.name).save(directory / name)
+        plan = telling.predicted(found.plan)
+        plan.save(directory / name)
         said = found.remark, declined_remark(plan, found.declined, telling), *remarks_on(plan, self.target)
         remark = "; ".join(filter(None, said)) or None
-        warnings = "\n".join([*due, *telling.warnings(plan)]) or None
-        figures = cost.total_ms, answer.seconds, cost.margin_ms, remark, warnings, cost.expected_ms, answer.measured_ms
-        return SearchRecord(number, name, None, *figures, cost.caveat)
+        warnings = "\n".join(filter(None, [found.warning, *telling.warnings(plan)])) or None
+        told = plan.prediction
+        assert told is not None
+        figures = told.cost_ms, answer.seconds, told.margin_ms, remark, warnings, told.expected_ms, answer.measured_ms
+        return SearchRecord(number, name, None, *figures, told.caveat)
 
 
 @dataclass(frozen=True)
@@ -202,7 +213,7 @@ class SearchResult:
     @property
     def outcome(self) -> JobFigures:
         """What a sweep compares it by."""
-        costs = tuple(None if record.error is not None else record.predicted_ms for record in self.saved.records)
+        costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
         return JobFigures(digest_of(self.saved.path / "tasks.json"), costs, seconds)
 
@@ -216,13 +227,13 @@ class SearchResult:
             lines.append(f"... and {len(records) - _SHOWN_TASKS} more in results.parquet")
         if len(records) == 1 and (plan := self.saved.plan_of(records[0])) is not None:
             lines += str(plan).splitlines()
-        solved = [record for record in records if record.error is None]
+        solved = [record.predicted_ms for record in records if record.predicted_ms is not None]
         caveats = "".join(f" ({caveat})" for caveat in self._caveats())
-        mean = f", mean predicted {np.mean([r.predicted_ms for r in solved]):.2f} ms{caveats}" if solved else ""
+        mean = f", mean predicted {np.mean(solved):.2f} ms{caveats}" if solved else ""
         seconds = np.mean([record.seconds for record in records])
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
-        if any(not np.isnan(record.measured_ms) for record in records):
+        if any(record.measured_ms is not None for record in records):
             lines.append(f"finalists: {self.saved.path / 'finalists.parquet'}")
         for line in lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -232,8 +243,8 @@ class SearchResult:
     def _grid(self) -> Grid:
         grid = Grid(title=Text(f"{self.saved.searcher}: {self.saved.path}"))
         shown = self.saved.records[:_SHOWN_TASKS]
-        expected = any(not np.isnan(record.expected_ms) for record in shown)
-        measured = any(not np.isnan(record.measured_ms) for record in shown)
+        expected = any(record.expected_ms is not None for record in shown)
+        measured = any(record.measured_ms is not None for record in shown)
         more = [*(["expected ms"] if expected else []), *(["measured ms"] if measured else [])]
         for column in ("task", "tables", "devices", "predicted ms", *more, "search s"):
             grid.add_column(column, justify="right")
@@ -271,11 +282,9 @@ def _found_nothing(there: RunDirectory) -> bool:
 
 
 def _predicted(record: SearchRecord) -> str:
-    if record.error is not None:
-        return "no plan"
-    margin = "" if np.isnan(record.margin_ms) else f" ± {record.margin_ms:.2f}"
-    return f"{record.predicted_ms:.2f}{margin}"
+    margin = "" if record.margin_ms is None else f" ± {record.margin_ms:.2f}"
+    return f"{_known(record.predicted_ms)}{margin}" or "no plan"
 
 
-def _known(ms: float) -> str:
-    return "" if np.isnan(ms) else f"{ms:.2f}"
+def _known(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:.2f}"

@@ -18,13 +18,13 @@ class Searched:
         found: a plan; or why there is none.
         seconds: of search.
         finalists: plans that hardware may decide between, the one found first; none where there is an error.
-        measured_ms: the plan's cost on hardware; NaN where nothing was measured.
+        measured_ms: the plan's cost on hardware; None where nothing was measured.
     """
 
     found: Found | InfeasibleError
     seconds: float
     finalists: tuple[Plan, ...] = ()
-    measured_ms: float = float("nan")
+    measured_ms: float | None = None
 
     @classmethod
     def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":

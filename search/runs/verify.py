@@ -19,9 +19,10 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce, Pass
 from neuroshard.stages.search.results.search_results import SearchRecord
-from neuroshard.stages.search.runs.once import InParts, Means, Once
+from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.runs.means import Means, Once
 from neuroshard.stages.search.runs.searched import Searched
 from neuroshard.tasks.task import Task
 
@@ -50,7 +51,9 @@ class Verify:
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UserError unless plans of the tasks can be measured here."""
         self.hardware.check()
-        self.means.check(tasks, self.hardware)
+        for task in tasks:
+            self.hardware.check_hosts(task.topology)
+        self.means.check((), self.hardware)
 
     def follow(self) -> None:
         """Take part, as one of torchrun's processes other than rank 0."""
@@ -87,29 +90,32 @@ class Verifier:
         """The best of the finalists, once all passes are measured; those that are on disk already are not again."""
         left = self.settings.passes - len(finalists.passes)
         bar = progress.add_task("finalists", total=left * self.once.amount(finalists.plans, count_input))
-        for number in range(len(finalists.passes), self.settings.passes):
-            measured = self._measured(files.task, number, finalists, count_input, lambda n: progress.advance(bar, n))
-            files.keep(number, measured)
-            finalists = replace(finalists, passes=(*finalists.passes, measured))
+
+        def measure(before: Sequence[Pass]) -> Pass:
+            known = replace(finalists, passes=tuple(before))
+            return self._measured(files.task, known, count_input, lambda n: progress.advance(bar, n))
+
+        passes = files.passes(finalists.plans).filled(self.settings.passes, measure)
+        finalists = replace(finalists, passes=passes)
         progress.remove_task(bar)
         verdict, found = finalists.verdict, finalists.found
         measured_ms, why = float(verdict.measured_ms[verdict.taken]), finalists.errors[0]
+        cost_ms = None if np.isnan(measured_ms) else measured_ms
         judged = f"{verdict}" if why is None else f"{verdict} ({why})"
         remark = "; ".join(filter(None, (found.remark, judged)))
         taken = Found(finalists.plans[verdict.taken], found.warning, remark=remark)
-        return Searched(taken, found.seconds, finalists.plans, measured_ms)
+        return Searched(taken, found.seconds, finalists.plans, cost_ms)
 
-    def _measured(
-        self, task: int, number: int, finalists: Finalists, count_input: bool, advance: Advance
-    ) -> tuple[MeasuredOnce, ...]:
+    def _measured(self, task: int, finalists: Finalists, count_input: bool, advance: Advance) -> Pass:
         """A pass over all that could be measured so far, in a random order: none always comes first."""
-        rng, plans = np.random.default_rng([self.settings.seed, task, number]), finalists.plans
+        plans, number = finalists.plans, len(finalists.passes)
+        rng = np.random.default_rng([self.settings.seed, task, number])
         errors = dict(enumerate(map(self._error, plans, finalists.errors)))
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
         outcomes = self.once.measure([plans[i] for i in order], seed, count_input, advance)
         measured = dict(zip(order, outcomes, strict=True))
-        return tuple(measured.get(i) or MeasuredOnce(error=error) for i, error in errors.items())
+        return Pass(tuple(measured.get(i) or MeasuredOnce(error=error) for i, error in errors.items()))
 
     def _error(self, plan: Plan, before: str | None) -> str | None:
         return before or beyond_memory(plan, self.settings.hardware)

@@ -5,7 +5,7 @@ import pytest
 
 from neuroshard.hardware.step_samples import PHASES, BuildTimes
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, BuildFiles, StepTimes, phase_rows
+from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, Build, StepTimes, builds_in, phase_rows
 
 
 def _built(*step_ms):
@@ -13,8 +13,8 @@ def _built(*step_ms):
 
 
 BUILDS = (
-    (_built(10.0, 20.0, 10.0), _built(5.0, 30.0, 5.0), _built(11.0, 20.0, 10.0)),
-    (_built(10.0, 10.0, 10.0), _built(8.0, 8.0, 9.0), _built(9.0, 9.0, 9.0)),
+    Build((_built(10.0, 20.0, 10.0), _built(5.0, 30.0, 5.0), _built(11.0, 20.0, 10.0))),
+    Build((_built(10.0, 10.0, 10.0), _built(8.0, 8.0, 9.0), _built(9.0, 9.0, 9.0))),
 )
 
 
@@ -29,7 +29,8 @@ def test_plans_are_compared_turn_by_turn_within_each_build():
 
 
 def test_a_failed_build_leaves_the_others_comparable():
-    broken = ((BUILDS[0][0], BuildTimes(error="out of memory"), BUILDS[0][2]), BUILDS[1])
+    first, _, third = BUILDS[0].plans
+    broken = (Build((first, BuildTimes(error="out of memory"), third)), BUILDS[1])
     times = StepTimes.of(broken)
     assert times.errors == (None, "out of memory", None)
     assert np.isnan(times.step_ms).tolist() == [False, True]
@@ -37,9 +38,8 @@ def test_a_failed_build_leaves_the_others_comparable():
 
 
 def test_files_come_back_exactly(tmp_path):
-    files = BuildFiles(tmp_path, 2)
     for number, build in enumerate(BUILDS):
-        files.keep(number, build)
-    assert files.read(3) == BUILDS
-    with pytest.raises(UserError, match=r"build-00.json is not of 2 plans; delete it"):
-        files.read(2)
+        builds_in(tmp_path, 2, 3).keep(number, build)
+    assert builds_in(tmp_path, 2, 3).read() == BUILDS
+    with pytest.raises(UserError, match=r"build-0000.json is not of 2 plans; delete it"):
+        builds_in(tmp_path, 2, 2).read()

@@ -28,7 +28,7 @@ from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.once import InSteps
+from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
@@ -264,14 +264,14 @@ def test_damaged_files_are_named(bundle, tmp_path):
     _search(bundle, tmp_path / "run", Verify(hardware, 2, 2)).run()
     task, files = toy_task(6, num_devices=2), FinalistFiles(tmp_path / "run", 0)
     folder = tmp_path / "run" / "finalists" / "task-0000"
-    path = folder / "pass-00.json"
+    path = folder / "pass-0000.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"plans": content["plans"][:1]}))
     with pytest.raises(UserError, match="is not of 2 plans for 2 devices; delete it"):
         files.read(task)
     content["plans"][0]["parts"]["compute"] = ["much"]
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"pass-00\.json"):
+    with pytest.raises(UserError, match=r"pass-0000\.json"):
         files.read(task)
     with pytest.raises(UserError, match="is a plan of another task"):
         files.read(toy_task(6, num_devices=2, seed=5))

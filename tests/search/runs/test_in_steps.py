@@ -12,11 +12,11 @@ from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.training_steps import TrainingSteps
+from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
 
-STEPS = TrainingSteps(StepProtocol(builds=2, turns=2, steps=2, dense=(8,)))
+STEPS = InSteps(StepProtocol(builds=2, turns=2, steps=2, dense=(8,)))
 
 pytestmark = pytest.mark.xdist_group("measures")
 
@@ -56,14 +56,14 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
     result.show(console)
     assert "differs from itself by" in console.export_text()
 
-    first = (out / "builds/task-0000/build-00.json").read_bytes()
-    (out / "builds/task-0000/build-01.json").unlink()
+    first = (out / "builds/task-0000/build-0000.json").read_bytes()
+    (out / "builds/task-0000/build-0001.json").unlink()
     (out / "run.json").unlink()
     assert _run(plans, out).tasks[0].times.turns_ms.shape == (2, 3, 2)
-    assert (out / "builds/task-0000/build-00.json").read_bytes() == first
-    assert _run(plans, out, TrainingSteps(replace(STEPS.protocol, builds=3))).tasks[0].times.turns_ms.shape == (3, 3, 2)
+    assert (out / "builds/task-0000/build-0000.json").read_bytes() == first
+    assert _run(plans, out, InSteps(replace(STEPS.protocol, builds=3))).tasks[0].times.turns_ms.shape == (3, 3, 2)
     with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
-        _run(plans, out, TrainingSteps(replace(STEPS.protocol, turns=3)))
+        _run(plans, out, InSteps(replace(STEPS.protocol, turns=3)))
 
 
 def test_plans_of_different_tasks_are_refused_before_any_work(plans, tmp_path):

@@ -1,8 +1,8 @@
-"""Plans run in TorchRec's training steps, beside their predicted costs: what `evaluate through=torchrec` does."""
+"""Plans measured in TorchRec's training steps: finalists of a search, and what `evaluate through=torchrec` is asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.hardware import Hardware
+from neuroshard.hardware.hardware import Warn
+from neuroshard.hardware.plan_costs import Advance
 from neuroshard.hardware.step_meters import StepMeters, check_steps, step_meters
 from neuroshard.hardware.step_samples import PHASES, StepProtocol
 from neuroshard.plans.picture import save_png
@@ -22,9 +24,11 @@ from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.comparison import Evaluated
-from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, BuildFiles, StepTimes, phase_rows
-from neuroshard.stages.search.runs.evaluate import facts_of
+from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.results.finalist_files import MeasuredOnce
+from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, Build, StepTimes, builds_in, phase_rows
+from neuroshard.stages.search.runs.means import facts_of
+from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 
 _PICTURE = "steps.png"
@@ -32,76 +36,94 @@ _TRUSTED = 0.03  # equal plans must agree as well as that before differences are
 
 
 @dataclass(frozen=True)
-class TrainingSteps:
+class InSteps:
     """TorchRec trains a stand-in of the user's model on every plan, the plans of a task by turns.
 
-    The first plan is built twice: what equal plans differ by is the floor.
+    Each build of all of a task's plans is in fresh processes.
+
+    Attributes:
+        protocol: how steps are timed; of finalists every pass is a build.
     """
 
     protocol: StepProtocol = field(default_factory=StepProtocol)
 
-    def check(self, entries: Sequence[Evaluated], hardware: Hardware) -> None:
-        """Raise UserError unless steps of every task's plans can be compared here."""
+    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+        """Raise UserError unless TorchRec is installed, and steps of each task's plans can be compared here."""
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
-        for _, its in _by_task(entries):
-            check_steps(_plans(its), hardware)
+        for its in plans:
+            check_steps(its, hardware)
 
     def follow(self, hardware: Hardware) -> None:
         """Take part in the steps."""
         hardware.follow_steps(self.protocol.timing)
 
-    def measured(
-        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, directory: RunDirectory
+    @contextmanager
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> Iterator["_Builds"]:
+        """Under torchrun the processes stay."""
+        with step_meters(hardware, self.protocol, warn) as meters:
+            meters.join(tasks[0].topology)
+            yield _Builds(meters)
+
+    def evaluated(
+        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
     ) -> "StepsResult":
-        """Builds that are on disk already are not measured again.
+        """Time the steps of every task's plans; builds that are on disk already are not measured again.
+
+        The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts in any case.
 
         Raises:
             UserError: the directory holds another run.
         """
-        tasks = _by_task(entries)
+        by_task = runnable_by_task(entries)
+        tasks = tuple(plans_of(its)[0].task for its in by_task.values())
         facts = facts_of(hardware, seed)
-        fixed = {field: value for field, value in asdict(self.protocol).items() if field != "builds"}  # more may follow
+        fixed = {name: value for name, value in asdict(self.protocol).items() if name != "builds"}  # more may follow
         depends = {"through": "torchrec", **fixed, **facts, "plans": [entry.file for entry in entries]}
-        directory.begin(depends, tuple(_plans(its)[0].task for _, its in tasks))
+        directory.begin(depends, tasks)
         with progress_bar() as progress, step_meters(hardware, self.protocol, printer(progress)) as meters:
-            meters.join(_plans(tasks[0][1])[0].task.topology)
-            found = [
-                self._of_task(number, its, meters, seed, BuildFiles(directory.path, number), progress)
-                for number, its in tasks
-            ]
-        result = StepsResult(directory.path, tuple(entries), tuple(found))
+            meters.join(tasks[0].topology)
+            found = tuple(
+                self._of_task(number, its, meters, seed, directory.path, progress) for number, its in by_task.items()
+            )
+        result = StepsResult(directory.path, tuple(entries), found)
         result.save({"through": "torchrec", **asdict(self.protocol), **facts})
         return result
 
     def _of_task(
-        self,
-        task: int,
-        entries: Sequence[Evaluated],
-        meters: StepMeters,
-        seed: int,
-        files: BuildFiles,
-        progress: Progress,
+        self, task: int, entries: Sequence[Evaluated], meters: StepMeters, seed: int, run: Path, progress: Progress
     ) -> "TaskSteps":
-        plans = _plans(entries)
+        plans = plans_of(entries)
         again = [*plans, plans[0]]
-        builds = list(files.read(len(again)))
-        bar = progress.add_task(f"builds, task {task}", total=self.protocol.builds, completed=len(builds))
-        for number in range(len(builds), self.protocol.builds):
-            builds.append(meters.build(again, [seed, task, number]))
-            files.keep(number, builds[-1])
+        journal = builds_in(run, task, len(again))
+        bar = progress.add_task(f"builds, task {task}", total=self.protocol.builds, completed=len(journal.read()))
+
+        def build(before: Sequence[Build]) -> Build:
+            built = Build(meters.build(again, [seed, task, len(before)]))
             progress.advance(bar)
-        return TaskSteps(task, tuple(entries), StepTimes.of(builds))
+            return built
+
+        return TaskSteps(task, tuple(entries), StepTimes.of(journal.filled(self.protocol.builds, build)))
 
 
-def _by_task(entries: Sequence[Evaluated]) -> list[tuple[int, list[Evaluated]]]:
-    """Group the plans that can be run by the number of their task."""
-    runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
-    return [(task, list(its)) for task, its in groupby(runnable, key=lambda entry: entry.task)]
+@dataclass(frozen=True)
+class _Builds:
+    meters: StepMeters
 
+    def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:
+        """Build every plan and time its training steps: the median over the build, or the error that stopped it."""
+        check_steps(plans, self.meters.hardware)
+        built = self.meters.build(plans, [seed])
+        advance(1)
+        return [
+            MeasuredOnce(error=one.error)
+            if one.error is not None
+            else MeasuredOnce(step_ms=float(np.median(one.step_ms)))
+            for one in built
+        ]
 
-def _plans(entries: Sequence[Evaluated]) -> list[Plan]:
-    return [entry.plan for entry in entries if entry.plan is not None]
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        return 1
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,90 @@
+"""Numbered values on disk that outlive the process: a run that was killed goes on with the first that isn't there."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import of_format, parse
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Journal(Generic[Value]):
+    """Values of one dataclass, each in a file of its own, `<name>-0000.json`, that is there whole or not at all.
+
+    Attributes:
+        folder: of the files; it is made with the first of them.
+        name: of what one holds.
+        kind: the dataclass of the values.
+        wrong: says what is wrong with a value of a number, for whoever goes on with it; None where nothing is.
+        anew: what comes of a file that is deleted.
+    """
+
+    folder: Path
+    name: str
+    kind: type[Value]
+    wrong: Callable[[int, Value], str | None] = lambda _number, _value: None
+    anew: str = "it is measured again"
+
+    def keep(self, number: int, value: Value) -> None:
+        """Write a value to its file."""
+        content: Any = value
+        write_json(self.path(number), {"format": self._format, **asdict(content)})
+
+    def get(self, number: int) -> Value | None:
+        """The value of a number, if there is one.
+
+        Raises:
+            UserError: its file is damaged, or holds another's value.
+        """
+        path = self.path(number)
+        if not path.exists():
+            return None
+        where = f"{self.name} {path}"
+        try:
+            value = parse(of_format(read_json(path, self.name), self._format, where), self.kind, where)
+            if wrong := self.wrong(number, value):
+                raise UserError(f"{where} {wrong}")
+        except UserError as error:
+            raise UserError(f"{error}; delete it, and {self.anew}") from None
+        return value
+
+    def read(self) -> tuple[Value, ...]:
+        """All values before the first that isn't there.
+
+        Raises:
+            UserError: as `get`.
+        """
+        found: list[Value] = []
+        while (value := self.get(len(found))) is not None:
+            found.append(value)
+        return tuple(found)
+
+    def filled(self, count: int, make: Callable[[Sequence[Value]], Value]) -> tuple[Value, ...]:
+        """So many values, or more where more are there; `make` is given those before the one that it makes.
+
+        Raises:
+            UserError: as `get`.
+        """
+        found = self.read()
+        while len(found) < count:
+            found = (*found, make(found))
+            self.keep(len(found) - 1, found[-1])
+        return found
+
+    def clear(self) -> None:
+        """Forget all values."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def path(self, number: int) -> Path:
+        """Return where the value of a number stands."""
+        return self.folder / f"{self.name}-{number:04d}.json"
+
+    @property
+    def _format(self) -> str:
+        return f"neuroshard-{self.name}-1"

@@ -1,0 +1,144 @@
+"""Plans measured in kernels and exchanges, one by one: finalists of a search, and what `evaluate` is asked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from neuroshard.cost.cost import Cost
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.hardware import Warn
+from neuroshard.hardware.meters import Meters, meters_of
+from neuroshard.hardware.plan_costs import Advance, measure_plans, measure_with, steps
+from neuroshard.plans.picture import plan_png, save_png
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.records.run_directory import RunDirectory
+from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
+from neuroshard.stages.search.results.finalist_files import MeasuredOnce
+from neuroshard.stages.search.runs.means import facts_of
+from neuroshard.tasks.task import Task
+
+_PICTURE = "plan.png"
+_SHOWN_ERRORS = 3
+
+
+@dataclass(frozen=True)
+class InParts:
+    """Kernels and exchanges are measured one by one, as cost models predict them."""
+
+    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+        """Refuse nothing before it is measured."""
+
+    def follow(self, hardware: Hardware) -> None:
+        """Take part in the exchanges."""
+        hardware.follow()
+
+    @contextmanager
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> Iterator["_OpenMeters"]:
+        """The processes stay for all passes."""
+        with meters_of(hardware, warn) as meters:
+            meters.join(task.topology for task in tasks)
+            yield _OpenMeters(meters)
+
+    def evaluated(
+        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
+    ) -> "EvaluateResult":
+        """Measure all plans once, those of one task together.
+
+        Raises:
+            UserError: nothing could be measured, or the directory holds a run.
+        """
+        directory.check_free()
+        found = list(entries)
+        order = sorted(range(len(found)), key=lambda i: found[i].task)
+        runnable = [i for i in order if found[i].runnable]
+        plans = [plan for i in runnable if (plan := found[i].plan) is not None]
+        with progress_bar() as progress:
+            bar = progress.add_task("kernels and exchanges", total=steps(plans, count_input))
+            measured = measure_plans(
+                plans, hardware, seed, printer(progress), lambda n: progress.advance(bar, n), count_input
+            )
+        for i, outcome in zip(runnable, measured, strict=True):
+            found[i] = found[i].measured_as(outcome)
+        result = EvaluateResult(directory.path, tuple(found))
+        result.save(facts_of(hardware, seed) | ({"count_input": True} if count_input else {}))
+        if all(entry.measured is None for entry in found):
+            why = next(entry.error for entry in found if entry.error is not None)
+            raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")
+        return result
+
+
+@dataclass(frozen=True)
+class _OpenMeters:
+    meters: Meters
+
+    def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:
+        return list(map(MeasuredOnce.of, measure_with(self.meters, plans, seed, advance, count_input)))
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        return steps(plans, count_input)
+
+
+@dataclass(frozen=True)
+class EvaluateResult:
+    """Everything evaluated, and where it is stored."""
+
+    path: Path
+    entries: tuple[Evaluated, ...] = field(repr=False)
+
+    def save(self, facts: Mapping[str, object]) -> None:
+        """Write `results.parquet`, `devices.parquet` and `run.json` with the facts, then draw the cheapest plan."""
+        frame = pd.DataFrame([entry.row() for entry in self.entries])
+        write_frame(self.path / "results.parquet", frame)
+        devices = pd.DataFrame([row for entry in self.entries for row in entry.device_rows()])
+        write_frame(self.path / "devices.parquet", devices)
+        RunDirectory(self.path).finish("evaluate", facts)
+        shown = self._shown()
+        if shown is not None and shown.plan is not None and shown.measured is not None:
+            title = f"{shown.method}, task {shown.task}: {shown.measured.total_ms:.1f} ms measured"
+            save_png(self.path / _PICTURE, plan_png(shown.plan, shown.measured, title))
+
+    def _shown(self) -> Evaluated | None:
+        """The plan in the picture: the first task's cheapest."""
+        solved = [entry for entry in self.entries if entry.measured is not None]
+        return min(solved, key=lambda entry: (entry.task, entry.measured_ms), default=None)
+
+    def show(self, console: Console) -> None:
+        """Print the devices of a single plan, or the comparison of several."""
+        if len(self.entries) == 1 and self.entries[0].measured is not None:
+            _show_devices(console, self.entries[0], self.entries[0].measured)
+        console.print(comparison(self.entries))
+        for line in trust_lines(self.entries):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        failed = [entry for entry in self.entries if entry.error is not None]
+        for entry in failed[:_SHOWN_ERRORS]:
+            console.print(
+                f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False, soft_wrap=True
+            )
+        if len(failed) > _SHOWN_ERRORS:
+            console.print(f"... and {len(failed) - _SHOWN_ERRORS} more failures in results.parquet")
+        console.print(f"results: {self.path}", markup=False, highlight=False, soft_wrap=True)
+        if self._shown() is not None:
+            console.print(f"picture: {self.path / _PICTURE}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_devices(console: Console, entry: Evaluated, cost: Cost) -> None:
+    assert entry.plan is not None
+    grid = Grid(title=Text(f"{entry.file}, measured"))
+    columns = ("device", "shards", "dims", "MiB", *(f"{part.name} ms" for part in cost.parts), "total ms")
+    for column in columns:
+        grid.add_column(column, justify="right")
+    for d, tables in enumerate(entry.plan.device_tables):
+        grid.add_row(
+            str(d), str(len(tables)), str(entry.plan.device_dims[d]), f"{entry.plan.device_bytes[d] / 2**20:.1f}",
+            *(f"{ms[d]:.2f}" for ms in (*(part.ms for part in cost.parts), cost.device_ms)),
+        )  # fmt: skip
+    console.print(grid)

@@ -1,0 +1,63 @@
+"""What plans are measured in: kernels and exchanges one by one (`InParts`), or training steps (`InSteps`)."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.hardware import Warn
+from neuroshard.hardware.plan_costs import Advance
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.progress import Result
+from neuroshard.records.run_directory import RunDirectory
+from neuroshard.stages.search.results.comparison import Evaluated
+from neuroshard.stages.search.results.finalist_files import MeasuredOnce
+from neuroshard.tasks.task import Task
+from neuroshard.words.fingerprint import versions
+
+
+class Once(Protocol):
+    """Measures all of some plans of one task once, in the order that they are given in."""
+
+    def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:
+        """What each cost; the seed fixes the lookups, and `advance` is told of what is done."""
+        ...
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        """What `advance` is told of in all."""
+        ...
+
+
+class Means(Protocol):
+    """How plans are measured: a search's finalists in turns, or the plans that people ask about."""
+
+    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+        """Raise UserError unless plans can be measured so, and these of each task together, if there are any yet."""
+        ...
+
+    def follow(self, hardware: Hardware) -> None:
+        """Take part, as one of torchrun's processes other than rank 0."""
+        ...
+
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> AbstractContextManager[Once]:
+        """Start the processes that these tasks need, and end them with the block.
+
+        Raises:
+            UserError: torchrun started another number of processes than a task has devices.
+        """
+        ...
+
+    def evaluated(
+        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
+    ) -> Result:
+        """Measure what can be run, and write the results into the directory, which is held.
+
+        Raises:
+            UserError: it can't be measured so, or the directory holds another run.
+        """
+        ...
+
+
+def facts_of(hardware: Hardware, seed: int) -> dict[str, object]:
+    """What `run.json` says of every evaluation."""
+    return {"hardware": hardware.fingerprint.to_json(), "seed": seed, "versions": versions()}

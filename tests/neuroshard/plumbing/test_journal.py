@@ -1,0 +1,64 @@
+"""Values in a journal outlive whoever made them."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.journal import Journal
+
+
+@dataclass(frozen=True)
+class Step:
+    ms: tuple[float, ...]
+    error: str | None = None
+
+
+def _odd(number, step):
+    return None if len(step.ms) % 2 else f"number {number} has {len(step.ms)} times"
+
+
+@pytest.fixture
+def journal(tmp_path):
+    return Journal(tmp_path / "steps", "step", Step, _odd)
+
+
+def _make(before):
+    if len(before) == 3:
+        raise KeyboardInterrupt
+    return Step((float(len(before)),))
+
+
+def test_what_was_made_before_the_end_is_not_made_again(journal):
+    with pytest.raises(KeyboardInterrupt):
+        journal.filled(5, _make)
+    found = journal.filled(5, lambda before: Step((10.0 + len(before),)))
+    assert [step.ms for step in found] == [(0,), (1,), (2,), (13,), (14,)]
+    assert journal.filled(2, _make) == journal.read() == found
+
+
+def test_values_end_at_the_first_that_is_not_there(journal):
+    for number in (0, 1, 3):
+        journal.keep(number, Step((1.0,), "late"))
+    assert len(journal.read()) == 2
+    assert (journal.get(2), journal.get(3)) == (None, Step((1.0,), "late"))
+    journal.clear()
+    journal.clear()
+    assert journal.read() == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "is not of format 'neuroshard-step-1'"),
+        ('{"format": "neuroshard-step-1", "ms": 3}', "ms=3 must be a list"),
+        ('{"format": "neuroshard-step-1", "ms": [1, 2]}', "number 0 has 2 times"),
+    ],
+)
+def test_damaged_values_say_what_to_delete(journal, text, message):
+    journal.keep(0, Step((1.0,)))
+    journal.path(0).write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        journal.read()
+    assert str(caught.value).startswith(f"step {journal.path(0)}")
+    assert str(caught.value).endswith("delete it, and it is measured again")
