@@ -6,11 +6,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.app.arguments import given_by, values_of
-from neuroshard.app.settings import BUILDING, joins, needed, said_of
+from neuroshard.app.settings import joins, needed, said_of
 from neuroshard.bundles import ROOFLINE
 from neuroshard.plumbing.configs import (
+    BUILDING,
     EXPERIMENT,
     choices,
+    choices_in,
     chosen_in,
     groups_of,
     is_group,
@@ -50,7 +52,7 @@ def check_settings(command: str, overrides: Sequence["Override"]) -> None:
     _check_choices(command, overrides)
     given = given_by(overrides)
     chosen = chosen_in(command, given)
-    config = settings_in(command, {key: value for key, value in given.items() if is_group(key)})
+    config = settings_in(command, choices_in(given))
     held = dict(_nodes(config))
     for group, name in chosen.items():
         if name not in choices(group):
@@ -93,9 +95,7 @@ def _check_single(overrides: Sequence["Override"]) -> None:
 
 def _check_applies(command: str, given: Mapping[str, Any], group: str, name: str) -> None:
     """Raise UserError if another choice of a sweep lacks a setting that the first choice has."""
-    held = dict(
-        _nodes(settings_in(command, {key: value for key, value in given.items() if is_group(key)} | {group: name}))
-    )
+    held = dict(_nodes(settings_in(command, choices_in(given) | {group: name})))
     for key in given:
         if not is_group(key) and key not in held:
             raise UserError(f"{key} is not a setting of {group}={name}; sweep the two apart")

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from neuroshard.plumbing.configs import comments, leaves_of
+from neuroshard.plumbing.configs import BUILDING, comments, leaves_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.signatures import signature_of
 
 _CLOSED = re.compile(r"[\w.-]+(?: \| [\w.-]+)+")
-BUILDING = ("_target_", "_partial_")  # the ends of keys that say what is built
 _SWITCH = ("true", "false")
 
 

@@ -18,6 +18,7 @@ _LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w-]+):(?P<rest>.*)$")
 _COMMENT = re.compile(r"(?:^|\s)#\s*(?P<text>.*)$")
 _OVERRIDE = "override /"
 EXPERIMENT = "experiment"
+BUILDING = ("_target_", "_partial_")  # keys, or the ends of some, that say what is built
 
 
 @cache
@@ -29,6 +30,11 @@ def _entries(group: str) -> tuple[str, ...]:
 def is_group(name: str) -> bool:
     """Whether `conf/` has a group of that name."""
     return name.isidentifier() and bool(_entries(name))
+
+
+def choices_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given that chooses in a group."""
+    return {key: value for key, value in given.items() if is_group(key)}
 
 
 def choices(group: str) -> list[str]:
@@ -183,7 +189,7 @@ def _built(group: str, name: str | None) -> dict[str, Any]:
 def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings with the defaults of every `_target_`, in its order; what is set counts."""
     takes = signature_of(settings["_target_"]).defaults if "_target_" in settings else {}
-    both = {key: settings[key] for key in ("_target_", "_partial_") if key in settings} | dict(takes)
+    both = {key: settings[key] for key in BUILDING if key in settings} | dict(takes)
     for key, value in settings.items():
         default = both.get(key)
         changes = isinstance(default, dict) and isinstance(value, dict) and "_target_" not in value

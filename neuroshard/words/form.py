@@ -1,13 +1,12 @@
 """How a table is laid out over devices, and the kernel calls that this makes."""
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from neuroshard.plumbing.errors import unknown_name
-from neuroshard.words.home import TIERS, Tier
+from neuroshard.words.home import TIERS, Tier, Word
 
 
-class Form(StrEnum):
+class Form(Word):
     """Ways to lay out a table; kernels of different forms are called one after the other.
 
     Attributes:
@@ -19,10 +18,6 @@ class Form(StrEnum):
     COLUMNS = "columns"
     ROWS = "rows"
     COPIES = "copies"
-
-    @classmethod
-    def _missing_(cls, value: object) -> "Form":
-        raise unknown_name("form", str(value), [form.value for form in cls])
 
 
 FORMS = tuple(Form)  # in the order of whatever has one number for each

@@ -2,13 +2,22 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.schema import CacheShare
 
 
-class Tier(StrEnum):
+class Word(StrEnum):
+    """One of a few words that settings and files may hold; any other is an error that names the nearest."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        raise unknown_name(cls.__name__.lower(), str(value), [word.value for word in cls])
+
+
+class Tier(Word):
     """Where a table's weights are kept, and trained.
 
     Attributes:
@@ -20,10 +29,6 @@ class Tier(StrEnum):
     DEVICE = "device"
     CACHED = "cached"
     HOST = "host"
-
-    @classmethod
-    def _missing_(cls, value: object) -> "Tier":
-        raise unknown_name("tier", str(value), [tier.value for tier in cls])
 
 
 TIERS = tuple(Tier)  # in the order of whatever has one number for each
