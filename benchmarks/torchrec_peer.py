@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from shared import timed
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec_estimates import torchrec_models
 
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
@@ -23,7 +24,6 @@ from neuroshard.stages.search.methods.torchrec_planner import SimulatorEstimates
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.torchrec.estimators import torchrec_models
 
 Method = Callable[[Task], Found]
 

@@ -7,24 +7,16 @@ import pytest
 from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
 
 import neuroshard as ns
-from neuroshard.cost.loads import LoadSets
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
-from neuroshard.testing import SumModelConformance, linear_models, toy_task
+from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec.estimators import (
     SimulatorPerfModel,
     SimulatorShardEstimator,
     TaskStorageEstimator,
-    TorchRecCompute,
-    torchrec_models,
 )
 
 TOPOLOGY = Topology(4, "cuda", created_by_factory=True)
-
-
-class TestTorchRecCompute(SumModelConformance):
-    def make(self):
-        return TorchRecCompute(TOPOLOGY)
 
 
 def _options(task, plan):
@@ -85,16 +77,3 @@ def test_storage_is_what_the_task_counts(planned):
         for shard in option.shards:
             device_bytes[shard.rank] += shard.storage.hbm
     assert tuple(device_bytes) == plan.device_bytes
-
-
-def test_torchrecs_estimates_grow_with_what_is_read():
-    few, many = ns.Table("t", 1000, 64, 1.0, (1.0, *(0.0,) * 16)), ns.Table("t", 1000, 64, 9.0, (1.0, *(0.0,) * 16))
-    cost = TorchRecCompute(TOPOLOGY).predict(LoadSets.of([[few], [many], [few.with_dim(128)]], 4096))
-    assert cost[0] < cost[1]
-    assert cost[0] < cost[2]
-
-
-def test_our_search_takes_their_models():
-    task = toy_task(12)
-    plan = ns.search(task, Simulator(torchrec_models(TOPOLOGY)), "neuroshard_published")
-    assert plan.violations == ()
