@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic
@@ -12,7 +11,8 @@ from msgspec import Meta
 from rich.progress import Progress
 
 from neuroshard.hardware import Hardware, Meter, Outcome
-from neuroshard.hardware.hardware import Warn, is_follower
+from neuroshard.hardware.hardware import is_follower
+from neuroshard.hardware.meters import Meters, meters_of
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import printer, progress_bar
@@ -103,31 +103,31 @@ class Collect:
         with progress_bar() as progress:
             compute = _Kind(
                 "compute", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
-                self.num_second_pass, _COMPUTE, self.seed, (self._compute_variant(split, printer(progress)),),
+                self.num_second_pass, _COMPUTE, self.seed, (self._compute_variant(split),),
                 self.max_noise, self.more_passes,
-            ).collect(progress)  # fmt: skip
+            ).collect(self.hardware, progress)  # fmt: skip
             comm = _Kind(
                 "exchanges", directory.comm(), self.hardware.comm_timing.live, self.num_comm_samples,
                 self.num_second_pass, _COMM, self.seed,
-                tuple(self._comm_variant(count, printer(progress)) for count in self.comm.num_devices),
+                tuple(self._comm_variant(count) for count in self.comm.num_devices),
                 self.max_noise, self.more_passes,
-            ).collect(progress)  # fmt: skip
+            ).collect(self.hardware, progress)  # fmt: skip
         summary = Summary(directory.path, compute, comm)
         if self.max_noise is not None:
             summary.check(self.max_noise)
         return summary
 
-    def _compute_variant(self, split: TableSplit, warn: Warn) -> "_Variant[ComputeSample]":
+    def _compute_variant(self, split: TableSplit) -> "_Variant[ComputeSample]":
         return _Variant(
             lambda rng: self.compute.draw(split, self._batch_size(rng), rng),
-            lambda: self.hardware.compute_meter(warn),
+            Meters.compute,
         )
 
-    def _comm_variant(self, num_devices: int, warn: Warn) -> "_Variant[CommSample]":
+    def _comm_variant(self, num_devices: int) -> "_Variant[CommSample]":
         per_host = self.hardware.devices_per_host(num_devices)
         return _Variant(
             lambda rng: self.comm.draw(num_devices, self._batch_size(rng), rng, per_host),
-            lambda: self.hardware.comm_meter(num_devices, warn),
+            lambda meters: meters.comm(num_devices),
         )
 
     def _batch_size(self, rng: np.random.Generator) -> int:
@@ -143,7 +143,7 @@ class _Variant(Generic[Sample]):
     """Samples that one meter measures: such as exchanges between the same number of processes."""
 
     draw: Callable[[np.random.Generator], tuple[Sample, str]]
-    open_meter: Callable[[], AbstractContextManager[Meter[Sample]]]
+    meter: Callable[[Meters], Meter[Sample]]
 
 
 @dataclass(frozen=True)
@@ -172,17 +172,16 @@ class _Kind(Generic[Sample]):
     max_noise: float | None
     more_passes: int
 
-    def collect(self, progress: Progress) -> KindSummary:
+    def collect(self, hardware: Hardware, progress: Progress) -> KindSummary:
         """Measure and write every part that is missing, then what was disturbed."""
         batches = self._batches
         missing = [number for number in range(len(batches)) if not self.parts.has(number)]
-        start = time.perf_counter()
-        with ExitStack() as meters:
-            measure = _Measuring(self, meters)
+        start, busy_s = time.perf_counter(), 0.0
+        with meters_of(hardware, printer(progress)) as meters:
             bar = progress.add_task(self.name, total=sum(len(batch.ids) for batch in batches))
             progress.advance(bar, sum(len(batch.ids) for n, batch in enumerate(batches) if n not in missing))
             for number in missing:
-                measure(number, batches[number])
+                busy_s += self.measure(meters, number, batches[number])
                 progress.advance(bar, len(batches[number].ids))
             for more in range(self.more_passes):
                 if not (again := self._disturbed()):
@@ -191,9 +190,9 @@ class _Kind(Generic[Sample]):
                 printer(progress)(f"{self.name}: noise beyond max_noise={self.max_noise}: {count} are measured again")
                 bar = progress.add_task(f"{self.name}, again ({more + 1})", total=count)
                 for batch in again:
-                    measure(self.parts.end, batch)
+                    busy_s += self.measure(meters, self.parts.end, batch)
                     progress.advance(bar, len(batch.ids))
-        return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, measure.busy_s)
+        return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, busy_s)
 
     @property
     def _batches(self) -> list[_Batch]:
@@ -229,11 +228,13 @@ class _Kind(Generic[Sample]):
         """Index of the variant that a sample belongs to."""
         return sample_id // self.part_size % len(self.variants)
 
-    def measure(self, meter: Meter[Sample], number: int, batch: _Batch) -> float:
+    def measure(self, meters: Meters, number: int, batch: _Batch) -> float:
         """Measure a batch and write it as a part; the seconds spent in kernels."""
-        draw = self.variants[self.variant(batch.ids[0])].draw
-        drawn = [draw(self._rng(sample_id)) for sample_id in batch.ids]
-        outcomes = meter.measure([sample for sample, _ in drawn], [self._lookup_seed(i) for i in batch.ids])
+        variant = self.variants[self.variant(batch.ids[0])]
+        drawn = [variant.draw(self._rng(sample_id)) for sample_id in batch.ids]
+        outcomes = variant.meter(meters).measure(
+            [sample for sample, _ in drawn], [self._lookup_seed(i) for i in batch.ids]
+        )
         made = [
             Measurement(_as_seen(sample, one), i, split, self.seed, one.repeats, one.error, batch.second_pass)
             for i, (sample, split), one in zip(batch.ids, drawn, outcomes, strict=True)
@@ -246,23 +247,6 @@ class _Kind(Generic[Sample]):
 
     def _lookup_seed(self, sample_id: int) -> int:
         return int(np.random.SeedSequence([self.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])
-
-
-class _Measuring(Generic[Sample]):
-    """Measures batches of one kind, each variant by a meter that is opened once; adds up the seconds in kernels."""
-
-    def __init__(self, kind: _Kind[Sample], meters: ExitStack) -> None:
-        self.busy_s = 0.0
-        self._kind: _Kind[Sample] = kind
-        self._meters = meters
-        self._opened: dict[int, Meter[Sample]] = {}
-
-    def __call__(self, number: int, batch: _Batch) -> None:
-        """Measure a batch and write it as the part of this number."""
-        variant = self._kind.variant(batch.ids[0])
-        if variant not in self._opened:
-            self._opened[variant] = self._meters.enter_context(self._kind.variants[variant].open_meter())
-        self.busy_s += self._kind.measure(self._opened[variant], number, batch)
 
 
 def _as_seen(sample: Sample, outcome: Outcome) -> Sample:

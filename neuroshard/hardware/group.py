@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from neuroshard.hardware.device import Device, make_device
+from neuroshard.hardware.device import make_device
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.specs import DeviceSpec
+from neuroshard.hardware.workers import Bench, Joining, Sample
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import Repeats
 
@@ -45,23 +45,16 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 
 
 def join(
-    spec: DeviceSpec,
-    flush_bytes: int,
-    timeout_s: float,
-    rank: int,
-    count: int,
-    meet_at: str,
-    wait: Callable[[Store], object] = lambda _: None,
-) -> Device:
-    """This process's device, prepared, once the others have been joined at `meet_at`, a torch.distributed init method.
+    how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
+) -> Bench[Sample]:
+    """What measures in this process, once the others have been joined at `meet_at`, a torch.distributed init method.
 
-    They have `timeout_s` to come, counted from when `wait` returns, which is given the store that they meet by.
+    They have their time to come from when `wait` returns, which is given the store that they meet by.
     """
-    device = make_device(spec)
-    device.prepare(rank, flush_bytes)
+    device = make_device(how.device)
+    device.prepare(rank, how.timing.flush_bytes)
     store, _, _ = next(rendezvous(meet_at, rank, count))
     wait(store)
-    dist.init_process_group(
-        device.backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=timeout_s)
-    )
-    return device
+    timeout = timedelta(seconds=how.timeout_s)
+    dist.init_process_group(device.backend, store=store, rank=rank, world_size=count, timeout=timeout)
+    return how.make_bench(device, how.timing, how.timeout_s)

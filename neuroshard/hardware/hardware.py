@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext, SpawnContext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from warnings import filterwarnings
 
 from neuroshard.hardware.device import no_device
@@ -17,7 +17,7 @@ from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers
 from neuroshard.hardware.step_samples import StepSample
 from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
-from neuroshard.hardware.workers import Bench, WorkerGroup, forked_warm, spawned
+from neuroshard.hardware.workers import Bench, Joining, Sample, WorkerGroup, forked_warm, spawned
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Seconds
@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # imports torch
 
 _CHATTY = ("torchrec", "torch.fx")  # loggers that warn of every table of every model
 Warn = Callable[[str], None]
-Sample = TypeVar("Sample")
 Sample_contra = TypeVar("Sample_contra", contravariant=True)
 
 
@@ -139,47 +138,41 @@ class Hardware:
 
     def follow(self) -> None:
         """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures."""
-        self._follow(self._exchanges)
+        _follow(self._exchanges)
 
     def follow_steps(self, timing: TimingProtocol) -> None:
         """The same of training steps."""
-        self._follow(self._steps(timing))
+        _follow(self._steps(timing))
 
     @property
-    def _exchanges(self) -> "_Benches[CommSample]":
-        return _Benches(_exchange_bench, (self.comm_timing, self.timeout_s), self.comm_timing.flush_bytes)
+    def _exchanges(self) -> Joining[CommSample]:
+        return Joining(self.device, self.comm_timing, self.timeout_s, _exchange_bench)
 
-    def _steps(self, timing: TimingProtocol) -> "_Benches[StepSample]":
-        return _Benches(_step_bench, (self.embedding, timing, self.timeout_s), timing.flush_bytes)
+    def _steps(self, timing: TimingProtocol) -> Joining[StepSample]:
+        return Joining(self.device, timing, self.timeout_s, partial(_step_bench, self.embedding))
 
+    @contextmanager
     def _group_meter(
-        self, num_devices: int, benches: "_Benches[Sample]", local_size: int | None, warn: Warn
-    ) -> AbstractContextManager[Meter[Sample]]:
+        self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn
+    ) -> Iterator[Meter[Sample]]:
         """Of `num_devices` processes that measure together, told that a host has `local_size` of them."""
-        if not under_torchrun():
-            return self._local_meter(num_devices, benches, local_size, warn)
+        with ExitStack() as open_for:
+            if under_torchrun():
+                yield open_for.enter_context(self._leader(num_devices, how))
+                return
+            hosts = None if self.link is None else open_for.enter_context(two_hosts(self.link))
+            make = partial(_make_joined, how, hosts, local_size or num_devices)
+            yield open_for.enter_context(WorkerGroup(make, num_devices, self.timeout_s, warn, self._context()))
+
+    def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
         if self.link is not None:
             raise UserError("hardware.link makes two hosts of this one; torchrun has its own: leave one of them out")
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
-        from neuroshard.hardware.torchrun import Joining, TorchrunLeader  # imports torch: only where it is used
+        from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
 
-        return TorchrunLeader(Joining(self.device, benches.flush_bytes, self.timeout_s, benches.make))
-
-    @contextmanager
-    def _local_meter(
-        self, num_devices: int, benches: "_Benches[Sample]", local_size: int | None, warn: Warn
-    ) -> Iterator[Meter[Sample]]:
-        with ExitStack() as open_for:
-            hosts = None if self.link is None else open_for.enter_context(two_hosts(self.link))
-            make = partial(_make_joined, self.device, benches, self.timeout_s, hosts, local_size or num_devices)
-            yield open_for.enter_context(WorkerGroup(make, num_devices, self.timeout_s, warn, self._context()))
-
-    def _follow(self, benches: "_Benches[Any]") -> None:
-        from neuroshard.hardware.torchrun import Joining, follow
-
-        follow(Joining(self.device, benches.flush_bytes, self.timeout_s, benches.make))
+        return TorchrunLeader(how)
 
     def _context(self) -> ForkServerContext | SpawnContext:
         return forked_warm() if self.device.kind == "cpu" else spawned()
@@ -208,26 +201,14 @@ def _make_compute_bench(
     return ComputeBench(device, settings, protocol)
 
 
-@dataclass(frozen=True)
-class _Benches(Generic[Sample]):
-    """What measures in each process of a group: `function` of the prepared device and of settings."""
-
-    function: Callable[..., Bench[Sample]]
-    settings: tuple[Any, ...]
-    flush_bytes: int
-
-    def make(self, device: "Device") -> Bench[Sample]:
-        return self.function(device, *self.settings)
-
-
-def _exchange_bench(device: "Device", protocol: TimingProtocol, timeout_s: float) -> Bench[CommSample]:
+def _exchange_bench(device: "Device", timing: TimingProtocol, timeout_s: float) -> Bench[CommSample]:
     from neuroshard.hardware.exchange_bench import ExchangeBench
 
-    return ExchangeBench(device, protocol, timeout_s)
+    return ExchangeBench(device, timing, timeout_s)
 
 
 def _step_bench(
-    device: "Device", settings: EmbeddingSettings, protocol: TimingProtocol, timeout_s: float
+    settings: EmbeddingSettings, device: "Device", timing: TimingProtocol, timeout_s: float
 ) -> Bench[StepSample]:
     filterwarnings("ignore", category=FutureWarning)  # TorchRec's own calls of what torch renames
     filterwarnings("ignore", category=UserWarning, module="torch")
@@ -235,18 +216,11 @@ def _step_bench(
         logging.getLogger(name).setLevel(logging.ERROR)
     from neuroshard.hardware.step_bench import StepBench
 
-    return StepBench(device, settings, protocol, timeout_s)
+    return StepBench(device, settings, timing, timeout_s)
 
 
 def _make_joined(
-    spec: DeviceSpec,
-    benches: _Benches[Sample],
-    timeout_s: float,
-    hosts: Hosts | None,
-    local_size: int,
-    rank: int,
-    count: int,
-    port: int,
+    how: Joining[Sample], hosts: Hosts | None, local_size: int, rank: int, count: int, port: int
 ) -> Bench[Sample]:
     from neuroshard.hardware.group import join
 
@@ -255,7 +229,13 @@ def _make_joined(
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = hosts.enter(rank, count)
     os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # what TorchRec takes a host for
-    if count > (os.cpu_count() or 1):
-        spec = replace(spec, pin=False)  # processes that share cores do better where the kernel moves them
+    if count > (os.cpu_count() or 1):  # processes that share cores do better where the kernel moves them
+        how = replace(how, device=replace(how.device, pin=False))
     address = "127.0.0.1" if hosts is None else hosts.address
-    return benches.make(join(spec, benches.flush_bytes, timeout_s, rank, count, f"tcp://{address}:{port}"))
+    return join(how, rank, count, f"tcp://{address}:{port}")
+
+
+def _follow(how: Joining[Any]) -> None:
+    from neuroshard.hardware.torchrun import follow
+
+    follow(how)

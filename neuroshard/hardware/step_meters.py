@@ -1,8 +1,8 @@
 """Timing training steps of plans: build after build, each in processes of its own."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,13 +19,16 @@ _SEED_RANGE = 2**31
 
 @dataclass(frozen=True, eq=False)
 class StepMeters:
-    """Times steps in a fresh group of processes for every build; under torchrun in its own, which stay."""
+    """Times steps in a fresh group of processes for every build; under torchrun in its own, which stay.
+
+    Attributes:
+        kept: measures in torchrun's processes, if there are any.
+    """
 
     hardware: Hardware
     protocol: StepProtocol
     warn: Warn
-    _open_for: ExitStack
-    _kept: list[Meter[StepSample]] = field(default_factory=list)
+    kept: Meter[StepSample] | None
 
     def build(self, plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
         """One build of plans of one task, all live together; the seed fixes their order and the lookups.
@@ -33,31 +36,24 @@ class StepMeters:
         Raises:
             UserError: the processes can't be started.
         """
-        topology = plans[0].task.topology
-        if not under_torchrun():
-            with self._meter(topology) as meter:
-                return measure_build(meter, plans, self.protocol, seed)
-        self.join(topology)
-        return measure_build(self._kept[0], plans, self.protocol, seed)
-
-    def join(self, topology: Topology) -> None:
-        """Take in torchrun's other processes, which wait for this one.
-
-        Raises:
-            UserError: torchrun started another number of them.
-        """
-        if under_torchrun() and not self._kept:
-            self._kept.append(self._open_for.enter_context(self._meter(topology)))
-
-    def _meter(self, topology: Topology) -> AbstractContextManager[Meter[StepSample]]:
-        return self.hardware.step_meter(topology, self.protocol.timing, self.warn)
+        if self.kept is not None:
+            return measure_build(self.kept, plans, self.protocol, seed)
+        with self.hardware.step_meter(plans[0].task.topology, self.protocol.timing, self.warn) as meter:
+            return measure_build(meter, plans, self.protocol, seed)
 
 
 @contextmanager
-def step_meters(hardware: Hardware, protocol: StepProtocol, warn: Warn) -> Iterator[StepMeters]:
-    """Of the hardware; processes end with the context."""
-    with ExitStack() as open_for:
-        yield StepMeters(hardware, protocol, warn, open_for)
+def step_meters(hardware: Hardware, protocol: StepProtocol, topology: Topology, warn: Warn) -> Iterator[StepMeters]:
+    """Of the hardware, for plans of such topologies; torchrun's other processes, which wait, take part until the end.
+
+    Raises:
+        UserError: torchrun started another number of them.
+    """
+    if not under_torchrun():
+        yield StepMeters(hardware, protocol, warn, None)
+        return
+    with hardware.step_meter(topology, protocol.timing, warn) as meter:
+        yield StepMeters(hardware, protocol, warn, meter)
 
 
 def measure_build(

@@ -1,24 +1,20 @@
 """What is measured between processes that torchrun started, on one host or several: rank 0 leads, the others follow."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import join
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.specs import DeviceSpec
-from neuroshard.hardware.workers import Bench
+from neuroshard.hardware.workers import Joining, Sample
 
 _IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
 _LEADING = "neuroshard/leading"
-Sample = TypeVar("Sample")
 _Batch = tuple[list[Sample], list[int]]
 
 
@@ -32,31 +28,13 @@ def _wait_for_leader(store: Store) -> None:
     store.wait([_LEADING], _IDLE)
 
 
-@dataclass(frozen=True)
-class Joining(Generic[Sample]):
-    """How a process joins the others.
-
-    Attributes:
-        device: that it measures on.
-        flush_bytes: the device's own.
-        timeout_s: that the others have to come.
-        make_bench: what measures, on the prepared device.
-    """
-
-    device: DeviceSpec
-    flush_bytes: int
-    timeout_s: float
-    make_bench: Callable[[Device], Bench[Sample]]
-
-
 class _Member(Generic[Sample]):
     """This process's place in the group, and the channel on which rank 0 hands out work."""
 
     def __init__(self, how: Joining[Sample]) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         wait = _wait_for_leader if rank else _lead
-        device = join(how.device, how.flush_bytes, how.timeout_s, rank, size, "env://", wait)
-        self._bench = how.make_bench(device)
+        self._bench = join(how, rank, size, "env://", wait)
         self._orders = dist.new_group(backend="gloo", timeout=_IDLE)
 
     def pass_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:

@@ -10,10 +10,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from neuroshard.hardware.runs import Outcome, Report
+from neuroshard.hardware.specs import DeviceSpec
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.timing import TimingProtocol
+
+if TYPE_CHECKING:  # imports torch
+    from neuroshard.hardware.device import Device
 
 Sample = TypeVar("Sample")
 Sample_contra = TypeVar("Sample_contra", contravariant=True)
@@ -29,6 +34,23 @@ class Bench(Protocol[Sample_contra]):
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """An outcome for each sample; `report` is told which one comes next."""
         ...
+
+
+@dataclass(frozen=True)
+class Joining(Generic[Sample]):
+    """How a process joins the others that measure with it.
+
+    Attributes:
+        device: that it measures on.
+        timing: by which samples are timed.
+        timeout_s: that the others have to come.
+        make_bench: what measures, of the prepared device, the timing and the timeout.
+    """
+
+    device: DeviceSpec
+    timing: TimingProtocol
+    timeout_s: float
+    make_bench: "Callable[[Device, TimingProtocol, float], Bench[Sample]]"
 
 
 @dataclass(frozen=True)

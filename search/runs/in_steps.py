@@ -61,8 +61,7 @@ class InSteps:
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> Iterator["_Builds"]:
         """Under torchrun the processes stay."""
-        with step_meters(hardware, self.protocol, warn) as meters:
-            meters.join(tasks[0].topology)
+        with step_meters(hardware, self.protocol, tasks[0].topology, warn) as meters:
             yield _Builds(meters)
 
     def evaluated(
@@ -81,11 +80,11 @@ class InSteps:
         fixed = {name: value for name, value in asdict(self.protocol).items() if name != "builds"}  # more may follow
         depends = {"through": "torchrec", **fixed, **facts, "plans": [entry.file for entry in entries]}
         directory.begin(depends, tasks)
-        with progress_bar() as progress, step_meters(hardware, self.protocol, printer(progress)) as meters:
-            meters.join(tasks[0].topology)
-            found = tuple(
-                self._of_task(number, its, meters, seed, directory.path, progress) for number, its in by_task.items()
-            )
+        with (
+            progress_bar() as progress,
+            step_meters(hardware, self.protocol, tasks[0].topology, printer(progress)) as meters,
+        ):
+            found = tuple(self._of_task(*one, meters, seed, directory.path, progress) for one in by_task.items())
         result = StepsResult(directory.path, tuple(entries), found)
         result.save({"through": "torchrec", **asdict(self.protocol), **facts})
         return result
