@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +24,7 @@ from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.means import facts_of
+from neuroshard.stages.search.runs.means import Measure, facts_of
 from neuroshard.tasks.task import Task
 
 _PICTURE = "plan.png"
@@ -42,11 +43,15 @@ class InParts:
         hardware.follow()
 
     @contextmanager
-    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> Iterator["_OpenMeters"]:
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
         """The processes stay for all passes."""
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
-            yield _OpenMeters(meters)
+            yield partial(_measured, meters, count_input)
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        """Count kernel calls and exchanges."""
+        return steps(plans, count_input)
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
@@ -76,15 +81,10 @@ class InParts:
         return result
 
 
-@dataclass(frozen=True)
-class _OpenMeters:
-    meters: Meters
-
-    def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:
-        return list(map(MeasuredOnce.of, measure_with(self.meters, plans, seed, advance, count_input)))
-
-    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        return steps(plans, count_input)
+def _measured(
+    meters: Meters, count_input: bool, plans: Sequence[Plan], seed: int, advance: Advance
+) -> list[MeasuredOnce]:
+    return list(map(MeasuredOnce.of, measure_with(meters, plans, seed, advance, count_input)))
 
 
 @dataclass(frozen=True)

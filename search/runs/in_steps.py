@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, Build, StepTimes, builds_in, phase_rows
-from neuroshard.stages.search.runs.means import facts_of
+from neuroshard.stages.search.runs.means import Measure, facts_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 
@@ -59,10 +60,14 @@ class InSteps:
         hardware.follow_steps(self.protocol.timing)
 
     @contextmanager
-    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> Iterator["_Builds"]:
-        """Under torchrun the processes stay."""
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
+        """Under torchrun the processes stay. The exchange of indices is in every step."""
         with step_meters(hardware, self.protocol, tasks[0].topology, warn) as meters:
-            yield _Builds(meters)
+            yield partial(_measured, meters)
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        """Count the build of all plans as one."""
+        return 1
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
@@ -105,24 +110,14 @@ class InSteps:
         return TaskSteps(task, tuple(entries), StepTimes.of(journal.filled(self.protocol.builds, build)))
 
 
-@dataclass(frozen=True)
-class _Builds:
-    meters: StepMeters
-
-    def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:
-        """Build every plan and time its training steps: the median over the build, or the error that stopped it."""
-        check_steps(plans, self.meters.hardware)
-        built = self.meters.build(plans, [seed])
-        advance(1)
-        return [
-            MeasuredOnce(error=one.error)
-            if one.error is not None
-            else MeasuredOnce(step_ms=float(np.median(one.step_ms)))
-            for one in built
-        ]
-
-    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        return 1
+def _measured(meters: StepMeters, plans: Sequence[Plan], seed: int, advance: Advance) -> list[MeasuredOnce]:
+    """Build every plan and time its training steps: the median over the build, or the error that stopped it."""
+    check_steps(plans, meters.hardware)
+    built = meters.build(plans, [seed])
+    advance(1)
+    return [
+        MeasuredOnce(error=one.error, step_ms=None if one.error else float(np.median(one.step_ms))) for one in built
+    ]
 
 
 @dataclass(frozen=True)

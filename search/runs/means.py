@@ -1,6 +1,6 @@
 """What plans are measured in: kernels and exchanges one by one (`InParts`), or training steps (`InSteps`)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -15,17 +15,9 @@ from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
-
-class Once(Protocol):
-    """Measures all of some plans of one task once, in the order that they are given in."""
-
-    def measure(self, plans: Sequence[Plan], seed: int, count_input: bool, advance: Advance) -> list[MeasuredOnce]:
-        """What each cost; the seed fixes the lookups, and `advance` is told of what is done."""
-        ...
-
-    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """What `advance` is told of in all."""
-        ...
+# What some plans of one task cost, measured once in the order that they are given in; the number fixes the lookups, and
+# the last is told of what is done.
+Measure = Callable[[Sequence[Plan], int, Advance], list[MeasuredOnce]]
 
 
 class Means(Protocol):
@@ -39,12 +31,18 @@ class Means(Protocol):
         """Take part, as one of torchrun's processes other than rank 0."""
         ...
 
-    def opened(self, tasks: Sequence[Task], hardware: Hardware, warn: Warn) -> AbstractContextManager[Once]:
+    def opened(
+        self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn
+    ) -> AbstractContextManager[Measure]:
         """Start the processes that these tasks need, and end them with the block.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
         """
+        ...
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        """What is told of as done in all, where plans are measured once."""
         ...
 
     def evaluated(

@@ -27,8 +27,8 @@ from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.choice import declined_remark
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, Origin
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
-from neuroshard.stages.search.runs.searched import Searched
-from neuroshard.stages.search.runs.verify import Verifier, Verify, save_finalists
+from neuroshard.stages.search.runs.means import Measure
+from neuroshard.stages.search.runs.verify import Searched, Verify, save_finalists
 from neuroshard.targets.export import remarks_on
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -88,11 +88,11 @@ class Search:
         Simulator(simulator.models, self.count_input)  # refuses models that don't know it, before any work
         for task in self.tasks:
             simulator.models.check(task)
-        with self._verifier() as verifier:
+        with self._measuring() as measure:
             if self.out is not None and (there := RunDirectory(Path(self.out))).finished and not _found_nothing(there):
                 there.begin(self._depends(simulator), self.tasks)
                 return SearchResult(self._whole(there.path), self.tasks)
-            return self._searched(simulator, verifier)
+            return self._searched(simulator, measure)
 
     def _whole(self, path: Path) -> SearchRun:
         run = SearchRun.load(path)
@@ -102,7 +102,7 @@ class Search:
             )
         return run
 
-    def _searched(self, simulator: Simulator, verifier: Verifier | None) -> "SearchResult":
+    def _searched(self, simulator: Simulator, measure: Measure | None) -> "SearchResult":
         with progress_bar() as progress:
             bar = progress.add_task(self.method, total=len(self.tasks))
             first = self._search_one(self.tasks[0], simulator) if len(self.tasks) == 1 else None
@@ -113,11 +113,15 @@ class Search:
                     SearchRun.journal(directory.path).clear()
                     directory.forget()
                 directory.begin(depends, self.tasks)
-                records = []
-                for record in self._search(directory.path, simulator, first, verifier, progress):
+                records, journal = list[SearchRecord](), SearchRun.journal(directory.path)
+                for number in range(len(self.tasks)):
+                    if (record := journal.get(number)) is None:
+                        answer = self._answer(directory.path, number, simulator, first, measure, progress)
+                        record = self._record(directory.path, number, answer, simulator)
+                        journal.keep(number, record)
                     records.append(record)
                     progress.advance(bar)
-                if verifier is not None:
+                if self.verify is not None:
                     save_finalists(directory.path, self.tasks, records)
                 run = SearchRun(directory.path, self.method, tuple(records), self.model, depends["settings"])
                 run.save(depends | {"versions": versions()})
@@ -125,10 +129,10 @@ class Search:
                 raise first.found  # written down before: reports count it
         return SearchResult(run, self.tasks)
 
-    def _verifier(self) -> AbstractContextManager[Verifier | None]:
+    def _measuring(self) -> AbstractContextManager[Measure | None]:
         if self.verify is None:
             return nullcontext()
-        return self.verify.opened(self.tasks, plain_console(stderr=True).print)
+        return self.verify.opened(self.tasks, self.count_input, plain_console(stderr=True).print)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
         """What the plans depend on, besides the tasks."""
@@ -142,24 +146,6 @@ class Search:
             "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],
         }
 
-    def _search(
-        self,
-        path: Path,
-        simulator: Simulator,
-        first: Searched | None,
-        verifier: Verifier | None,
-        progress: Progress,
-    ) -> Iterator[SearchRecord]:
-        """A record for every task, one by one; `first` is what is known of the first task."""
-        journal = SearchRun.journal(path)
-        for number in range(len(self.tasks)):
-            record = journal.get(number)
-            if record is None:
-                answer = self._answer(path, number, simulator, first, verifier, progress)
-                record = self._record(path, number, answer, simulator)
-                journal.keep(number, record)
-            yield record
-
     def _search_one(self, task: Task, simulator: Simulator) -> Searched:
         return Searched.of(self.searcher, task, simulator, 1 if self.verify is None else self.verify.finalists)
 
@@ -169,22 +155,25 @@ class Search:
         number: int,
         simulator: Simulator,
         first: Searched | None,
-        verifier: Verifier | None,
+        measure: Measure | None,
         progress: Progress,
     ) -> Searched:
-        """Search a task, or go on with its finalists; measure those where that is asked for."""
+        """Search a task, or go on with its finalists, and measure those where that is asked for.
+
+        `first` is what is known of the first task.
+        """
         task, files = self.tasks[number], FinalistFiles(directory, number)
-        finalists = None if verifier is None else files.read(task)
+        finalists = None if measure is None else files.read(task)
         if finalists is None:
             searched = first or self._search_one(task, simulator)
             found = searched.found
-            if verifier is None or isinstance(found, InfeasibleError):
+            if measure is None or isinstance(found, InfeasibleError):
                 return searched
-            plans = map(Simulator(simulator.models, self.count_input).predicted, searched.finalists)
-            origin = Origin(len(searched.finalists), searched.seconds, found.warning, found.remark)
-            finalists = files.begin([*plans], origin)
-        assert verifier is not None
-        return verifier.answer(files, finalists, self.count_input, progress)
+            plans = [*map(Simulator(simulator.models, self.count_input).predicted, searched.finalists)]
+            finalists = files.begin(plans, Origin(len(plans), searched.seconds, found.warning, found.remark))
+        assert self.verify is not None
+        assert measure is not None
+        return self.verify.answer(measure, files, finalists, self.count_input, progress)
 
     def _record(self, directory: Path, number: int, answer: Searched, simulator: Simulator) -> SearchRecord:
         found = answer.found

@@ -1,7 +1,8 @@
-"""Verification: a search's finalists are measured in turns, and the best by measurement is taken."""
+"""One task's search and its answer: what is found, or, verified, the best of finalists that are measured in turns."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,20 +14,49 @@ from rich.progress import Progress
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.plan_costs import Advance, beyond_memory
+from neuroshard.hardware.plan_costs import beyond_memory
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.schema import PositiveCount, Seed
-from neuroshard.searching.searcher import Found
+from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce, Pass
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.stages.search.runs.in_parts import InParts
-from neuroshard.stages.search.runs.means import Means, Once
-from neuroshard.stages.search.runs.searched import Searched
+from neuroshard.stages.search.runs.means import Means, Measure
 from neuroshard.tasks.task import Task
 
 _SEED_RANGE = 2**31
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a task is answered with.
+
+    Attributes:
+        found: a plan; or why there is none.
+        seconds: of search.
+        finalists: plans that hardware may decide between, the one found first; none where there is an error.
+        measured_ms: the plan's cost on hardware; None where nothing was measured.
+    """
+
+    found: Found | InfeasibleError
+    seconds: float
+    finalists: tuple[Plan, ...] = ()
+    measured_ms: float | None = None
+
+    @classmethod
+    def of(cls, searcher: Searcher, task: Task, simulator: Simulator, finalists: int = 1) -> "Searched":
+        """Search a task, and for so many finalists at most where they are wanted."""
+        start = time.perf_counter()
+        try:
+            found = searcher.find(task, simulator)
+        except InfeasibleError as error:
+            return cls(error, time.perf_counter() - start)
+        plans = (found.plan,) if finalists == 1 else searcher.finalists(found.plan, simulator, finalists)
+        return cls(found, time.perf_counter() - start, plans)
 
 
 @dataclass(frozen=True)
@@ -64,38 +94,28 @@ class Verify:
         """What the answers depend on, besides the search's; JSON-ready."""
         return {"verify": asdict(self) | {"on": self.hardware.fingerprint.to_json()}}
 
-    @contextmanager
-    def opened(self, tasks: Sequence[Task], warn: Warn) -> Iterator["Verifier"]:
+    def opened(self, tasks: Sequence[Task], count_input: bool, warn: Warn) -> AbstractContextManager[Measure]:
         """Open the meters that these tasks need.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
         """
-        with self.means.opened(tasks, self.hardware, warn) as once:
-            yield Verifier(self, once)
+        return self.means.opened(tasks, self.hardware, count_input, warn)
 
-
-def not_verified() -> None:
-    """What `verify=none` asks for: nothing."""
-
-
-@dataclass(frozen=True, eq=False)
-class Verifier:
-    """Verification, while its processes are there."""
-
-    settings: Verify
-    once: Once
-
-    def answer(self, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress) -> Searched:
+    def answer(
+        self, measure: Measure, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress
+    ) -> Searched:
         """The best of the finalists, once all passes are measured; those that are on disk already are not again."""
-        left = self.settings.passes - len(finalists.passes)
-        bar = progress.add_task("finalists", total=left * self.once.amount(finalists.plans, count_input))
+        left = self.passes - len(finalists.passes)
+        bar = progress.add_task("finalists", total=left * self.means.amount(finalists.plans, count_input))
 
-        def measure(before: Sequence[Pass]) -> Pass:
-            known = replace(finalists, passes=tuple(before))
-            return self._measured(files.task, known, count_input, lambda n: progress.advance(bar, n))
+        def measured(plans: Sequence[Plan], seed: int) -> list[MeasuredOnce]:
+            return measure(plans, seed, lambda n: progress.advance(bar, n))
 
-        passes = files.passes(finalists.plans).filled(self.settings.passes, measure)
+        def next_pass(before: Sequence[Pass]) -> Pass:
+            return self._pass(files.task, replace(finalists, passes=tuple(before)), measured)
+
+        passes = files.passes(finalists.plans).filled(self.passes, next_pass)
         finalists = replace(finalists, passes=passes)
         progress.remove_task(bar)
         verdict, found = finalists.verdict, finalists.found
@@ -106,19 +126,21 @@ class Verifier:
         taken = Found(finalists.plans[verdict.taken], found.warning, remark=remark)
         return Searched(taken, found.seconds, finalists.plans, cost_ms)
 
-    def _measured(self, task: int, finalists: Finalists, count_input: bool, advance: Advance) -> Pass:
+    def _pass(
+        self, task: int, finalists: Finalists, measured: Callable[[Sequence[Plan], int], list[MeasuredOnce]]
+    ) -> Pass:
         """A pass over all that could be measured so far, in a random order: none always comes first."""
         plans, number = finalists.plans, len(finalists.passes)
-        rng = np.random.default_rng([self.settings.seed, task, number])
-        errors = dict(enumerate(map(self._error, plans, finalists.errors)))
+        rng = np.random.default_rng([self.seed, task, number])
+        errors = {i: finalists.errors[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
-        outcomes = self.once.measure([plans[i] for i in order], seed, count_input, advance)
-        measured = dict(zip(order, outcomes, strict=True))
-        return Pass(tuple(measured.get(i) or MeasuredOnce(error=error) for i, error in errors.items()))
+        found = dict(zip(order, measured([plans[i] for i in order], seed), strict=True))
+        return Pass(tuple(found.get(i) or MeasuredOnce(error=error) for i, error in errors.items()))
 
-    def _error(self, plan: Plan, before: str | None) -> str | None:
-        return before or beyond_memory(plan, self.settings.hardware)
+
+def not_verified() -> None:
+    """What `verify=none` asks for: nothing."""
 
 
 def save_finalists(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:
