@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from neuroshard.app.sweep import Job
     from neuroshard.plumbing.progress import Result
 
-_HELP_FLAGS = ("-h", "--help")
 _INTERRUPTED = 130
+_HELP_FLAGS = ("-h", "--help")
 # Hydra writes nothing of its own where people work: commands say where their files go.
 _QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
 
@@ -132,11 +132,9 @@ def _run(config: Any) -> None:
 
 def _keep(result: "Result | None") -> None:
     """Leave a sweep's job for the table at the end."""
-    from neuroshard.app.sweep import Compared
-
     if (here := _job_of_sweep()) is not None:
         job, folder = here
-        replace(job, outcome=result.outcome if isinstance(result, Compared) else None).keep(folder)
+        replace(job, outcome=getattr(result, "outcome", None)).keep(folder)
 
 
 def _fail(error: Exception) -> None:

@@ -6,7 +6,7 @@ from neuroshard.app.arguments import with_reader
 from neuroshard.app.commands import COMMANDS
 from neuroshard.app.settings import settings_of
 from neuroshard.bundles import known_names
-from neuroshard.plumbing.configs import choices, chosen_in, experiments_of, settings_in
+from neuroshard.plumbing.configs import Composed, choices, experiments_of
 
 _BASH_SCRIPT = """\
 _neuroshard() {
@@ -37,10 +37,9 @@ def completions(word: str, command: str, before: Iterable[str]) -> list[str]:
         return _starting(word, known_names())
     if command not in COMMANDS:
         return []
-    given = _given(before)
-    chosen = chosen_in(command, given)
-    settings = settings_of(command, settings_in(command, given), chosen)
-    choices_of = {group: choices(group) for group in chosen} | {"experiment": experiments_of(command)}
+    composed = Composed.of(command, _given(before))
+    settings = settings_of(composed)
+    choices_of = {group: choices(group) for group in composed.chosen} | {"experiment": experiments_of(command)}
     key, written, _ = word.partition("=")
     if not written:
         return _starting(word, sorted({f"{name}=" for name in (*choices_of, *(setting.key for setting in settings))}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from neuroshard.app.arguments import given_by
 from neuroshard.app.settings import Setting, settings_of
-from neuroshard.plumbing.configs import choices, chosen_in, experiments_of, headline, settings_in
+from neuroshard.plumbing.configs import Composed, choices, experiments_of, headline
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -40,16 +40,15 @@ class _Writer:
 
     def text(self, command: str, what: str, overrides: Sequence["Override"]) -> str:
         """Return what `--help` of a command prints: its usage, and every setting by group, as overridden."""
-        given = given_by(overrides)
-        config, chosen = settings_in(command, given), chosen_in(command, given)
-        groups = [group for group in chosen if group in config]
-        settings = settings_of(command, config, chosen)
+        composed = Composed.of(command, given_by(overrides))
+        groups = [group for group in composed.chosen if group in composed.settings]
+        settings = settings_of(composed)
         own = [setting for setting in settings if setting.key.split(".")[0] not in groups]
         usage = f"usage: neuroshard {command} [setting=value ...] [-m] [--help]"
         lines = [*self._wrapped(f"neuroshard {command}: {what}", ""), "", usage, "", "settings"]
         lines += [line for setting in own for line in self._described(setting)]
         for group in groups:
-            lines += ["", *self._choices(group, chosen[group])]
+            lines += ["", *self._choices(group, composed.chosen[group])]
             inner = [setting for setting in settings if setting.key.startswith(f"{group}.")]
             lines += [line for setting in inner for line in self._described(setting)]
         lines += ["", *self._experiments(command), *(line for note in _NOTES for line in self._wrapped(note, ""))]

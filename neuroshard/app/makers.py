@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.app.arguments import values_of
 from neuroshard.app.commands import COMMANDS
-from neuroshard.plumbing.configs import choices, content_of, experiments_of, leaves_of, settings_in, sweep_of
+from neuroshard.plumbing.configs import Composed, choices, content_of, experiments_of, leaves_of, sweep_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import config_of, plain
 
@@ -93,9 +93,9 @@ def _all_makers() -> Iterator[_Maker]:
             if "out" in content_of(f"experiment/{name}.yaml"):
                 swept = sweep_of(name)
                 line = f"neuroshard {command}{' -m' if swept else ''} experiment={name}"
-                yield _maker(line, settings_in(command, {"experiment": name}), swept)
+                yield _maker(line, Composed.of(command, {"experiment": name}).settings, swept)
     for command in COMMANDS:
-        settings = settings_in(command, {})
+        settings = Composed.of(command, {}).settings
         if "/" in str(settings.get("out")):
             yield _maker(f"neuroshard {command}", settings, {})
 

@@ -11,14 +11,13 @@ from neuroshard.bundles import ROOFLINE
 from neuroshard.plumbing.configs import (
     BUILDING,
     EXPERIMENT,
+    Composed,
     choices,
     choices_in,
-    chosen_in,
     groups_of,
     is_group,
     leaves_of,
     missing,
-    settings_in,
 )
 from neuroshard.plumbing.errors import UserError, unknown_name
 
@@ -40,30 +39,29 @@ def check_overrides(command: str, overrides: Sequence["Override"], sweeping: boo
     for override in own:
         for name in _values(override)[1:] if is_group(override.key_or_group) else ():
             _check_applies(command, given, override.key_or_group, name)
-    whole = settings_in(command, given)
-    for key in missing(whole):
-        raise needed(command, key, whole, chosen_in(command, given))
+    whole = Composed.of(command, given)
+    for key in missing(whole.settings):
+        raise needed(whole, key)
     if sweeping:
-        _check_apart(own, whole)
+        _check_apart(own, whole.settings)
 
 
 def check_settings(command: str, overrides: Sequence["Override"]) -> None:
     """Raise UserError if an override names no setting of the command, or gives it what it can't take."""
     _check_choices(command, overrides)
     given = given_by(overrides)
-    chosen = chosen_in(command, given)
-    config = settings_in(command, choices_in(given))
-    held = dict(_nodes(config))
-    for group, name in chosen.items():
+    composed = Composed.of(command, choices_in(given))
+    held = dict(_nodes(composed.settings))
+    for group, name in composed.chosen.items():
         if name not in choices(group):
             raise unknown_name(group, name, choices(group))
     for override in overrides:
         if (key := override.key_or_group) not in given or is_group(key):
             continue
         if key not in held:
-            raise unknown_name(f"setting of neuroshard {command}", key, _setting_names(config))
-        _check_one(override, held[key], "null" in said_of(command, key, config, chosen))
-        if joins(held[key], config):
+            raise unknown_name(f"setting of neuroshard {command}", key, _setting_names(composed.settings))
+        _check_one(override, held[key], "null" in said_of(composed, key))
+        if joins(held[key], composed.settings):
             raise UserError(f"{key} can't be set; it hands on the settings of that name")
 
 
@@ -76,7 +74,7 @@ def _check_choices(command: str, overrides: Sequence["Override"]) -> None:
             raise UserError(f"{override.input_line!r} is no setting; write model=roofline:{_values(override)[0]}")
         if is_group(group) and group not in groups:
             raise unknown_name(
-                f"setting of neuroshard {command}", group, [*groups, *_setting_names(settings_in(command, {}))]
+                f"setting of neuroshard {command}", group, [*groups, *_setting_names(Composed.of(command, {}).settings)]
             )
         if is_group(group):
             known = choices(group)
@@ -95,7 +93,7 @@ def _check_single(overrides: Sequence["Override"]) -> None:
 
 def _check_applies(command: str, given: Mapping[str, Any], group: str, name: str) -> None:
     """Raise UserError if another choice of a sweep lacks a setting that the first choice has."""
-    held = dict(_nodes(settings_in(command, choices_in(given) | {group: name})))
+    held = dict(_nodes(Composed.of(command, choices_in(given) | {group: name}).settings))
     for key in given:
         if not is_group(key) and key not in held:
             raise UserError(f"{key} is not a setting of {group}={name}; sweep the two apart")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from neuroshard.plumbing.configs import BUILDING, comments, leaves_of
+from neuroshard.plumbing.configs import BUILDING, Composed, comments, leaves_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.signatures import signature_of
 
@@ -38,31 +38,28 @@ class Setting:
         return listed[0].split(" | ") if listed else []
 
 
-def settings_of(command: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> list[Setting]:
-    """Every setting of a command's nested config; `chosen` names the choice of each group."""
+def settings_of(composed: Composed) -> list[Setting]:
+    """Every setting of a command."""
     return [
-        Setting(key, _yaml(value), said_of(command, key, config, chosen))
-        for key, value in leaves_of(config)
-        if key.split(".")[0] != "run" and not key.endswith(BUILDING) and not joins(value, config)
+        Setting(key, _yaml(value), said_of(composed, key))
+        for key, value in leaves_of(composed.settings)
+        if key.split(".")[0] != "run" and not key.endswith(BUILDING) and not joins(value, composed.settings)
     ]
 
 
-def said_of(command: str, key: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
-    """What a setting is, or a group of them: a line of `conf/`, else of the class that takes it; empty if neither is.
-
-    `config` is the command's, nested; `chosen` names the choice of each group.
-    """
+def said_of(composed: Composed, key: str) -> str:
+    """What a setting is, or a group of them: a line of `conf/`, else of the class that takes it; else empty."""
     group, _, inner = key.partition(".")
-    said = comments(f"{command}.yaml").get(key)
-    if not said and group in chosen:
-        said = comments(f"{group}/{chosen[group]}.yaml").get(inner)
-    return said or _of_class(key, config)
+    said = comments(f"{composed.command}.yaml").get(key)
+    if not said and group in composed.chosen:
+        said = comments(f"{group}/{composed.chosen[group]}.yaml").get(inner)
+    return said or _of_class(key, composed.settings)
 
 
-def needed(command: str, key: str, config: Mapping[str, Any], chosen: Mapping[str, str]) -> UserError:
-    """The error for a setting without a value, with what it is; `chosen` names the choice of each group."""
-    what = next((setting.what for setting in settings_of(command, config, chosen) if setting.key == key), "")
-    return UserError(f"neuroshard {command} needs {key}=...{': ' if what else ''}{what}")
+def needed(composed: Composed, key: str) -> UserError:
+    """The error for a setting without a value, with what it is."""
+    what = next((setting.what for setting in settings_of(composed) if setting.key == key), "")
+    return UserError(f"neuroshard {composed.command} needs {key}=...{': ' if what else ''}{what}")
 
 
 def joins(value: Any, config: Mapping[str, Any]) -> bool:

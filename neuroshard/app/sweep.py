@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from rich.table import Table as Grid
 from rich.text import Text
@@ -23,16 +22,6 @@ _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
 _PLACE = "out"  # which differs without making a difference
 _CAPTION = "predicted ms: means over the tasks that every row with the same tasks solved"
-
-
-@runtime_checkable
-class Compared(Protocol):
-    """A result that jobs of a sweep are compared by."""
-
-    @property
-    def outcome(self) -> JobFigures:
-        """Return the figures that the sweep's table shows of this job."""
-        ...
 
 
 @dataclass(frozen=True)

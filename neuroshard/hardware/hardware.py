@@ -136,13 +136,15 @@ class Hardware:
         """
         return self._group_meter(topology.num_devices, self._steps(timing), topology.host_size, warn)
 
-    def follow(self) -> None:
-        """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures."""
-        _follow(self._exchanges)
+    def follow(self, steps: TimingProtocol | None = None) -> None:
+        """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures.
 
-    def follow_steps(self, timing: TimingProtocol) -> None:
-        """The same of training steps."""
-        _follow(self._steps(timing))
+        Or in training `steps` that are timed so.
+        """
+        from neuroshard.hardware.torchrun import follow
+
+        how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)
+        follow(how)
 
     @property
     def _exchanges(self) -> Joining[CommSample]:
@@ -233,9 +235,3 @@ def _make_joined(
         how = replace(how, device=replace(how.device, pin=False))
     address = "127.0.0.1" if hosts is None else hosts.address
     return join(how, rank, count, f"tcp://{address}:{port}")
-
-
-def _follow(how: Joining[Any]) -> None:
-    from neuroshard.hardware.torchrun import follow
-
-    follow(how)

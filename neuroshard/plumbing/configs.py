@@ -7,6 +7,7 @@ they use, for whoever only wants to know which settings there are; a test compar
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any
@@ -98,21 +99,37 @@ def groups_of(command: str) -> dict[str, str]:
     }
 
 
-def chosen_in(command: str, given: Mapping[str, Any]) -> dict[str, str]:
-    """The choice of each group of a command, where `given` names some of them, or an experiment that does."""
+@dataclass(frozen=True)
+class Composed:
+    """A command with the choices and values that are given, or that an experiment gives.
+
+    Attributes:
+        command: its name.
+        chosen: the choice of each of its groups.
+        settings: nested, with their values as they are written.
+    """
+
+    command: str
+    chosen: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, command: str, given: Mapping[str, Any]) -> "Composed":
+        """Put a command's files together as Hydra does."""
+        chosen = _chosen_in(command, given)
+        built = {group: filled(group, name) for group, name in chosen.items() if name in choices(group)}
+        files = [*({group: own(content)} for group, content in built.items()), own(_command(command))]
+        values = (_nested(key, value) for key, value in given.items() if not is_group(key))
+        settings = reduce(_merged, [*files, own(_built(EXPERIMENT, given.get(EXPERIMENT))), *values])
+        return cls(command, chosen, settings)
+
+
+def _chosen_in(command: str, given: Mapping[str, Any]) -> dict[str, str]:
     chosen = groups_of(command)
     named = _makes(EXPERIMENT, given.get(EXPERIMENT)) | {group: str(given[group]) for group in chosen if group in given}
     made = {group: choice for pair in (chosen | named).items() for group, choice in _makes(*pair).items()}
     chosen |= {group: choice for group, choice in (made | named).items() if group in chosen}
     return {group: chosen.get(choice[2:-1], choice) for group, choice in chosen.items()}  # one may be another's
-
-
-def settings_in(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A command's settings, nested, with their values as they are written, after the choices and values in `given`."""
-    chosen = {group: filled(group, name) for group, name in chosen_in(command, given).items() if name in choices(group)}
-    files = [*({group: own(content)} for group, content in chosen.items()), own(_command(command))]
-    values = (_nested(key, value) for key, value in given.items() if not is_group(key))
-    return reduce(_merged, [*files, own(_built(EXPERIMENT, given.get(EXPERIMENT))), *values])
 
 
 def files_of(command: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

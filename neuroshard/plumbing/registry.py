@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from neuroshard.plumbing.configs import EXPERIMENT, choices, files_of, filled, missing, own, settings_in
+from neuroshard.plumbing.configs import EXPERIMENT, Composed, choices, files_of, filled, missing, own
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.schema import shown
 
@@ -111,7 +111,7 @@ def config_of(command: str, given: Mapping[str, Any]) -> DictConfig:
         UserError: a value can't be read.
     """
     try:
-        return OmegaConf.create(settings_in(command, given))
+        return OmegaConf.create(dict(Composed.of(command, given).settings))
     except OmegaConfBaseException as error:
         raise UserError(error) from None
 

@@ -7,7 +7,6 @@ from typing import Any
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import Seed, of_format, parse, shown
-from neuroshard.records.run_directory import check_same
 from neuroshard.words.fingerprint import Fingerprint
 
 _FORMAT = "neuroshard-data-1"
@@ -58,9 +57,10 @@ class Manifest:
                 f"{directory} was measured on {there}, this is {here.kind} ({here.device}); give another out=DIRECTORY"
             )
 
-    def check_continues(self, other: "Manifest", directory: Path) -> None:
-        """Raise UserError unless `other`, a run about to go on in `directory`, has the same settings."""
-        check_same(directory, self.config | {"seed": self.seed}, other.config | {"seed": other.seed})
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a run that goes on must have in common with it."""
+        return self.config | {"seed": self.seed}
 
 
 def _text(value: object) -> str:

@@ -119,7 +119,7 @@ class RunDirectory:
         if "format" not in content:
             return None
         facts = of_format(content, _FORMAT, where)
-        return RunFile(parse({"kind": facts.pop("kind", None)}, _KindOnly, where).kind, facts)
+        return parse({"kind": facts.pop("kind", None), "facts": facts}, RunFile, where)
 
     def facts(self, kind: RunKind) -> dict[str, Any]:
         """What `run.json` says of a whole run of that kind.
@@ -137,11 +137,6 @@ class RunDirectory:
         """The settings that a run was begun with here, if one was."""
         path = self.path / _SETTINGS
         return parse(read_json(path, "settings"), dict[str, Any], f"settings {path}") if path.exists() else None
-
-
-@dataclass(frozen=True)
-class _KindOnly:
-    kind: RunKind
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:

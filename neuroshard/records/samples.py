@@ -127,17 +127,10 @@ class CommSample:
     devices_per_host: int | None = None
 
     @classmethod
-    def of_columns(
-        cls,
-        dims: Sequence[int],
-        start_ms: Sequence[float],
-        batch_size: int,
-        collective: Collective = Collective.ALL_TO_ALL,
-        devices_per_host: int | None = None,
-    ) -> "CommSample":
-        """An exchange of the pooled embeddings of a batch, of `dims` (D,) columns from each device."""
+    def of_columns(cls, dims: Sequence[int], start_ms: Sequence[float], batch_size: int) -> "CommSample":
+        """An all-to-all of the pooled embeddings of a batch, of `dims` (D,) columns from each device."""
         sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
-        return cls(sizes, tuple(start_ms), batch_size, collective, devices_per_host)
+        return cls(sizes, tuple(start_ms), batch_size)
 
     def __post_init__(self) -> None:
         if not self.size_bytes or len(self.size_bytes) != len(self.start_ms):

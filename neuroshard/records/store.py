@@ -16,7 +16,7 @@ from neuroshard.plumbing.parquet import Row, read_rows, write_table
 from neuroshard.records import parquet_schema
 from neuroshard.records.manifest import Manifest
 from neuroshard.records.noise import fastest
-from neuroshard.records.run_directory import RunDirectory, begun_otherwise
+from neuroshard.records.run_directory import RunDirectory, begun_otherwise, check_same
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.tables import Table
 
@@ -84,8 +84,7 @@ class DataDirectory:
             UserError: the run here has other settings, tables or hardware.
         """
         if Manifest.exists(self.path):
-            begun = Manifest.load(self.path)
-            begun.check_continues(manifest, self.path)
+            check_same(self.path, Manifest.load(self.path).settings, manifest.settings)
             if list(self.tables().values()) != list(tables):
                 raise begun_otherwise(self.path, "other tables")
             return

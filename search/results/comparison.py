@@ -53,10 +53,6 @@ class Evaluated:
             return self
         return replace(self, error=f"doesn't fit its task: {self.plan.violations[0]}")
 
-    def measured_as(self, result: Cost | str) -> "Evaluated":
-        """Return this with its measured cost, or the error that stopped the measurement."""
-        return replace(self, error=result) if isinstance(result, str) else replace(self, measured=result)
-
     @property
     def runnable(self) -> bool:
         """Whether it is a plan that keeps its task's limits."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +72,8 @@ class InParts:
                 plans, hardware, seed, printer(progress), lambda n: progress.advance(bar, n), count_input
             )
         for i, outcome in zip(runnable, measured, strict=True):
-            found[i] = found[i].measured_as(outcome)
+            came = {"error": outcome} if isinstance(outcome, str) else {"measured": outcome}
+            found[i] = replace(found[i], **came)
         result = EvaluateResult(directory.path, tuple(found))
         result.save(facts_of(hardware, seed) | ({"count_input": True} if count_input else {}))
         if all(entry.measured is None for entry in found):

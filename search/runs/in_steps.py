@@ -57,7 +57,7 @@ class InSteps:
 
     def follow(self, hardware: Hardware) -> None:
         """Take part in the steps."""
-        hardware.follow_steps(self.protocol.timing)
+        hardware.follow(self.protocol.timing)
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:

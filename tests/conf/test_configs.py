@@ -12,7 +12,7 @@ from neuroshard.app.commands import COMMANDS
 from neuroshard.app.settings import settings_of
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.configs import choices, chosen_in, settings_in
+from neuroshard.plumbing.configs import Composed, choices
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import compose_config, instantiate_config
 from neuroshard.stages.search.methods.heuristics import Greedy
@@ -98,7 +98,7 @@ def test_every_choice_of_every_command_builds(command, group, name, files):
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
 def test_every_setting_is_said_in_a_line(command, group, name):
     given = {group: name}
-    found = settings_of(command, settings_in(command, given), chosen_in(command, given))
+    found = settings_of(Composed.of(command, given))
     assert found
     assert [setting.key for setting in found if not setting.what] == []
 
@@ -112,8 +112,8 @@ def test_every_setting_is_said_in_a_line(command, group, name):
 def test_settings_are_those_that_hydra_composes(command, given):
     overrides = [f"{group}={name}" for group, name in given.items()]
     chosen = composed(command, tuple(overrides)).hydra.runtime.choices
-    assert chosen_in(command, given).items() <= chosen.items()
-    assert settings_in(command, given) == settings_by_hydra(command, overrides)
+    assert Composed.of(command, given).chosen.items() <= chosen.items()
+    assert Composed.of(command, given).settings == settings_by_hydra(command, overrides)
 
 
 def _closed():
@@ -121,7 +121,7 @@ def _closed():
     seen = set()
     for command, group, name in [*((command, "", "") for command in COMMANDS), *CASES]:
         given = {group: name} if group else {}
-        for setting in settings_of(command, settings_in(command, given), chosen_in(command, given)):
+        for setting in settings_of(Composed.of(command, given)):
             its_own = setting.key.startswith(f"{group}.") if group else setting.key.split(".")[0] not in GROUP_NAMES
             if its_own and setting.values and setting.value not in ("true", "false"):
                 place = (group if group else command, name, setting.key)

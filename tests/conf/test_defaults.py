@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from neuroshard.plumbing import configs
-from neuroshard.plumbing.configs import content_of, filled, settings_in
+from neuroshard.plumbing.configs import Composed, content_of, filled
 from neuroshard.plumbing.signatures import NEEDED, signature_of
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -62,8 +62,8 @@ def test_defaults_are_read_as_python_has_them(target):
 def _filled(file):
     group, _, name = file.removesuffix(".yaml").rpartition("/")
     if group == "experiment":
-        return settings_in(name.split("_")[0], {group: name})
-    return filled(group, name) if group else settings_in(name, {})
+        return Composed.of(name.split("_")[0], {group: name}).settings
+    return filled(group, name) if group else Composed.of(name, {}).settings
 
 
 def _keys(node, path=()):

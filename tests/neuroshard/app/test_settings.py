@@ -4,7 +4,7 @@ import pytest
 
 from neuroshard.app.help import command_help
 from neuroshard.app.settings import Setting, settings_of
-from neuroshard.plumbing.configs import chosen_in, comments, headline, missing, settings_in
+from neuroshard.plumbing.configs import Composed, comments, headline, missing
 
 
 def test_comments_are_found_by_key():
@@ -21,7 +21,7 @@ def test_headlines_skip_what_is_hydras():
 
 def test_settings_of_what_is_built_on_others_are_said_too():
     given = {"searcher": "without_grid"}
-    found = settings_of("search", settings_in("search", given), chosen_in("search", given))
+    found = settings_of(Composed.of("search", given))
     said = {setting.key: setting.what for setting in found}
     assert said["searcher.beam_width"] == "layouts kept after every split"
     assert not any(key.startswith("run.") or "_target_" in key for key in said)
@@ -29,9 +29,9 @@ def test_settings_of_what_is_built_on_others_are_said_too():
 
 
 def test_missing_settings_are_found_without_what_points_at_them():
-    assert missing(settings_in("explain", {})) == ["plans"]
-    assert missing(settings_in("search", {"tables": "user_file"})) == ["tables.path"]
-    assert missing(settings_in("search", {})) == []
+    assert missing(Composed.of("explain", {}).settings) == ["plans"]
+    assert missing(Composed.of("search", {"tables": "user_file"}).settings) == ["tables.path"]
+    assert missing(Composed.of("search", {}).settings) == []
 
 
 def test_help_fits_its_width_and_names_everything():
