@@ -2,22 +2,20 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerContext, SpawnContext
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any
 from warnings import filterwarnings
 
 from neuroshard.hardware.device import no_device
-from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers
 from neuroshard.hardware.step_samples import StepSample
 from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
-from neuroshard.hardware.workers import Bench, Joining, Sample, WorkerGroup, forked_warm, spawned
+from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGroup, forked_warm, spawned
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Seconds
@@ -32,21 +30,6 @@ if TYPE_CHECKING:  # imports torch
 
 _CHATTY = ("torchrec", "torch.fx")  # loggers that warn of every table of every model
 Warn = Callable[[str], None]
-Sample_contra = TypeVar("Sample_contra", contravariant=True)
-
-
-class Meter(Protocol[Sample_contra]):
-    """Measures batches of samples; used as a context that ends its processes."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int]) -> list[Outcome]:
-        """An outcome for each sample; the seeds fix what is drawn for it."""
-        ...
 
 
 @dataclass(frozen=True)

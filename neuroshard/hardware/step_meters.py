@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.hardware.hardware import Hardware, Meter, Warn, under_torchrun
+from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
 from neuroshard.hardware.step_samples import BuildTimes, StepProtocol, StepSample
+from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError

@@ -3,15 +3,14 @@
 import os
 from collections.abc import Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from neuroshard.hardware.group import join
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.workers import Joining, Sample
+from neuroshard.hardware.workers import Joining, Meter, Sample
 
 _IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
 _LEADING = "neuroshard/leading"
@@ -50,18 +49,14 @@ class _Member(Generic[Sample]):
         return self._bench.measure(samples, seeds, lambda _: None)
 
 
-class TorchrunLeader(Generic[Sample]):
+class TorchrunLeader(Meter[Sample]):
     """Rank 0: measures batches with all the followers. A follower's death is torchrun's to notice."""
 
     def __init__(self, how: Joining[Sample]) -> None:
         self._member = _Member(how)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Tell the followers that the work is done."""
         self._member.pass_on(None)
         dist.destroy_process_group()
 

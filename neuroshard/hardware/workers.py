@@ -4,12 +4,12 @@ import multiprocessing
 import signal
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from neuroshard.hardware.runs import Outcome, Report
@@ -34,6 +34,24 @@ class Bench(Protocol[Sample_contra]):
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """An outcome for each sample; `report` is told which one comes next."""
         ...
+
+
+class Meter(ABC, Generic[Sample_contra]):
+    """Measures batches of samples; used as a context that ends its processes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the processes, if there are any."""
+
+    @abstractmethod
+    def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int]) -> list[Outcome]:
+        """An outcome for each sample; the seeds fix what is drawn for it."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +126,7 @@ def forked_warm() -> ForkServerContext:
     return context
 
 
-class WorkerGroup(Generic[Sample]):
+class WorkerGroup(Meter[Sample]):
     """`count` processes that measure batches together; rank 0's outcomes count.
 
     A worker that dies, or says nothing for `timeout_s`, ends the whole group; the sample it was at gets the error,
@@ -136,14 +154,6 @@ class WorkerGroup(Generic[Sample]):
         self._clock = clock
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pids(self) -> list[int]:

@@ -1,16 +1,15 @@
 """Made-up devices in the place of hardware: what runs measure is known exactly, and repeats."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from neuroshard.hardware import DeviceSpec, Hardware, Meter, Outcome
 from neuroshard.hardware.hardware import Warn
 from neuroshard.plumbing.timing import TimingProtocol
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.testing.devices.made_up import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 from neuroshard.words.fingerprint import Fingerprint
 
@@ -37,46 +36,27 @@ class MadeUpHardware(Hardware):
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
         """Says what kernel calls cost on the device."""
-        return _CallMeter(self.made_up, self.noise)
+        return _Meter(measured_compute, self.made_up, self.noise)
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
         """Says what exchanges cost."""
-        return _ExchangeMeter(self.made_up, self.noise)
+        return _Meter(measured_comm, self.made_up, self.noise)
 
 
 @dataclass(frozen=True)
-class _Meter:
+class _Meter(Meter[Sample]):
+    measured: Callable[..., list[Measurement[Sample]]]
     device: MadeUpDevice
     noise: float
 
-    def __enter__(self) -> Self:
-        return self
+    def close(self) -> None:
+        """There is nothing to end."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class _CallMeter(_Meter):
-    def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int]) -> list[Outcome]:
+    def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
         """Each by itself, so that a sample's noise hangs on its seed alone."""
-        pairs = zip(samples, seeds, strict=True)
         return [
-            _outcome(measured_compute(self.device, [(sample, "train")], self.noise, np.random.default_rng(seed))[0])
-            for sample, seed in pairs
-        ]
-
-
-@dataclass(frozen=True)
-class _ExchangeMeter(_Meter):
-    def measure(self, samples: Sequence[CommSample], seeds: Sequence[int]) -> list[Outcome]:
-        """Each by itself, so that a sample's noise hangs on its seed alone."""
-        pairs = zip(samples, seeds, strict=True)
-        return [
-            _outcome(measured_comm(self.device, [(sample, "train")], self.noise, np.random.default_rng(seed))[0])
-            for sample, seed in pairs
+            _outcome(self.measured(self.device, [(sample, "train")], self.noise, np.random.default_rng(seed))[0])
+            for sample, seed in zip(samples, seeds, strict=True)
         ]
 
 
@@ -86,20 +66,15 @@ def _outcome(measurement: Measurement[Any]) -> Outcome:
 
 
 @dataclass(frozen=True)
-class SlowerBy:
+class SlowerBy(Meter[Any]):
     """A meter under which a machine is now faster, now slower: each batch takes the next factor times as long."""
 
     meter: Meter[Any]
     factors: Iterator[float]
 
-    def __enter__(self) -> Self:
-        self.meter.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.meter.__exit__(kind, error, trace)
+    def close(self) -> None:
+        """End the meter's processes."""
+        self.meter.close()
 
     def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
         """As the meter, times the factor."""
