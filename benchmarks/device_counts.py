@@ -11,7 +11,7 @@ from pathlib import Path
 from shared import silent
 
 from neuroshard.models import CommModel
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.records.samples import BACKWARD, FORWARD
@@ -26,7 +26,7 @@ _DIRECTIONS = (FORWARD, BACKWARD)
 
 def main() -> None:
     measured = Measured.of([DataDirectory(Path(sys.argv[1]))], ()).comm[Collective.ALL_TO_ALL]
-    fitter: CommFitter = instantiate_config(compose_config("pretrain", []).comm_model)
+    fitter: CommFitter = instantiate_config(config_of("pretrain", {}).comm_model)
     counts = sorted({len(m.sample.dims) for m in measured.everything})
     everything = _fitted(fitter, measured)
     print("| devices | one for all | for this number only | never saw this number | two passes differ, mean |")

@@ -7,13 +7,14 @@ on the same samples; with INIT, the bundle's model fitted further instead.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from shared import silent
 
 from neuroshard.models import CostModels, SumModel
 from neuroshard.models.card import Accuracy
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.records import DataDirectory
 from neuroshard.records.noise import pass_repeatability
 from neuroshard.stages.pretrain.fitting import ComputeFitter
@@ -24,7 +25,11 @@ from neuroshard.words.form import IN_COLUMNS
 
 _COUNTS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
 _SEEDS = (0, 1)
-_PAPER = ["compute_model=paper", "compute_model.features=paper_batch", "compute_model.training.epochs=300"]
+_PAPER = {
+    "compute_model": "paper",
+    "compute_model.features": "paper_batch",
+    "compute_model.training.epochs": 300,
+}
 
 
 def main() -> None:
@@ -32,11 +37,11 @@ def main() -> None:
     noise = pass_repeatability(measured.everything)
     unseen = f"{len(measured.test)} samples of unseen tables, {len(_SEEDS)} seeds"
     print(f"repeatability: mean {noise.mean():.1%}; error on {unseen}")
-    default, start = _fitter([]), None
+    default, start = _fitter({}), None
     others = {"papers' network": _fitter(_PAPER)}
     if len(sys.argv) > 2:
         start = CostModels.load(sys.argv[2]).compute
-        others = {"fitted further": _fitter(["experiment=pretrain_adapt"])}
+        others = {"fitted further": _fitter({"experiment": "pretrain_adapt"})}
         print(f"{sys.argv[2]} as it is: {_row(start, measured)}")
     print(
         "| training samples | from nothing: MAPE | tau | " + " | ".join(f"{name}: MAPE | tau" for name in others) + " |"
@@ -50,8 +55,8 @@ def main() -> None:
         print(f"| {count} | " + " | ".join(cells) + " |", flush=True)
 
 
-def _fitter(overrides: list[str]) -> ComputeFitter:
-    fitter: ComputeFitter = instantiate_config(compose_config("pretrain", overrides).compute_model)
+def _fitter(given: Mapping[str, str | int]) -> ComputeFitter:
+    fitter: ComputeFitter = instantiate_config(config_of("pretrain", given).compute_model)
     return fitter
 
 

@@ -34,7 +34,7 @@ from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.embedding import Arenas, fused_run
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.plumbing.files import write_json
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.noise import pass_drift, pass_repeatability
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--large-combinations", type=int, default=200)
     given = parser.parse_args(arguments)
     begun = time.monotonic()
-    hardware: Hardware = instantiate_config(compose_config("collect", [f"hardware={given.hardware}"]).hardware)
+    hardware: Hardware = instantiate_config(config_of("collect", {"hardware": given.hardware}).hardware)
     batch_sizes = [int(size) for size in given.batch_sizes.split(",")]
     summary = {"versions": versions(), "hardware": hardware.fingerprint.to_json(), "batch_sizes": batch_sizes}
     device = make_device(hardware.device)

@@ -26,7 +26,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.threads import blas_threads, torch_threads
 from neuroshard.records.samples import BACKWARD, FORWARD
 from neuroshard.records.splits import split_tables
@@ -45,7 +45,7 @@ from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, mea
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS
 
-_FORMS = {"default": [], "paper": ["compute_model=paper", "comm_model=paper"]}
+_FORMS = {"default": {}, "paper": {"compute_model": "paper", "comm_model": "paper"}}
 _TRUTH_SEARCH = BeamSearch(num_candidates=3, beam_width=1, max_splits=4, grid=GridSettings(points=4))
 _SEEN, _UNSEEN = 0, 1  # seeds of the tables that are measured, and of those that are searched for
 _MEMORY_BYTES = 4 << 30
@@ -72,7 +72,7 @@ class Setting:
     def fitted(self) -> CostModels:
         """Models fitted to samples that were measured on the device, with margins."""
         compute, comm = self._measured()
-        config = compose_config("pretrain", [*_FORMS[self.form], *self._epochs()])
+        config = config_of("pretrain", _FORMS[self.form] | self._epochs())
         compute_fitter, comm_fitter = (instantiate_config(config[f"{kind}_model"]) for kind in ("compute", "comm"))
         with torch_threads(1):
             model = compute_fitter.fit(compute, None, self.seed, silent)
@@ -94,11 +94,11 @@ class Setting:
             _by_split(measured_comm(device, comm, self.noise, rng)),
         )
 
-    def _epochs(self) -> list[str]:
+    def _epochs(self) -> dict[str, int]:
         if self.epochs is None:
-            return []
+            return {}
         member = "member.training" if self.form == "default" else "training"
-        return [f"compute_model.{member}.epochs={self.epochs}", f"comm_model.training.epochs={self.epochs}"]
+        return {f"compute_model.{member}.epochs": self.epochs, "comm_model.training.epochs": self.epochs}
 
     def tasks(self, count: int) -> tuple[Task, ...]:
         """Of unseen tables, as the papers draw them."""

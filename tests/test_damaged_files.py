@@ -24,7 +24,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Range, Ranges
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.registry import build, compose_config, instantiate_config
+from neuroshard.plumbing.registry import build, instantiate_config
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
@@ -49,6 +49,7 @@ from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_shard
 from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.words.fingerprint import Fingerprint
 from tests.kit.damage import damaged
+from tests.kit.hydra_configs import compose_config
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "15"))
 

@@ -5,7 +5,7 @@ that comes from a user, on the command line or in a call, passes `check_setting`
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -86,22 +86,6 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
 def _plain(value: Any) -> bool:
     """Whether a config can hold it; objects, such as a plan, are handed over as they are."""
     return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
-
-
-def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
-    """A command's config, after overrides as on the command line.
-
-    Raises:
-        UserError: one can't be read.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import: only where it is used
-    from hydra.errors import OverrideParseException
-
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise UserError(error) from None
-    return config_of(command, {override.key_or_group: override.value() for override in parsed})
 
 
 def config_of(command: str, given: Mapping[str, Any]) -> DictConfig:

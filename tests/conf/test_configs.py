@@ -14,9 +14,9 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.configs import Composed, choices
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.search.methods.heuristics import Greedy
-from tests.kit.hydra_configs import composed, settings_by_hydra
+from tests.kit.hydra_configs import compose_config, composed, settings_by_hydra
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {

@@ -6,7 +6,8 @@ from functools import cache
 import numpy as np
 
 import neuroshard as ns
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import instantiate_config
+from tests.kit.hydra_configs import compose_config
 
 BATCH_SIZE = 4096
 DIMS = (8, 16, 32, 64, 128)

@@ -25,10 +25,11 @@ from golden_tasks import all_tasks, replanned
 import neuroshard as ns
 from neuroshard.hardware import DeviceSpec, Link
 from neuroshard.plumbing.configs import choices
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.testing.devices import MADE_UP
 from neuroshard.testing.devices.cpu import drawn_cpu
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from tests.kit.hydra_configs import compose_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:neuroshard.*")]
 

@@ -5,9 +5,11 @@ from functools import lru_cache
 from typing import Any
 
 from hydra import compose, initialize
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from neuroshard.plumbing.registry import store_configs
+from neuroshard.app.arguments import given_by
+from neuroshard.plumbing.registry import config_of, store_configs
 
 
 @lru_cache(maxsize=256)
@@ -16,6 +18,11 @@ def composed(command: str, overrides: tuple[str, ...]) -> DictConfig:
     store_configs(command)
     with initialize(version_base="1.3", config_path=None):
         return compose(command, overrides=list(overrides), return_hydra_config=True)
+
+
+def compose_config(command: str, overrides: Sequence[str]) -> DictConfig:
+    """A command's config, after overrides as on the command line; Hydra's own settings aren't in it."""
+    return config_of(command, given_by(OverridesParser.create().parse_overrides(list(overrides))))
 
 
 def settings_by_hydra(command: str, overrides: Sequence[str]) -> dict[str, Any]:

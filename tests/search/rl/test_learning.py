@@ -13,7 +13,7 @@ import torch
 from neuroshard.hardware import Hardware
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plumbing.registry import compose_config, instantiate_config
+from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.learned import PolicySearch
 from neuroshard.stages.search.rl import policies
@@ -25,6 +25,7 @@ from neuroshard.stages.search.rl.measures import OnHardware, Simulated
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.stages.search.runs.train_policy import TrainPolicy
 from neuroshard.testing import linear_models, toy_task
+from tests.kit.hydra_configs import compose_config
 
 sys.path.insert(0, str(Path(__file__).parent))
 
