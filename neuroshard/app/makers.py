@@ -16,7 +16,7 @@ from neuroshard.app.arguments import values_of
 from neuroshard.app.commands import COMMANDS
 from neuroshard.plumbing.configs import Composed, choices, content_of, experiments_of, leaves_of, sweep_of
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.registry import config_of, plain
+from neuroshard.plumbing.registry import config_of
 
 _REFERENCE = re.compile(r"\$\{([^{}]+)\}")
 _CHOICE = "hydra:runtime.choices."
@@ -59,7 +59,7 @@ def check_made(command: str, overrides: Sequence[Override], sweeping: bool) -> N
 def _named(command: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(key, text) of every setting with text, and of every text in a list, where it may be the path of an input."""
     config = config_of(command, given)
-    for key, _ in leaves_of(plain(config)):
+    for key, _ in leaves_of(Composed.of(command, given).settings):
         if key.split(".")[0] == "run" or key.split(".")[-1] in _NO_INPUTS:
             continue
         with suppress(OmegaConfBaseException, ValueError):  # what only Hydra knows

@@ -118,7 +118,8 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    if isinstance(config, DictConfig) and (without := missing(plain(config))):
+    held: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else {}
+    if without := missing(held):
         raise UserError(f"{without[0]} is needed, and has no value")
     try:
         return instantiate(config, _convert_="all", **objects)
@@ -126,13 +127,6 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
         raise _user_error(error) from error
     except OmegaConfBaseException as error:
         raise UserError(error) from None
-
-
-def plain(config: DictConfig) -> dict[str, Any]:
-    """A config as nested values, interpolations as they are written."""
-    content: Any = OmegaConf.to_container(config, resolve=False)
-    values: dict[str, Any] = content
-    return values
 
 
 def _user_error(error: BaseException) -> UserError:
