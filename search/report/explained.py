@@ -49,7 +49,7 @@ def picture(found: Explanation) -> Picture:
 def all_shards(found: Explanation) -> Section:
     """Every shard of the plan."""
     columns = ("table", "device", *_SHARD_COLUMNS[1:])
-    rows = tuple((share.table, str(share.device), *_shard_row(share)[1:]) for share in found.shards)
+    rows = tuple((share.table.name, str(share.placed.device), *_shard_row(share)[1:]) for share in found.shards)
     return Section("All shards", "A click on a column's head sorts.", grids=(Grid(columns, rows),))
 
 
@@ -180,30 +180,26 @@ _SHARD_COLUMNS = ("table", "columns", "of", "size", "alone, ms", "saved without 
 
 def _shard_row(share: ShardShare) -> tuple[str, ...]:
     return (
-        share.table,
-        f"{share.dim}",
-        f"{share.table_dim}{_in_form(share)}{_read(share)}{_at_home(share)}",
+        share.table.name,
+        f"{share.placed.shard.dim}",
+        f"{share.table.dim}{_besides(share)}",
         readable_bytes(share.size_bytes),
         f"{share.alone_ms:.3f}",
         f"{share.saved_ms:.3f}",
     )
 
 
-def _in_form(share: ShardShare) -> str:
-    """What a shard is besides columns with all rows."""
-    words = {Form.COLUMNS: "", Form.ROWS: f", {share.rows:,} rows", Form.COPIES: ", a copy"}
-    return words[share.form]
-
-
-def _at_home(share: ShardShare) -> str:
-    """The memory that it lies in, where that isn't the device's."""
-    return "" if share.home.tier is Tier.DEVICE else f", {share.home}"
-
-
-def _read(share: ShardShare) -> str:
-    """Tell by how many features a table is read, where that are several, and whether it isn't pooled."""
-    features = f", {share.features} features" if share.features > 1 else ""
-    return features if share.pooled else f"{features}, sequence"
+def _besides(share: ShardShare) -> str:
+    """What a shard is besides columns with all rows, in device memory, of a pooled table that one feature reads."""
+    table, home = share.table, share.placed.home
+    said = {
+        f"{share.placed.shard.rows:,} rows": share.form is Form.ROWS,
+        "a copy": share.form is Form.COPIES,
+        f"{table.features} features": table.features > 1,
+        "sequence": not table.pooled,
+        str(home): home.tier is not Tier.DEVICE,
+    }
+    return "".join(f", {words}" for words, so in said.items() if so)
 
 
 def _bottleneck(found: Explanation) -> Section:
@@ -215,7 +211,7 @@ def _bottleneck(found: Explanation) -> Section:
         ("computes longest", f"device {found.slowest}: {found.compute_excess_ms:.2f} ms above the mean"),
         ("has the most columns", f"device {found.widest}: {wider:.1%} above the mean, {price}"),
     )
-    rows = tuple(_shard_row(share) for share in found.shards if share.device == found.bottleneck)
+    rows = tuple(_shard_row(share) for share in found.shards if share.placed.device == found.bottleneck)
     grids = (Grid(_SHARD_COLUMNS, rows),)
     if found.is_balanced:
         return Section(f"What lies on device {found.bottleneck}", "No device is slower than the others.", grids=grids)

@@ -19,8 +19,9 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.homes import settled
+from neuroshard.tables import Table
 from neuroshard.words.form import Form
-from neuroshard.words.home import Home
+from neuroshard.words.shard import Placement
 
 _NOTICED = 0.005  # of a plan's cost
 
@@ -30,23 +31,15 @@ class ShardShare:
     """A shard's part in its device's cost.
 
     Attributes:
-        table, device, dim: what and where; `table_dim` columns has the whole table.
-        form, rows, home: of the table, how many of its rows there are, and the memory that it lies in.
-        features, pooled: how many read the table, and whether it is no sequence table.
+        placed, table, form: what lies where, and of which table in which form.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
         saved_ms: what the device would compute less without it.
     """
 
-    table: str
-    device: int
-    dim: int
-    table_dim: int
+    placed: Placement
+    table: Table
     form: Form
-    rows: int
-    home: Home
-    features: int
-    pooled: bool
     size_bytes: int
     alone_ms: float
     saved_ms: float
@@ -161,12 +154,10 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
     alone = model.predict(LoadSets.alone(loads))
     found = []
     for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
-        shard, table = placed.shard, plan.task.tables[placed.shard.table]
-        form = plan.forms[shard.table]
-        where = (table.name, placed.device, shard.dim, table.dim, form, shard.rows, placed.home)
-        read = (table.features, table.pooled)
-        found.append(ShardShare(*where, *read, int(size), float(alone_ms), float(saved_ms)))
-    return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table)))
+        table = placed.shard.table
+        what = placed, plan.task.tables[table], plan.forms[table]
+        found.append(ShardShare(*what, int(size), float(alone_ms), float(saved_ms)))
+    return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table.name)))
 
 
 def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:

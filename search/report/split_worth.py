@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.cost.cost import Cost
+from neuroshard.cost.loads import Loads
 from neuroshard.cost.traffic import Traffic, given_bytes
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -68,39 +69,33 @@ class _Parts:
     Attributes:
         own: (number of tables,) which shards are each table's.
         device: (n,) of the shard.
-        given, whole_given: (n, C) bytes that the shard puts into exchanges, and what its table, whole, would.
-        size_bytes, whole_bytes: (n,) what the shard takes, and what the table, whole, would.
+        asked, whole_asked: (n, C + 1) bytes that the shard puts into exchanges, and takes of memory; and its table,
+            whole.
         without_ms, whole_ms: (n,) compute cost of the device without the table, and with all of it.
     """
 
     own: tuple[IntArray, ...]
     device: IntArray
-    given: FloatArray
-    whole_given: FloatArray
-    size_bytes: IntArray
-    whole_bytes: IntArray
+    asked: FloatArray
+    whole_asked: FloatArray
     without_ms: FloatArray
     whole_ms: FloatArray
 
     @classmethod
     def of(cls, plan: Plan, groups: dict[int, list[int]], simulator: Simulator) -> "_Parts":
         """Gather the shards of the tables in `groups`, a table's shards each, and compute the devices' costs."""
-        task, numbers = plan.task, np.array([number for some in groups.values() for number in some], dtype=np.int64)
+        numbers = np.array([number for some in groups.values() for number in some], dtype=np.int64)
         placed = [plan.by_device[number] for number in numbers]
-        loads = plan.device_loads.loads.take(numbers)
         table = np.array([one.shard.table for one in placed], dtype=np.int64)
-        whole = plan.table_loads.take(table)
         gone = [Change(one.shard.table, one.device, 0) for one in placed]
-        full = [change._replace(dim=task.tables[change.table].dim) for change in gone]
+        full = [change._replace(dim=plan.task.tables[change.table].dim) for change in gone]
         without_ms, whole_ms = np.split(changed_compute_ms(plan, [*gone, *full], simulator.models.compute), 2)
-        devices, ends = task.topology.num_devices, np.cumsum([len(some) for some in groups.values()], dtype=np.int64)
+        ends = np.cumsum([len(some) for some in groups.values()], dtype=np.int64)
         return cls(
             tuple(np.split(np.arange(len(placed)), ends)[:-1]),
             np.array([one.device for one in placed], dtype=np.int64),
-            given_bytes(loads, devices),
-            given_bytes(whole, devices),
-            task.memory.device_bytes(loads),
-            task.memory.device_bytes(whole),
+            _asked(plan, plan.device_loads.loads.take(numbers)),
+            _asked(plan, plan.table_loads.take(table)),
             without_ms,
             whole_ms,
         )
@@ -110,8 +105,14 @@ class _Parts:
         if form is Form.COLUMNS or len(own) <= _MOST_DEVICES:
             return own
         there, caps = self.device[own], np.array(plan.task.shard_memory)
-        after = np.array(plan.device_bytes)[there] - self.size_bytes[own] + self.whole_bytes[own]
+        after = np.array(plan.device_bytes)[there] - self.asked[own, -1] + self.whole_asked[own, -1]
         return own[np.lexsort((cost.compute[there], after > caps[there]))[:_MOST_DEVICES]]
+
+
+def _asked(plan: Plan, loads: Loads) -> FloatArray:
+    """(n, C + 1) bytes that each of n loads puts into exchanges, and takes of its device's memory."""
+    given = given_bytes(loads, plan.task.topology.num_devices)
+    return np.column_stack([given, plan.task.memory.device_bytes(loads)])
 
 
 def _costs(
@@ -121,20 +122,17 @@ def _costs(
 
     In a variant a table, by its shards, is whole on the device of one of them.
     """
-    step = max(1, _MOST_NUMBERS // plan.traffic.size_bytes.size)
+    asked_now = np.column_stack([plan.traffic.size_bytes[0], plan.device_bytes])
+    step = max(1, _MOST_NUMBERS // asked_now.size)
     for start in range(0, len(variants), step):
         some = variants[start : start + step]
-        compute, size = (np.tile(values, (len(some), 1)) for values in (cost.compute, np.array(plan.device_bytes)))
-        given = np.tile(plan.traffic.size_bytes, (len(some), 1, 1))
+        compute, asked = np.tile(cost.compute, (len(some), 1)), np.tile(asked_now, (len(some), 1, 1))
         for row, (own, there) in enumerate(some):
             devices, on = parts.device[own], parts.device[there]
             compute[row, devices] = parts.without_ms[own]
-            given[row, devices] -= parts.given[own]
-            size[row, devices] -= parts.size_bytes[own]
             compute[row, on] = parts.whole_ms[there]
-            given[row, on] += parts.whole_given[there]
-            size[row, on] += parts.whole_bytes[there]
-        traffic = Traffic(given, np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
+            asked[row, devices] -= parts.asked[own]
+            asked[row, on] += parts.whole_asked[there]
+        traffic = Traffic(asked[..., :-1], np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
         total_ms = simulator.step(traffic, compute).device_ms.max(axis=1)
-        fits = (size <= np.array(plan.task.shard_memory)).all(axis=1)
-        yield np.where(fits, total_ms, np.inf)
+        yield np.where((asked[..., -1] <= plan.task.shard_memory).all(axis=1), total_ms, np.inf)

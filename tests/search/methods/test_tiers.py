@@ -180,7 +180,7 @@ def test_plans_are_explained_and_have_finalists():
     plan = QUICKLY.find(_task(0.4), SIMULATOR).plan
     found = explain(plan, SIMULATOR)
     homes = {plan.task.tables[table].name: home for table, home in enumerate(plan.homes)}
-    assert {share.table: share.home for share in found.shards} == homes
+    assert {share.table.name: share.placed.home for share in found.shards} == homes
     finalists = QUICKLY.finalists(plan, SIMULATOR, 4)
     assert finalists[0] is plan
     assert {one.homes for one in finalists} == {plan.homes}

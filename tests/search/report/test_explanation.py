@@ -42,7 +42,7 @@ SIMULATOR_128 = Simulator(linear_models(128))
 def test_the_slowest_device_and_its_tables():
     found = explain(assemble(_task([64, 32, 8]), [(0, 64, 1), (1, 32, 1), (2, 8, 0)]), SIMULATOR)
     assert found.bottleneck == 1
-    assert [(share.table, share.device) for share in found.shards] == [("t0", 1), ("t1", 1), ("t2", 0)]
+    assert [(share.table.name, share.placed.device) for share in found.shards] == [("t0", 1), ("t1", 1), ("t2", 0)]
     assert found.shards[0].saved_ms == pytest.approx(PER_TABLE + PER_COLUMN * 64, rel=1e-5)
     assert found.shards[0].alone_ms == pytest.approx(found.shards[0].saved_ms, rel=1e-5)
     compute = [PER_TABLE + PER_COLUMN * 8, 2 * PER_TABLE + PER_COLUMN * 96]
@@ -92,10 +92,11 @@ def _mixed(memory_bytes=1 << 30):
 
 def test_plans_with_rows_and_copies_are_explained():
     found = explain(_mixed(), Simulator(CostModels.load("roofline:h100")))
-    assert {(share.table, share.form, share.rows) for share in found.shards if share.device == 0} == {
+    here = [share for share in found.shards if share.placed.device == 0]
+    assert {(share.table.name, share.form, share.placed.shard.rows) for share in here} == {
         ("t0", Form.ROWS, 50), ("t1", Form.COPIES, 100), ("t2", Form.COLUMNS, 100),
     }  # fmt: skip
-    assert {share.table: share.size_bytes for share in found.shards}["t0"] == 50 * 64 * 4
+    assert {share.table.name: share.size_bytes for share in found.shards}["t0"] == 50 * 64 * 4
     assert {worth.table: worth.form for worth in found.splits} == {"t0": Form.ROWS, "t1": Form.COPIES}
     assert "not looked for" not in str(found.next_move)
     text = _shown(found, 120)
