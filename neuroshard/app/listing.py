@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
+from neuroshard.cost.parts import PARTS
 from neuroshard.models.bundle import bundle_at, load_bundle
-from neuroshard.models.card import MODEL_NAMES
 from neuroshard.models.cost_models import CostModels
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
@@ -51,7 +51,7 @@ def _shipped_bundles() -> Grid:
         models, card = load_bundle(path)
         ranges, tests = models.ranges, card.metrics
         spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
-        errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in MODEL_NAMES)
+        errors = ("" if tests is None else f"{getattr(tests, part).test.mape:.1%}" for part in PARTS)
         known = (call.name for call in CALLS if call in models.compute.calls and call.form in models.forms)
         forms = ", ".join(known)
         grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, forms, *errors)

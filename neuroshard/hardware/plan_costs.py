@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 
@@ -52,16 +51,15 @@ def measure_with(
     """`measure_plans`, again and again: the processes that exchange stay. Those that compute end, and free memory."""
     meters.hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
     meters.join(plan.task.topology for plan in plans)
-    compute = _measure_compute(plans, meters, seed, advance)
-    costs: list[Cost | str] = [ms if isinstance(ms, str) else "" for ms in compute]
-    ready = {i: np.array(ms) for i, ms in enumerate(compute) if not isinstance(ms, str)}
-    for _, group in groupby(sorted(ready, key=lambda i: _num_devices(plans[i])), key=lambda i: _num_devices(plans[i])):
-        indices = list(group)
-        its, stacked = [plans[i] for i in indices], np.stack([ready[i] for i in indices])
-        found = _measure_exchanges(its, stacked, meters, seed, advance, count_input)
-        for i, cost in zip(indices, found, strict=True):
-            costs[i] = cost
-    return costs
+    compute, errors = _measure_compute(plans, meters, seed, advance)
+    costs: dict[int, Cost | str] = {**errors}
+    for devices in sorted({_num_devices(plan) for plan in plans}):
+        alike = [i for i, plan in enumerate(plans) if i not in errors and _num_devices(plan) == devices]
+        if alike:
+            stacked = np.stack([compute[i] for i in alike])
+            found = _measure_exchanges([plans[i] for i in alike], stacked, meters, seed, advance, count_input)
+            costs |= zip(alike, found, strict=True)
+    return [costs[i] for i in range(len(plans))]
 
 
 def _num_devices(plan: Plan) -> int:
@@ -75,13 +73,15 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
     return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
 
 
-def _measure_compute(plans: Sequence[Plan], meters: Meters, seed: int, advance: Advance) -> list[list[float] | str]:
-    """(D,) ms of every plan, or its error; a device's calls add up, and an empty device takes no time."""
+def _measure_compute(
+    plans: Sequence[Plan], meters: Meters, seed: int, advance: Advance
+) -> tuple[list[FloatArray], dict[int, str]]:
+    """(D,) ms of every plan, a device's calls added up; and errors, by the numbers of the plans that they stopped."""
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
     ]
-    rng = np.random.default_rng(seed)
-    results: list[list[float] | str] = [[0.0] * _num_devices(plan) for plan in plans]
+    rng, errors = np.random.default_rng(seed), dict[int, str]()
+    compute = [np.zeros(_num_devices(plan)) for plan in plans]
     live = meters.hardware.compute_timing.live
     with meters.hardware.compute_meter(meters.warn) as meter:
         for start in range(0, len(called), live):
@@ -89,19 +89,12 @@ def _measure_compute(plans: Sequence[Plan], meters: Meters, seed: int, advance: 
             seeds = rng.integers(_SEED_RANGE, size=len(batch)).tolist()
             outcomes = meter.measure([call for _, _, call in batch], seeds)
             for (p, d, _), outcome in zip(batch, outcomes, strict=True):
-                _note(results, p, d, outcome)
+                if outcome.repeats is None:
+                    errors.setdefault(p, f"device {d}: {outcome.error}")
+                else:
+                    compute[p][d] += typical_ms(outcome.repeats.times_ms)
             advance(len(batch))
-    return results
-
-
-def _note(results: list[list[float] | str], plan: int, device: int, outcome: Outcome) -> None:
-    costs = results[plan]
-    if isinstance(costs, str):
-        return
-    if outcome.repeats is None:
-        results[plan] = f"device {device}: {outcome.error}"
-    else:
-        costs[device] += float(typical_ms(outcome.repeats.times_ms))
+    return compute, errors
 
 
 def _measure_exchanges(

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from neuroshard.cost.parts import INPUT
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.card import MODEL_NAMES, Card
+from neuroshard.models.card import Card
 from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described, Storable, tensors_of
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
@@ -99,7 +99,7 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
     Raises:
         OSError: the disk is full, or it can't be written to; the old bundle is still there.
     """
-    held: dict[str, Any] = {name: getattr(models, name) for name in (*MODEL_NAMES, INPUT)}
+    held: dict[str, Any] = {name: getattr(models, name) for name in _KINDS}
     stored: dict[str, Storable] = {name: model for name, model in held.items() if model is not None}
     weights = safetensors.numpy.save(tensors_of(stored))
     digest = hashlib.sha256(weights).hexdigest()
@@ -131,8 +131,8 @@ def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
     """
     content, weights, digest = _read(path)
     tensors = _tensors(path, weights, content.weights)
-    described = {name: getattr(content.models, name) for name in (*MODEL_NAMES, INPUT)}
-    loaded = {name: _restored(path, name, one, tensors) for name, one in described.items() if one is not None}
+    described = ((name, getattr(content.models, name)) for name in _KINDS)
+    loaded = {name: _restored(path, name, one, tensors) for name, one in described if one is not None}
     models = ModelSet(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
     if models.forward.num_devices != models.backward.num_devices:
         raise UserError(f"model bundle {path}: its two directions are for different numbers of devices; {_AGAIN}")

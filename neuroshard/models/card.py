@@ -1,15 +1,13 @@
 """Where a bundle comes from and how good it is."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta
 
+from neuroshard.cost.parts import PARTS
 from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share
 from neuroshard.words.fingerprint import Fingerprint
-
-ModelName = Literal["compute", "forward", "backward"]
-MODEL_NAMES: tuple[ModelName, ...] = ("compute", "forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class ModelTests:
     @classmethod
     def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
         """From the tests of all parts, by name."""
-        others = {part: test for part, test in tests.items() if part not in MODEL_NAMES}
-        return cls(tests["compute"], tests["forward"], tests["backward"], others)
+        others = {part: test for part, test in tests.items() if part not in PARTS}
+        return cls(**{part: tests[part] for part in PARTS}, others=others)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Costs of plans, predicted: the search's stand-in for hardware."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.models.parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
-from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, Ranges, hardware_warning
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
@@ -186,14 +186,26 @@ class Simulator:
             return ()
         calls = plan.device_loads.by_call()
         counts = calls.counts.reshape(-1, len(CALLS))[:, CALLS.index(IN_COLUMNS)].tolist()
-        columns = plan.traffic.columns[0].tolist()
-        found = ranges.warnings(plan.task) + ranges.device_warnings(counts, columns)
+        found = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
+        for part, amounts in self._amounts(plan, calls):
+            found += ranges.part_warnings(part, amounts)
+        return found
+
+    def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
+        """What each part of a plan's step hangs on, by its name; columns and all-to-alls left out."""
         topology = plan.task.topology
         hosts = topology.num_devices / (topology.devices_per_host or topology.num_devices)
-        found += ranges.part_warnings(EXCHANGES, {"hosts": np.array([hosts])})
+        yield EXCHANGES, {"hosts": np.array([hosts])}
         for part in filter(self._counts, self.models.parts):
-            found += ranges.part_warnings(part.name, part.amounts(plan.traffic))
-        return found + _beyond_columns(ranges, calls, plan.traffic)
+            yield part.name, part.amounts(plan.traffic)
+        for number, call in enumerate(CALLS):
+            which = np.flatnonzero(calls.calls == number)
+            if call != IN_COLUMNS and len(which):
+                yield compute_part(call), of_calls(calls.take(which))
+        for direction, its in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
+            for one in its.held:
+                if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():
+                    yield exchange_part(direction, one), of_exchanges(its.alone(one))
 
 
 def with_prediction(plan: Plan, cost: Cost, models: str | None) -> Plan:
@@ -231,17 +243,3 @@ def _together(margins: Sequence[FloatArray]) -> FloatArray:
     """(B, D) margin of a sum, errors taken as independent."""
     margin: FloatArray = np.sqrt(np.sum([margin**2 for margin in margins], axis=0))
     return margin
-
-
-def _beyond_columns(ranges: Ranges, calls: LoadSets, traffic: Traffic) -> tuple[str, ...]:
-    """What of other kernel calls and exchanges lies outside what models of these were fitted to."""
-    found: list[str] = []
-    for number, call in enumerate(CALLS):
-        which = np.flatnonzero(calls.calls == number)
-        if call != IN_COLUMNS and len(which):
-            found += ranges.part_warnings(compute_part(call), of_calls(calls.take(which)))
-    for direction, its in ((FORWARD, traffic.forward), (BACKWARD, traffic)):
-        for one in its.held:
-            if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():
-                found += ranges.part_warnings(exchange_part(direction, one), of_exchanges(its.alone(one)))
-    return tuple(found)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.cost.parts import PARTS
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import NonNegative
@@ -220,8 +220,8 @@ class Margins:
     @classmethod
     def by_part(cls, margins: dict[str, Margin]) -> "Margins":
         """From the margins of all parts, by name."""
-        others = {part: margin for part, margin in margins.items() if part not in (COMPUTE, FORWARD, BACKWARD)}
-        return cls(margins[COMPUTE], margins[FORWARD], margins[BACKWARD], others)
+        others = {part: margin for part, margin in margins.items() if part not in PARTS}
+        return cls(**{part: margins[part] for part in PARTS}, others=others)
 
     def of(self, part: str) -> Margin:
         """The part's, by its name; where none is known of it, the one of columns, and of the input the forward one."""
