@@ -1,7 +1,7 @@
 """What a step is made of: named parts, and the timeline over devices that they make."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -29,8 +29,7 @@ class When(IntEnum):
     FORWARD = 3
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
+class Part(NamedTuple):
     """One named thing that D devices spend time on in a step.
 
     Attributes:
@@ -89,7 +88,7 @@ class Step:
     def __getitem__(self, plan: int) -> "Step":
         """The step of one of B plans."""
         margins = (None if part.margin is None else part.margin[plan] for part in self.parts)
-        its = (replace(part, ms=part.ms[plan], margin=one) for part, one in zip(self.parts, margins, strict=True))
+        its = (part._replace(ms=part.ms[plan], margin=one) for part, one in zip(self.parts, margins, strict=True))
         return Step(tuple(its))
 
     def ms(self, name: str) -> FloatArray:
@@ -98,7 +97,10 @@ class Step:
         Raises:
             KeyError: the step has none of that name.
         """
-        return {part.name: part for part in self.parts}[name].ms
+        for part in self.parts:
+            if part.name == name:
+                return part.ms
+        raise KeyError(name)
 
     @property
     def compute(self) -> FloatArray:

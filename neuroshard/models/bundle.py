@@ -98,7 +98,11 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
 
     Raises:
         OSError: the disk is full, or it can't be written to; the old bundle is still there.
+        UserError: the models have parts that bundles don't hold.
     """
+    if models.more:
+        names = ", ".join(part.name for part in models.more)
+        raise UserError(f"bundles don't hold parts of a step such as {names}; save the models without `more`")
     held: dict[str, Any] = {name: getattr(models, name) for name in _KINDS}
     stored: dict[str, Storable] = {name: model for name, model in held.items() if model is not None}
     weights = safetensors.numpy.save(tensors_of(stored))

@@ -23,7 +23,7 @@ class ModelSet:
         ranges: of what they were fitted to; None if that is unknown.
         margins: how far they may be off; None if that is unknown.
         input: of the exchange of indices and lengths, by itself (`Traffic.alone`); None if that is unknown.
-        more: other parts of a step, by arithmetic: bundles don't hold them.
+        more: other parts of a step; bundles don't hold them.
     """
 
     compute: ComputeModel

@@ -220,9 +220,10 @@ def _exchanges(
     """What a direction's exchanges take, one after the other."""
 
     def run(start_ms: FloatArray) -> Took:
-        chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
+        chain = model.chain(traffic, start_ms)
         if margins is None:
             return chain.total_ms, None
+        none = np.zeros_like(start_ms)
         of_each = [margins.of(exchange_part(direction, one))(ms, none) for one, ms in chain.each_ms.items()]
         return chain.total_ms, _together([none, *of_each])
 

@@ -102,18 +102,14 @@ def _best(found: Explanation) -> str:
 def _evenly(found: Explanation) -> str:
     above = found.cost.total_ms / found.balanced_ms - 1
     return (
-        f"{found.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {_side(above)} that (estimate of the best, assuming "
-        "that its compute and columns can lie evenly)"
+        f"{found.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {'above' if above > 0 else 'below'} that "
+        "(estimate of the best, assuming that its compute and columns can lie evenly)"
     )
 
 
 def _percent(share: float) -> str:
     """Never less than it is."""
     return f"{np.ceil(share * 1000) / 1000:.1%}"
-
-
-def _side(above: float) -> str:
-    return "above" if above > 0 else "below"
 
 
 def _why(found: Explanation) -> str:

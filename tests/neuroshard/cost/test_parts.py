@@ -3,12 +3,14 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 
 from neuroshard.cost.parts import Step, When, Work
-from neuroshard.models import CostModels
+from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.interface import PartModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.errors import UserError
 from neuroshard.testing import toy_task
 
 
@@ -44,7 +46,7 @@ class _Launch(PartModel):
         return np.broadcast_to(np.array(self.launch_ms), ready_ms.shape)
 
 
-def test_a_part_of_ones_own_counts_and_is_waited_for():
+def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
     models, task = CostModels.load("roofline:h100"), toy_task(4)
     plan = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
     own = replace(models, more=(_Launch((0.5, 0.0, 0.0, 0.0)),))
@@ -55,3 +57,5 @@ def test_a_part_of_ones_own_counts_and_is_waited_for():
     assert "launch 0.500 = " in str(after)
     again = Simulator(own).step(plan.traffic, after.compute[None])
     assert (again.device_ms[0] == after.device_ms).all()
+    with pytest.raises(UserError, match="bundles don't hold parts of a step such as launch"):
+        save_bundle(tmp_path, own, Card())
