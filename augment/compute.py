@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.plans.row_blocks import has_row_blocks, row_blocks
+from neuroshard.layouts import COPIES, LAYOUTS, ROWS, Layout, has_row_blocks, row_blocks
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
@@ -18,7 +18,7 @@ from neuroshard.plumbing.units import ByteSize
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
 from neuroshard.tables import Table, halvings
-from neuroshard.words.form import Form
+from neuroshard.words.form import forms_named
 from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import block_rows
 
@@ -31,6 +31,7 @@ def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
 
 
 _BEYOND_COLUMNS = ("forms", "sharers", "hot_first_share", "max_copy_bytes")
+_COLUMNS = ("columns",)
 _ONE_FEATURE = (1,)
 _POOLED = (True,)
 _ON_DEVICE = (Tier.DEVICE,)
@@ -74,7 +75,7 @@ class ComputeAugmentation:
     max_tables: TableCount = 15
     max_bytes: ByteSize = 4 << 30
     any_width_share: Share = 0.0
-    forms: Annotated[tuple[str, ...], Meta(min_length=1)] = (Form.COLUMNS,)
+    forms: Annotated[tuple[str, ...], Meta(min_length=1)] = _COLUMNS
     sharers: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 3, 4, 6, 8, 16)
     hot_first_share: Share = 0.5
     max_copy_bytes: ByteSize = 64 << 20
@@ -86,7 +87,7 @@ class ComputeAugmentation:
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
+        object.__setattr__(self, "forms", forms_named(self.forms))
         object.__setattr__(self, "tiers", tuple(Tier(tier) for tier in self.tiers))
         if self.min_tables > self.max_tables:
             raise UserError(
@@ -99,7 +100,7 @@ class ComputeAugmentation:
         decided it when there was no more.
         """
         settings = asdict(self)
-        beyond = set(_BEYOND_COLUMNS if self.forms == (Form.COLUMNS,) else ())
+        beyond = set(_BEYOND_COLUMNS if self.forms == _COLUMNS else ())
         beyond |= {"features"} if self.features == _ONE_FEATURE else set()
         beyond |= {"pooled", "max_output_bytes"} if self.pooled == _POOLED else set()
         beyond |= {"tiers", "cached"} if self.tiers == _ON_DEVICE else set()
@@ -115,24 +116,29 @@ class ComputeAugmentation:
                     f"max_bytes={self.max_bytes}; raise compute.max_bytes or leave the table out"
                 )
         for name in (TRAIN, VALID, TEST):
-            if Form.COPIES in self.forms and not self._small(split.group(name)):
+            if any(one.own_samples for one in self._layouts) and not self._small(split.group(name)):
                 raise UserError(f"no {name} table fits under max_copy_bytes={self.max_copy_bytes}; raise it")
-            for sharers in self.sharers if Form.ROWS in self.forms else ():
+            for sharers in self.sharers if any(one.blocks for one in self._layouts) else ():
                 if not _cut_by(sharers, split.group(name)):
                     raise UserError(f"no {name} table has a row for each of {sharers} blocks; lower compute.sharers")
+
+    @property
+    def _layouts(self) -> list[Layout]:
+        """How combinations lie, one of which is drawn."""
+        return [LAYOUTS[form] for form in forms_named(self.forms)]
 
     def draw(self, split: TableSplit, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         """One combination of tables of one split, with the split's name, at a global batch size.
 
         A table that no longer fits under the cap is taken at the widest width that does, or left out.
         """
-        form = one_of(self.forms, rng)
+        layout = one_of(self._layouts, rng)
         name = draw_split(rng)
         group = split.group(name)
-        if form == Form.COPIES:
+        if layout.own_samples:
             return self._as_copies(group, batch_size, rng), name
         tables = self._pooled_tables if one_of(self.pooled, rng) else self._sequence_tables(batch_size)
-        if form == Form.ROWS:
+        if layout.blocks:
             return self._at_home(self._in_rows(group, batch_size, tables, rng), rng), name
         return self._at_home(ComputeSample(tables(group, 1, rng), batch_size), rng), name
 
@@ -152,11 +158,11 @@ class ComputeAugmentation:
         tables = combine(_cut_by(sharers, group), sharers, rng)
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_first_share else 0.0
-        return ComputeSample(tables, batch_size, Form.ROWS, blocks, hot_first)
+        return ComputeSample(tables, batch_size, ROWS.form, blocks, hot_first)
 
     def _as_copies(self, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator) -> ComputeSample:
         own = max(1, batch_size // one_of(self.sharers, rng))
-        return ComputeSample(self._combination(self._small(group), self.max_copy_bytes, 1, rng), own, Form.COPIES)
+        return ComputeSample(self._combination(self._small(group), self.max_copy_bytes, 1, rng), own, COPIES.form)
 
     def _pooled_tables(self, group: tuple[Table, ...], sharers: int, rng: np.random.Generator) -> tuple[Table, ...]:
         return self._combination(group, self.max_bytes, sharers, rng)
@@ -234,7 +240,7 @@ class ColumnCalls(ComputeAugmentation):
     What combinations in rows take is foreseen only once their lookups are drawn, which is when they are measured.
     """
 
-    forms: tuple[str, ...] = field(default=(Form.COLUMNS,), init=False)
+    forms: tuple[str, ...] = field(default=_COLUMNS, init=False)
     sharers: tuple[Devices, ...] = field(default=(2, 3, 4, 6, 8, 16), init=False)
     hot_first_share: Share = field(default=0.5, init=False)
     max_copy_bytes: ByteSize = field(default=64 << 20, init=False)

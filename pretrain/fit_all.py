@@ -1,13 +1,14 @@
 """Fitting a model to every kernel call and every collective that was measured."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from rich.progress import Progress
 
 from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels, SumModel
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
@@ -23,7 +24,7 @@ from neuroshard.stages.pretrain.measurements import Measured, StepExchange
 from neuroshard.stages.pretrain.result import Predicted, accuracy_of, predict_comm, predict_compute, tested
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS, Call, Form
+from neuroshard.words.form import IN_COLUMNS, Call
 from neuroshard.words.home import Tier
 
 
@@ -72,8 +73,8 @@ class Fit:
                 fitted[call] = fit_host_tiers(its.train)
                 continue
             start = _compute_start(self.start, call)
-            if start is None and call.form is Form.ROWS and self.compute.goes_on_from is not None:
-                start = fitted.get(Call(Form.COLUMNS, call.pooled))
+            if start is None and LAYOUTS[call.form].blocks and self.compute.goes_on_from is not None:
+                start = fitted.get(replace(IN_COLUMNS, pooled=call.pooled))
             told = bar(progress, compute_part(call), self.compute.epochs)
             fitted[call] = self.compute.fit(its, start, self.seed, told)
         return fitted
@@ -161,7 +162,7 @@ def _in_direction(exchanges: dict[StepExchange, CommModel], direction: str, meas
         for one, model in exchanges.items()
         if one.direction == direction and one.collective is not Collective.INPUT
     }
-    alone = {call.form for call in measured.compute} == {Form.COLUMNS}
+    alone = all(LAYOUTS[call.form].free for call in measured.compute)
     return its[Collective.ALL_TO_ALL] if alone else CommByCollective(its, measured.serves(direction))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models.parts import compute_part, exchange_part
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
@@ -14,7 +15,7 @@ from neuroshard.records import samples as records
 from neuroshard.records.samples import ComputeSample, Measurement, Sample
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.tables import Table
-from neuroshard.words.collective import EXCHANGED, Collective, name_of
+from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.words.home import Tier
 
@@ -71,7 +72,7 @@ class Measured:
             for call in CALLS
             if call in wanted and (of_call[call] or call in needed)
         }
-        known = {Collective.INPUT, *(one for call in compute if call.pooled for one in EXCHANGED[call.form])}
+        known = {Collective.INPUT, *(one for call in compute if call.pooled for one in LAYOUTS[call.form].exchanges)}
         of_collective = _grouped(exchanges, "collective")
         comm = {
             one: SplitMeasurements.of(of_collective[one], _of_collective(one), where).by_group()
@@ -97,7 +98,7 @@ class Measured:
             [
                 StepExchange(name, one, records.FORWARD if one in _EITHER_WAY else direction)
                 for one in self.comm
-                if one is not Collective.INPUT and (name == BACKWARD or one is not Collective.ALL_REDUCE)
+                if one is not Collective.INPUT and (name == BACKWARD or one not in BACK_ONLY)
             ]
             for name, direction in ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
         )
@@ -106,10 +107,8 @@ class Measured:
 
     def serves(self, direction: str) -> frozenset[Form]:
         """The forms all of whose exchanges in that direction are measured, besides those between hosts."""
-        needs = {Form.COLUMNS: Collective.ALL_TO_ALL, Form.ROWS: Collective.REDUCE_SCATTER}
-        if direction == BACKWARD:
-            needs[Form.COPIES] = Collective.ALL_REDUCE
-        return frozenset(form for form in Form if form not in needs or needs[form] in self.comm)
+        known = {*self.comm, *(BACK_ONLY if direction == FORWARD else ())}
+        return frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in known)
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
@@ -168,7 +167,7 @@ def _grouped(measurements: Sequence[Measurement[Any]], field: str) -> defaultdic
 
 def _of_call(call: Call) -> str:
     of_sequences = "" if call.pooled else " of sequence tables"
-    in_form = "" if call.form is Form.COLUMNS else f" in {call.form.value}"
+    in_form = "" if LAYOUTS[call.form].free else f" in {call.form.value}"
     return f"compute samples{of_sequences}{in_form}" + ("" if call.tier is Tier.DEVICE else f" in tier {call.tier}")
 
 

@@ -1,6 +1,5 @@
 """What placements ask of a device's kernels: what compute models are asked with."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -8,12 +7,10 @@ import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.tables import Table
-from neuroshard.tables.reuse import reuse_at
-from neuroshard.tables.spread import lookup_share, range_reuse
 from neuroshard.tables.table import NUM_REUSE_BINS
-from neuroshard.words.form import CALLS, FORMS, Call, Form
+from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 from neuroshard.words.home import ON_DEVICE, TIERS, Home, Tier
-from neuroshard.words.shard import Placement, block_rows, forms_of
 
 _NUMBER = {call: number for number, call in enumerate(CALLS)}
 
@@ -28,7 +25,7 @@ _CALL_NUMBERS: IntArray = np.array(
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """n loads, as arrays; only this file knows what a table, or a part of one, asks of the device that holds it.
+    """n loads, as arrays: what tables, or parts of them, ask of the device that holds them.
 
     Attributes:
         rows: (n,) that lie on the device.
@@ -67,57 +64,10 @@ class Loads:
         rows, dim, pooling_factor, bytes_per_element, features = plain.T
         samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
         tier, cached = np.full(len(tables), TIERS.index(Tier.DEVICE)), np.ones(len(tables))
-        form, sharers = np.full(len(tables), FORMS.index(Form.COLUMNS)), np.ones(len(tables), dtype=np.int64)
+        form, sharers = np.full(len(tables), FORMS.index(IN_COLUMNS.form)), np.ones(len(tables), dtype=np.int64)
         amounts = samples * pooling_factor, samples, samples * features
         pooled = np.array([t.pooled for t in tables], dtype=np.bool_)
         return cls(rows, dim, *amounts, pooled, bytes_per_element, reuse, tier, cached, form, sharers)
-
-    @classmethod
-    def placed(
-        cls, tables: Sequence[Table], placements: Sequence[Placement], batch_size: int, num_devices: int
-    ) -> "Loads":
-        """Of all placements of some tables, in order, which lie in one of the forms.
-
-        A column shard needs all lookups of its table. A block of rows needs those of its rows, with the histogram that
-        they have (`lookup_share`, `range_reuse`), and has a part in every sample's output. A copy needs the lookups of
-        its device's own samples, with the histogram of so small a batch (`reuse_at`).
-        """
-        table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
-        dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
-        numbers = np.array([FORMS.index(form) for form in forms_of(tables, placements)], dtype=np.int64)
-        form = numbers[table]
-        loads = replace(cls.of(tables, batch_size).take(table).columns(dim), form=form)
-        loads = loads.at([placement.home for placement in placements])
-        loads = loads._in_blocks(tables, placements, np.flatnonzero(form == FORMS.index(Form.ROWS)))
-        return loads._copied(num_devices, np.flatnonzero(form == FORMS.index(Form.COPIES)))
-
-    def _in_blocks(self, tables: Sequence[Table], placements: Sequence[Placement], which: IntArray) -> "Loads":
-        """With what blocks of rows, the placements at `which` (m,), need of the lookups of their tables."""
-        if not len(which):
-            return self
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for number in which.tolist():
-            groups[placements[number].shard.table, placements[number].shard.column].append(number)
-        rows, lookups, reuse = (values.copy() for values in (self.rows, self.lookups, self.reuse))
-        sharers = self.sharers.copy()
-        for (index, _), numbers in groups.items():
-            table, its = tables[index], [placements[number].shard for number in numbers]
-            first, count = np.array([[shard.row for shard in its], [shard.rows for shard in its]], dtype=np.int64)
-            whole = self.lookups[numbers[0]]
-            rows[numbers], sharers[numbers] = count, len(its)
-            lookups[numbers] = whole * lookup_share(table, first, count)
-            reuse[numbers] = range_reuse(table, whole, first, count)
-        return replace(self, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
-
-    def _copied(self, num_devices: int, which: IntArray) -> "Loads":
-        """With what copies, the loads at `which` (m,), need for the samples of one device of `num_devices`."""
-        if not len(which):
-            return self
-        part, reuse = np.ones(len(self)), self.reuse.copy()
-        part[which] = 1 / num_devices
-        reuse[which] = reuse_at(self.reuse[which], 1 / num_devices)
-        amounts = {name: getattr(self, name) * part for name in ("lookups", "samples", "bags")}
-        return replace(self, **amounts, reuse=reuse)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -136,6 +86,11 @@ class Loads:
     def outputs(self) -> FloatArray:
         """(n,) embeddings that come of a batch."""
         return np.where(self.pooled, self.bags, self.lookups)
+
+    @property
+    def output_bytes(self) -> FloatArray:
+        """(n,) bytes of them, as they travel."""
+        return self.outputs * self.dim * ELEMENT_BYTES
 
     @property
     def call(self) -> IntArray:
@@ -158,17 +113,6 @@ class Loads:
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
         """Of shards of the same rows that are `dim` (n,) wide."""
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
-
-    def first_blocks(self, count: int) -> "Loads":
-        """Of whole tables whose lookups are spread evenly: of each the first of `count` blocks of rows."""
-        rows, form = block_rows(self.rows, count), np.full(len(self), FORMS.index(Form.ROWS))
-        sharers = np.full(len(self), count, dtype=np.int64)
-        return replace(self, rows=rows, lookups=self.lookups * (rows / self.rows), form=form, sharers=sharers)
-
-    def copies(self, num_devices: int) -> "Loads":
-        """Of whole tables: of each a copy, for the samples of one device of `num_devices`."""
-        formed = replace(self, form=np.full(len(self), FORMS.index(Form.COPIES)))
-        return formed._copied(num_devices, np.arange(len(self)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.plumbing.arrays import FloatArray, IntArray
-from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES, Collective
-from neuroshard.words.form import FORMS, Form
+from neuroshard.words.collective import ELEMENT_BYTES, Collective
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,14 +37,15 @@ class Traffic:
         return cls((dims * (ELEMENT_BYTES * sizes.astype(np.float64))[:, None])[..., None], sizes, host_size)
 
     @classmethod
-    def of(cls, device_loads: LoadSets, batch_size: int, host_size: int) -> "Traffic":
-        """Of one plan (B = 1), with the loads of its D devices, at a global batch size, on hosts of so many devices."""
-        return cls.of_plans(device_loads, len(device_loads), batch_size, host_size)
+    def of(
+        cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int
+    ) -> "Traffic":
+        """Of B plans, with the loads of their devices, (B D) sets, one plan after the other.
 
-    @classmethod
-    def of_plans(cls, device_loads: LoadSets, num_devices: int, batch_size: int, host_size: int) -> "Traffic":
-        """Of B plans, with the loads of their devices, (B D) sets, one plan after the other."""
-        total, given = len(device_loads), given_bytes(device_loads.loads, num_devices)
+        At a global batch size, on hosts of so many devices; each load makes its device put `given` (n, C) bytes into
+        every collective.
+        """
+        total = len(device_loads)
         place, size_bytes = np.repeat(np.arange(total), device_loads.counts), np.zeros((total, len(Collective)))
         for collective in Collective:
             size_bytes[:, collective] = np.bincount(place, weights=given[:, collective], minlength=total)
@@ -116,20 +116,3 @@ class Traffic:
         pooled = self.given(Collective.ALL_TO_ALL)
         columns: FloatArray = pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
         return columns
-
-
-def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
-    """(n, C) bytes that each of n loads makes its device put into every collective."""
-    outputs = loads.outputs * loads.dim * ELEMENT_BYTES
-    columns, rows, copies = (loads.form == FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
-    partial = rows & loads.pooled  # sums that have a part on each of some devices
-    everywhere = partial & (loads.sharers == num_devices)
-    by_host = partial & ~everywhere
-    given = np.empty((len(loads), len(Collective)))
-    given[:, Collective.ALL_TO_ALL] = outputs * (columns | (rows & ~loads.pooled))
-    given[:, Collective.REDUCE_SCATTER] = outputs * everywhere
-    given[:, Collective.HOST_REDUCE_SCATTER] = outputs * by_host
-    given[:, Collective.HOST_ALL_TO_ALL] = outputs / loads.sharers * by_host
-    given[:, Collective.ALL_REDUCE] = loads.rows * loads.dim * ELEMENT_BYTES * copies
-    given[:, Collective.INPUT] = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags) * ~copies
-    return given

@@ -12,9 +12,9 @@ from neuroshard.hardware.embedding import Arenas, fused_run
 from neuroshard.hardware.inputs import Prepared
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
+from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import BlockLookups, ComputeSample
-from neuroshard.words.form import Form
 
 
 class ComputeBench:
@@ -41,7 +41,7 @@ class ComputeBench:
         return [replace(outcome, seen=seen.get(index, ())) for index, outcome in enumerate(outcomes)]
 
     def _prepare(self, sample: ComputeSample, rng: np.random.Generator) -> Prepared:
-        if sample.form is Form.COPIES:
+        if LAYOUTS[sample.form].dense:
             return dense_run(sample, self._settings, self._device.torch_device, rng)
         return fused_run(sample, self._settings, self._device.torch_device, self._arenas, rng)
 
@@ -53,7 +53,7 @@ class ComputeBench:
         """Room for the largest sample first, so that memory is touched before anything is timed."""
         if self._device.torch_device.type != "cpu":
             return
-        fused = [sample for sample in samples if sample.form is not Form.COPIES]
+        fused = [sample for sample in samples if not LAYOUTS[sample.form].dense]
         for sample in sorted(fused, key=lambda sample: -sample.size_bytes):
             bytes_per_element = sample.tables[0].bytes_per_element
             try:

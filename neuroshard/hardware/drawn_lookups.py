@@ -15,7 +15,6 @@ from neuroshard.records.samples import BlockLookups, ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, histogram
 from neuroshard.tables.table import NUM_REUSE_BINS
-from neuroshard.words.form import Form
 
 _TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))
 
@@ -71,7 +70,7 @@ def _held(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """What the sample's device gets of lookups in whole tables."""
-    if sample.form is not Form.ROWS:
+    if not sample.blocks:
         return drawn
     return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]
 

@@ -11,7 +11,6 @@ from neuroshard.hardware.drawn_lookups import draw_again
 from neuroshard.hardware.inputs import Inputs, Prepared, inputs_of
 from neuroshard.hardware.popular import PopularRows
 from neuroshard.records.samples import ComputeSample
-from neuroshard.words.form import Form
 from neuroshard.words.home import Tier
 
 LookUp = Callable[[torch.Tensor, torch.Tensor], object]  # of indices and offsets
@@ -61,7 +60,7 @@ def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]
 
 def _held(sample: ComputeSample, number: int, rows: torch.Tensor) -> torch.Tensor:
     """Those rows of a table that the sample's device holds, as it numbers them."""
-    if sample.form is not Form.ROWS:
+    if not sample.blocks:
         return rows
     block = sample.blocks[number]
     return rows[(rows >= block.row) & (rows < block.row_end)] - block.row

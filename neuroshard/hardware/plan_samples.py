@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.form import CALLS, Call
 from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import Placement
 
@@ -33,20 +34,16 @@ def _calls(plan: Plan, placements: Sequence[Placement]) -> list[ComputeSample]:
         pooled = plan.task.tables[placement.shard.table].pooled
         call = CALLS.index(Call(plan.forms[placement.shard.table], pooled, placement.home.tier))
         by_kernel[call, 0 if pooled else placement.shard.dim].append(placement)
-    return [_call(plan, CALLS[call].form, its) for (call, _), its in sorted(by_kernel.items())]
+    return [_call(plan, LAYOUTS[CALLS[call].form], its) for (call, _), its in sorted(by_kernel.items())]
 
 
-def _call(plan: Plan, form: Form, placements: Sequence[Placement]) -> ComputeSample:
+def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> ComputeSample:
     tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
-    home = _common_home(placements)
-    if form is Form.ROWS:
-        blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements)
-        return ComputeSample(tables, plan.task.batch_size, form, blocks, home=home)
-    if form is Form.COPIES:
-        devices = plan.task.topology.num_devices
-        seen = tuple(_of_part(table, devices) for table in tables)
-        return ComputeSample(seen, max(1, plan.task.batch_size // devices), form)
-    return ComputeSample(tables, plan.task.batch_size, home=home)
+    samples, devices = plan.task.batch_size, plan.task.topology.num_devices
+    if layout.own_samples:
+        tables, samples = tuple(_of_part(table, devices) for table in tables), max(1, samples // devices)
+    blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
+    return ComputeSample(tables, samples, layout.form, blocks, home=_common_home(placements))
 
 
 def _common_home(placements: Sequence[Placement]) -> Home:

@@ -27,7 +27,6 @@ from neuroshard.hardware.step_samples import PHASES, StepSample
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
-from neuroshard.words.form import Form
 
 _INPUT, _LOOKUPS, _OUTPUT, _DENSE, _GRADIENTS, _BACKWARD, _ALL_REDUCE, _OPTIMIZER = range(len(PHASES))
 _FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
@@ -155,7 +154,7 @@ class _Trained:
             plan=to_sharding_plan(plan, modules_of(task.tables), compute_device=where.type),
             sharders=_sharders(settings),
         )
-        copied, dense = _parted(self._model, set(plan.names_in(Form.COPIES)))
+        copied, dense = _parted(self._model, set(plan.names_where(lambda layout: layout.dense)))
         kinds = ((_DENSE, torch.optim.SGD, dense), (_OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
         self._optimizers = [(phase, kind(its, lr=LEARNING_RATE)) for phase, kind, its in kinds if its]
         self._batches = cycle(its)

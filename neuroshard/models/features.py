@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.cost.loads import Loads
+from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
-from neuroshard.words.form import FORMS, Form
 
 _REUSE_NAMES = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
 _BYTES_PER_MIB = 1 << 20
@@ -28,7 +28,7 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 def _pooled(loads: Loads) -> FloatArray:
     """(n,) mean lookups of a sample; blocks of rows, in which there may be none, count as having one in a batch."""
-    in_rows = loads.form == FORMS.index(Form.ROWS)
+    in_rows = are(loads, lambda layout: layout.blocks)
     pooled: FloatArray = np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
     return pooled
 

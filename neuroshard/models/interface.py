@@ -9,8 +9,9 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.words.collective import EXCHANGED, Collective
+from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 
 NUM_WAITS = 5
@@ -94,10 +95,6 @@ class SumModel(ComputeModel):
         """The model of those kernel calls: one for all, where there isn't one for each."""
         return self
 
-    def of_form(self, form: Form) -> "SumModel":
-        """The model of kernel calls of pooled tables in that form."""
-        return self.of_call(Call(form))
-
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0
@@ -111,14 +108,14 @@ class CommModel(ABC):
     """Cost of one direction of the exchanges, per device: the wait for the straggler to start, and a transfer."""
 
     @property
-    def forms(self) -> frozenset[Form]:
-        """The forms whose exchanges it knows costs of; it may pass over what others exchange."""
-        return frozenset({Form.COLUMNS})
+    def collectives(self) -> frozenset[Collective]:
+        """The collectives of a step that it knows costs of: by default all-to-alls."""
+        return frozenset({Collective.ALL_TO_ALL})
 
     @property
-    def collectives(self) -> frozenset[Collective]:
-        """The collectives of a step that it knows costs of: by default all that its forms exchange."""
-        return frozenset(collective for form in self.forms for collective in EXCHANGED[form])
+    def forms(self) -> frozenset[Form]:
+        """The forms whose exchanges it knows costs of; it may pass over what others exchange."""
+        return frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in self.collectives)
 
     def of_collective(self, collective: Collective) -> "CommModel":
         """The model of that collective by itself: one for all, where there isn't one for each."""

@@ -3,10 +3,10 @@
 import numpy as np
 
 from neuroshard.cost.loads import Loads
+from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables.misses import cache_misses, touched_rows
 from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES
-from neuroshard.words.form import FORMS, Form
 from neuroshard.words.home import TIERS, Tier
 
 _SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
@@ -26,7 +26,7 @@ def memory_bytes(loads: Loads) -> FloatArray:
     moved = loads.lookups * (2 * INDEX_BYTES + row_bytes + gradient_bytes) + loads.outputs * gradient_bytes
     fused = 2 * unique * row_bytes
     dense = unique * gradient_bytes + 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES)
-    total: FloatArray = moved + np.where(loads.form == FORMS.index(Form.COPIES), dense, fused)
+    total: FloatArray = moved + np.where(are(loads, lambda layout: layout.dense), dense, fused)
     return total
 
 

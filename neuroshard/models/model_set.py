@@ -1,16 +1,15 @@
 """Cost models that belong together, and what is known of how far they reach: what a bundle holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel
 from neuroshard.models.parts import InputExchange
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import EXCHANGED, name_of
-from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.collective import name_of
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.words.home import Tier
 
 
@@ -59,13 +58,13 @@ class ModelSet:
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
             "lay it out so, or take models that know more, such as model=roofline:h100",
         )
-        if Form.ROWS in plan.forms:
-            self._check_rows(plan.traffic)
+        self._check_exchanges(plan)
 
-    def _check_rows(self, traffic: Traffic) -> None:
-        """Raise UserError unless the models know what the rows of a plan exchange: those of a host, and of all."""
-        for which in EXCHANGED[Form.ROWS]:
-            if traffic.given(which).any() and which not in self.forward.collectives & self.backward.collectives:
+    def _check_exchanges(self, plan: Plan) -> None:
+        """Raise UserError unless the models know what a plan exchanges besides what all tables of its forms do."""
+        for which in dict.fromkeys(which for layout in plan.layouts for which in layout.exchanges[1:]):
+            known = self.forward.collectives & self.backward.collectives
+            if which not in known and plan.traffic.given(which).any():
                 raise UserError(
                     f"these cost models don't know the exchange {name_of(which)}, which tables in rows on one host "
                     "need; collect it, lay them out on all devices, or take other models, such as model=roofline:h100"
@@ -94,7 +93,7 @@ class ModelSet:
         for table, home in zip(task.tables, task.homes, strict=True):
             kinds.setdefault((table.pooled, home.tier), table.name)
         for (pooled, tier), name in kinds.items():
-            self._check_call(Call(Form.COLUMNS, pooled, tier), f"sequence tables such as {name!r}")
+            self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
                 f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "

@@ -18,8 +18,8 @@ from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline
 from neuroshard.models.kernel_bytes import memory_bytes
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.words.collective import Collective
-from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call, Form
+from neuroshard.words.collective import IN_STEP, Collective
+from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call
 from neuroshard.words.home import Tier
 
 _BYTES_PER_MS = 1e6  # of 1 GB/s
@@ -104,9 +104,9 @@ class RooflineComm(CommModel):
         return
 
     @property
-    def forms(self) -> frozenset[Form]:
-        """Return all forms: the exchanges of each are known."""
-        return frozenset(Form)
+    def collectives(self) -> frozenset[Collective]:
+        """Return all of a step."""
+        return IN_STEP
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms, the same for all devices."""

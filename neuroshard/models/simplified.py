@@ -6,9 +6,11 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.words.form import Call, Form
+from neuroshard.words.collective import IN_STEP, Collective
+from neuroshard.words.form import Call
 
 
 @dataclass(frozen=True)
@@ -16,9 +18,9 @@ class FreeComm(CommModel):
     """Nothing besides waiting: for costs that are counted elsewhere, or left out on purpose."""
 
     @property
-    def forms(self) -> frozenset[Form]:
-        """Return all forms: whatever they exchange costs nothing."""
-        return frozenset(Form)
+    def collectives(self) -> frozenset[Collective]:
+        """Return all of a step: whatever is exchanged costs nothing."""
+        return IN_STEP
 
     @property
     def num_devices(self) -> None:
@@ -42,7 +44,7 @@ class OneByOne(SumModel):
     @property
     def calls(self) -> frozenset[Call]:
         """Those of columns that `fused` knows."""
-        return frozenset(call for call in self.fused.calls if call.form is Form.COLUMNS)
+        return frozenset(call for call in self.fused.calls if LAYOUTS[call.form].free)
 
     @property
     def head(self) -> ReluHead:

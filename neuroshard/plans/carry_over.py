@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from glob import escape
 
 from neuroshard.cost.loads import Loads
-from neuroshard.plans.lay_out import in_columns
+from neuroshard.layouts import Layout, in_columns, layout_of
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import Form
 from neuroshard.words.home import ON_DEVICE, Home
 from neuroshard.words.shard import Placement, by_table
 
@@ -109,33 +108,33 @@ def carried_over(before: Plan, task: Task) -> Carried:
     others: list[Placement] = []
     homes: dict[int, Home] = {}
     for number, placements in enumerate(before.by_table):
-        table, form = before.task.tables[number], before.forms[number]
+        table, layout = before.task.tables[number], before.layouts[number]
         new = index.get(table.name)
-        if new is None or _shape(task.tables[new]) != _shape(table) or not _allowed(task, new, form, placements):
+        if new is None or _shape(task.tables[new]) != _shape(table) or not _allowed(task, new, layout, placements):
             continue
-        if before.homes[number] != ON_DEVICE and (form is Form.COLUMNS or same_devices):
+        if before.homes[number] != ON_DEVICE and (layout.free or same_devices):
             homes[new] = before.homes[number]
-        if form is Form.COLUMNS:
+        if layout.free:
             columns += [(new, p.shard.dim, p.device) for p in placements if p.device < task.topology.num_devices]
         elif same_devices:
             others += [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
     return Carried(task, tuple(columns), tuple(others), homes)
 
 
-def _allowed(task: Task, index: int, form: Form, placements: Sequence[Placement]) -> bool:
+def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
     """Whether rules let a table have this form, on those of its devices that stay, in the memory that it lies in."""
     limits = task.constraints.limits(task.tables[index], task.topology.num_devices)
     staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
     home = placements[0].home
     has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)
-    return form in limits.forms and staying.issubset(limits.devices) and has_home
+    return layout.form in limits.forms and staying.issubset(limits.devices) and has_home
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
     """Holds a table that lies in rows or copies to its devices."""
-    copied = all(placed.shard.rows == table.rows for placed in placements)
     devices = tuple(sorted(placed.device for placed in placements))
-    return TableRule(escape(table.name), devices=devices, forms=(Form.COPIES if copied else Form.ROWS,))
+    layout = layout_of(table, [placed.shard for placed in placements])
+    return TableRule(escape(table.name), devices=devices, forms=(layout.form,))
 
 
 def _stays_in(table: Table, home: Home) -> TableRule:

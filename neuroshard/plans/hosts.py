@@ -11,13 +11,13 @@ from glob import escape
 
 import numpy as np
 
+from neuroshard.layouts import COLUMNS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import Form
 from neuroshard.words.home import Tier
 
 _PRECISION = 1.002  # of the least host memory that is named
@@ -60,7 +60,7 @@ def kept_on_hosts(plan: Plan) -> Plan:
     constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
     pinned = {shard.table for shard in constraints.pinned}
     for table, its in enumerate(plan.by_table):
-        columns = plan.forms[table] is Form.COLUMNS and its[0].home.tier is not Tier.DEVICE
+        columns = plan.layouts[table] is COLUMNS and its[0].home.tier is not Tier.DEVICE
         if not columns or task.tables[table].name in pinned:
             continue
         piece = _Piece.of_table(task, table)
@@ -193,7 +193,7 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
             continue
         limits, piece = task.constraints.limits(table, task.topology.num_devices), _Piece.of_table(task, index)
         pins = [pin for pin in task.constraints.pinned if pin.table == table.name]
-        if Form.COLUMNS not in limits.forms or table.name in in_rows:
+        if not limits.free or table.name in in_rows:
             spread_bytes += piece.size_bytes
         elif table.name in group_of:
             grouped.setdefault(group_of[table.name], []).append(piece)

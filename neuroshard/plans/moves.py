@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from neuroshard.layouts import COLUMNS, Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.units import readable_bytes
-from neuroshard.words.form import Form
 from neuroshard.words.shard import Shard
 
 Places = tuple[tuple[int, int], ...]
 
-_NOWHERE: tuple[Places, Form] = (), Form.COLUMNS
+_NOWHERE: tuple[Places, Layout] = (), COLUMNS
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class TableChange:
         before, after: (device, columns) of its shards; empty where there is no such table.
         size_bytes: of weights and optimizer state that come to devices that don't hold them yet; those of a new table
             are made there, not moved.
-        form_before, form_after: that it lies in; columns where there is no such table.
+        layout_before, layout_after: how it lies; in columns where there is no such table.
     """
 
     table: str
     before: Places
     after: Places
     size_bytes: int
-    form_before: Form = Form.COLUMNS
-    form_after: Form = Form.COLUMNS
+    layout_before: Layout = COLUMNS
+    layout_after: Layout = COLUMNS
 
     @property
     def is_new(self) -> bool:
@@ -43,10 +43,10 @@ class TableChange:
     def __str__(self) -> str:
         if not self.after:
             return f"table {self.table}: gone"
-        after = _told(self.after, self.form_after)
+        after = _told(self.after, self.layout_after)
         if self.is_new:
             return f"table {self.table}: new, {readable_bytes(self.size_bytes)} on {after}"
-        before = _told(self.before, self.form_before)
+        before = _told(self.before, self.layout_before)
         return f"table {self.table}: {readable_bytes(self.size_bytes)} moved, {before} -> {after}"
 
 
@@ -56,9 +56,9 @@ def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
     arriving = dict(zip(new, moved_between(before, after).tolist(), strict=True))
     changed = []
     for name in {**new, **old}:
-        (was, form_before), (now, form_after) = old.get(name, _NOWHERE), new.get(name, _NOWHERE)
-        if (was, form_before) != (now, form_after):
-            changed.append(TableChange(name, was, now, arriving.get(name, 0), form_before, form_after))
+        (was, layout_before), (now, layout_after) = old.get(name, _NOWHERE), new.get(name, _NOWHERE)
+        if (was, layout_before) != (now, layout_after):
+            changed.append(TableChange(name, was, now, arriving.get(name, 0), layout_before, layout_after))
     return tuple(sorted(changed, key=lambda change: (-change.size_bytes, change.table)))
 
 
@@ -97,17 +97,17 @@ def _held(plan: Plan) -> Mapping[tuple[str, int], Shard]:
     return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}
 
 
-def _lying(plan: Plan) -> dict[str, tuple[Places, Form]]:
-    """The places of every table and its form, by name."""
+def _lying(plan: Plan) -> dict[str, tuple[Places, Layout]]:
+    """The places of every table and its layout, by name."""
     return {
-        table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), form)
-        for table, its, form in zip(plan.task.tables, plan.by_table, plan.forms, strict=True)
+        table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), layout)
+        for table, its, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)
     }
 
 
-def _told(places: Places, form: Form) -> str:
+def _told(places: Places, layout: Layout) -> str:
     told = ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
-    return told if form is Form.COLUMNS else f"{told}, in {form.value}"
+    return told if layout.free else f"{told}, in {layout}"
 
 
 def layout_key(plan: Plan) -> Hashable:

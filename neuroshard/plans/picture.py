@@ -14,13 +14,12 @@ from matplotlib.ticker import MaxNLocator
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.files import write_atomically
-from neuroshard.words.form import FORMS, Form
 
 _COLORS = ("#c44e52", "#8c8c8c", "#4c72b0", "#dd8452")  # by a part's place in a step
-_FORM_COLORS = {Form.COLUMNS: "#55a868", Form.ROWS: "#8172b3", Form.COPIES: "#937860"}
 _GREY = "0.3"
 _GIB = 1 << 30
 _MANY_DEVICES = 16  # of more, a bar each would be a smear
@@ -79,15 +78,15 @@ def _draw_times(axes: Axes, cost: Cost) -> None:
 def _draw_memory(axes: Axes, plan: Plan) -> None:
     caps, used = np.array(plan.task.shard_memory) / _GIB, np.array(plan.device_bytes) / _GIB
     devices, bottom = np.arange(len(caps)), np.zeros(len(caps))
-    for form, size in zip(FORMS, plan.form_bytes.T / _GIB, strict=True):
-        if form in plan.forms:
-            _bars(axes, size, bottom, _FORM_COLORS[form], form.value)
+    for layout, size in zip(LAYOUTS.values(), plan.form_bytes.T / _GIB, strict=True):
+        if layout in plan.layouts:
+            _bars(axes, size, bottom, layout.color, str(layout))
             bottom = bottom + size
-    if len(set(plan.forms)) > 1:
-        axes.legend(loc="upper left", ncols=len(FORMS), fontsize=8, frameon=False)
+    if len(set(plan.layouts)) > 1:
+        axes.legend(loc="upper left", ncols=len(LAYOUTS), fontsize=8, frameon=False)
     axes.hlines(caps, devices - 0.5, devices + 0.5, color=_GREY, linestyle="--", linewidth=1)
     _note(axes, f"cap {caps.max():.3g} GiB", float(caps.max()))
-    top = _top(float(max(caps.max(), used.max())), 1.15 if len(set(plan.forms)) == 1 else 1.3)
+    top = _top(float(max(caps.max(), used.max())), 1.15 if len(set(plan.layouts)) == 1 else 1.3)
     axes.set(xlabel="device", ylabel="GiB", title="memory for shards", ylim=(0, top))
 
 

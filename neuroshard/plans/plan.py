@@ -1,6 +1,6 @@
 """A sharding plan: every table, cut into shards, each in a place."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +11,9 @@ import numpy as np
 from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import Layout, in_columns, layouts_of, placed_loads, traffic_between
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
-from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.tiling import check_tiling
 from neuroshard.plans.violations import violations
 from neuroshard.plumbing.arrays import IntArray
@@ -23,7 +23,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.home import Home
-from neuroshard.words.shard import Placement, by_table, forms_of
+from neuroshard.words.shard import Placement, by_table
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,18 @@ class Plan:
         check_tiling(self.task, self.placements)
 
     @cached_property
-    def forms(self) -> tuple[Form, ...]:
+    def layouts(self) -> tuple[Layout, ...]:
         """(T,) how each table is laid out."""
-        return forms_of(self.task.tables, self.placements)
+        return layouts_of(self.task.tables, self.placements)
 
-    def names_in(self, form: Form) -> list[str]:
-        """Names of the tables that are laid out so, in the task's order."""
-        return [table.name for table, own in zip(self.task.tables, self.forms, strict=True) if own is form]
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """(T,) the forms that tables are laid out in."""
+        return tuple(layout.form for layout in self.layouts)
+
+    def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
+        """Names of the tables whose layouts have something, in the task's order."""
+        return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_forms(self, served: frozenset[Form], what: str, do: str) -> None:
         """Refuse forms that something doesn't serve: `what` says so, and `do` what to do.
@@ -94,13 +99,13 @@ class Plan:
         """D sets of loads: what the placements ask of each device."""
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
-        loads = Loads.placed(self.task.tables, self.by_device, self.task.batch_size, num_devices)
+        loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices)
         return LoadSets(loads, np.bincount(devices, minlength=num_devices))
 
     @cached_property
     def traffic(self) -> Traffic:
         """What the devices exchange in a step (B = 1)."""
-        return Traffic.of(self.device_loads, self.task.batch_size, self.task.topology.host_size)
+        return traffic_between(self.device_loads, self.task.batch_size, self.task.topology.host_size)
 
     @cached_property
     def form_bytes(self) -> IntArray:
@@ -137,7 +142,7 @@ class Plan:
         """
         dims = [0.0] * self.task.topology.num_devices
         for placement in self.placements:
-            if self.forms[placement.shard.table] is Form.COLUMNS:
+            if self.layouts[placement.shard.table].free:
                 dims[placement.device] += placement.shard.dim * self.task.tables[placement.shard.table].outputs
         return tuple(round(columns) for columns in dims)
 

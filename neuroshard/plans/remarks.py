@@ -1,14 +1,13 @@
 """What plans ask of whoever trains with them."""
 
 from neuroshard.plans.plan import Plan
-from neuroshard.words.form import Form
 
 _SHOWN = 5  # tables that a remark names
 
 
 def copies_remarks(plan: Plan) -> tuple[str, ...]:
     """What tables in copies ask of a training loop; nothing where there are none."""
-    copied = plan.names_in(Form.COPIES)
+    copied = plan.names_where(lambda layout: layout.dense)
     if not copied:
         return ()
     more = f" and {len(copied) - _SHOWN} more" if len(copied) > _SHOWN else ""

@@ -1,15 +1,13 @@
-"""Whether shards make up their tables, each exactly once: the one place that knows."""
+"""Whether shards make up their tables, each in one of the layouts."""
 
-from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from neuroshard.plans.row_blocks import check_row_blocks
+from neuroshard.layouts import layout_of
+from neuroshard.layouts.layout import table_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.words.form import Form
-from neuroshard.words.home import ON_DEVICE, Home
-from neuroshard.words.shard import Placement, Shard, by_table, form_of
+from neuroshard.words.shard import Placement, by_table
 
 
 def check_tiling(task: Task, placements: Sequence[Placement]) -> None:
@@ -26,49 +24,10 @@ def check_tiling(task: Task, placements: Sequence[Placement]) -> None:
 
 
 def _check_table(table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-    shards = [placement.shard for placement in placements]
-    form = form_of(table, shards)
-    _check_homes(table, {placement.home for placement in placements}, form)
-    if form is Form.COPIES:
-        _check_copies(table, placements, topology.num_devices)
-        return
-    check_cover(table, shards)
-    if form is Form.ROWS:
-        check_row_blocks(table, placements, topology)
-
-
-def _check_homes(table: Table, homes: Collection[Home], form: Form) -> None:
-    if len(homes) > 1:
+    if len(homes := {placement.home for placement in placements}) > 1:
         first, second = sorted(map(str, homes))[:2]
         raise UserError(f"plan: shards of table {table.name!r} lie in {first} and in {second}; put all in one memory")
-    if form is Form.COPIES and ON_DEVICE not in homes:
-        raise UserError(f"plan: copies of table {table.name!r} lie in {min(homes)}; copies lie on devices only")
-
-
-def _check_copies(table: Table, placements: Sequence[Placement], num_devices: int) -> None:
-    """Of a table of which more than one device has a copy: all must, and nothing else of it."""
-    for placement in placements:
-        if placement.shard.dim < table.dim:
-            raise UserError(
-                f"plan: {_place(table, placement.shard.column, 0)} is covered twice: by copies of the whole table and "
-                f"a shard on device {placement.device}"
-            )
-    if missing := set(range(num_devices)).difference(placement.device for placement in placements):
-        raise UserError(
-            f"plan: table {table.name!r} is covered twice, by copies on {len(placements)} devices, and device "
-            f"{min(missing)} has none; put it on one device, or on each of the {num_devices}"
-        )
-
-
-def table_of(task: Task, index: int) -> Table:
-    """The table of that index.
-
-    Raises:
-        UserError: there is none.
-    """
-    if not 0 <= index < len(task.tables):
-        raise UserError(f"plan: no table {index} in a task of {len(task.tables)} tables")
-    return task.tables[index]
+    layout_of(table, [placement.shard for placement in placements]).check(table, placements, topology)
 
 
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
@@ -81,40 +40,3 @@ def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
         if (index, device) in taken:
             raise UserError(f"plan: two shards of table {name!r} on device {device}; merge them into one")
         taken.add((index, device))
-
-
-def check_cover(table: Table, shards: Sequence[Shard]) -> None:
-    """Check that shards, in any order, cover every element of a table exactly once.
-
-    Raises:
-        UserError: one reaches beyond the table, two overlap, or they leave a gap.
-    """
-    for shard in shards:
-        _check_inside(table, shard)
-    edges = sorted({0, *(edge for shard in shards for edge in (shard.column, shard.column_end))} - {table.dim})
-    covered = dict.fromkeys(edges, 0)  # rows covered so far, without a gap, of the columns from an edge to the next
-    for shard in sorted(shards, key=lambda shard: (shard.row, shard.column)):
-        for edge in edges[bisect_left(edges, shard.column) : bisect_left(edges, shard.column_end)]:
-            if covered[edge] > shard.row:
-                raise UserError(f"plan: {_place(table, edge, shard.row)} is covered twice")
-            if covered[edge] < shard.row:  # all shards to come begin below
-                raise UserError(f"plan: {_place(table, edge, covered[edge])} is covered by no shard")
-            covered[edge] = shard.row_end
-    for edge, row in covered.items():
-        if row < table.rows:
-            raise UserError(f"plan: {_place(table, edge, row)} is covered by no shard")
-
-
-def _check_inside(table: Table, shard: Shard) -> None:
-    if shard.column_end > table.dim:
-        raise UserError(
-            f"plan: table {table.name!r} has {table.dim} columns; a shard of it ends with column {shard.column_end - 1}"
-        )
-    if shard.row_end > table.rows:
-        raise UserError(
-            f"plan: table {table.name!r} has {table.rows} rows; a shard of it ends with row {shard.row_end - 1}"
-        )
-
-
-def _place(table: Table, column: int, row: int) -> str:
-    return f"column {column} of table {table.name!r}, row {row},"

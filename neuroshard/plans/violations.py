@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from neuroshard.layouts import Layout, layouts_of
 from neuroshard.plumbing.matching import own_places
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import Form
 from neuroshard.words.home import Home
-from neuroshard.words.shard import Placement, by_table, forms_of
+from neuroshard.words.shard import Placement, by_table
 
 _Held = Mapping[str, Mapping[int, int]]  # columns by table and device
 
@@ -28,31 +28,29 @@ def violations(
     for host, used in enumerate(host_bytes):
         if used > (free := task.topology.host_bytes):
             yield f"host {host} needs {readable_bytes(used)} of its memory for tables, it has {readable_bytes(free)}"
-    placed, forms = by_table(placements, len(task.tables)), forms_of(task.tables, placements)
+    placed, layouts = by_table(placements, len(task.tables)), layouts_of(task.tables, placements)
     pairs = zip(task.tables, placed, strict=True)
     held = {table.name: {one.device: one.shard.dim for one in its} for table, its in pairs}
-    for table, form, its in zip(task.tables, forms, placed, strict=True):
+    for table, layout, its in zip(task.tables, layouts, placed, strict=True):
         limits = task.constraints.limits(table, task.topology.num_devices)
-        yield from _broken_limits(table.name, form, limits, held[table.name])
+        yield from _broken_limits(table.name, layout, limits, held[table.name])
         yield from _broken_home(table.name, its[0].home, limits)
-        if not table.pooled:
-            yield from _broken_sequence(table.name, form, held[table.name], task.topology.num_devices)
-    others = {table.name for table, form in zip(task.tables, forms, strict=True) if form is not Form.COLUMNS}
+        widths = held[table.name].values()
+        if not table.pooled and (why := layout.unserved(widths, task.topology.num_devices)) is not None:
+            yield f"table {table.name!r} is a sequence table {why}"
+    others = {table.name for table, layout in zip(task.tables, layouts, strict=True) if not layout.free}
     yield from _broken_groups(task.constraints, held, others)
 
 
-def _broken_limits(name: str, form: Form, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
+def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
     """Of one table; `held`: columns by device."""
-    if form not in limits.forms:
-        yield f"table {name!r} must not lie in {form.value}, only in {' or '.join(sorted(limits.forms))}"
+    if layout.form not in limits.forms:
+        yield f"table {name!r} must not lie in {layout}, only in {' or '.join(sorted(limits.forms))}"
     if wrong := set(held).difference(limits.devices):
         yield f"table {name!r} must not lie on device {min(wrong)}"
-    shards = 1 if form is Form.COPIES else len(held)
-    in_rows = form is Form.ROWS
-    least, most = (limits.min_blocks, limits.max_blocks) if in_rows else (limits.min_shards, limits.max_shards)
-    if not least <= shards <= most:
-        copied = ", in copies, which count as one shard" if form is Form.COPIES else ""
-        yield f"table {name!r} is on {len(held)} devices{copied}, not on {least} to {most}"
+    least, most = (limits.min_blocks, limits.max_blocks) if layout.blocks else (limits.min_shards, limits.max_shards)
+    if not least <= layout.num_shards(len(held)) <= most:
+        yield f"table {name!r} is on {len(held)} devices{layout.counted}, not on {least} to {most}"
     if min(held.values()) < limits.min_dim:
         yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"
 
@@ -65,17 +63,8 @@ def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
         yield f"table {name!r} has a cache for {home.cached} of its rows, not for {limits.cached}"
 
 
-def _broken_sequence(name: str, form: Form, held: Mapping[int, int], num_devices: int) -> Iterator[str]:
-    """Of one table that isn't pooled: what no collection of such tables serves; `held`: columns by device."""
-    if form is Form.COLUMNS and len(widths := set(held.values())) > 1:
-        wide = " and ".join(map(str, sorted(widths)))
-        yield f"table {name!r} is a sequence table in shards of {wide} columns; give them all as many"
-    if form is Form.ROWS and len(held) < num_devices:
-        yield f"table {name!r} is a sequence table in rows on {len(held)} devices; put it on all {num_devices}"
-
-
 def _broken_groups(constraints: Constraints, held: _Held, others: Collection[str]) -> Iterator[str]:
-    """`others` are the tables that don't lie in columns: nothing of them is pinned."""
+    """`others` are the tables whose shards aren't free: nothing of them is pinned."""
     for name in dict.fromkeys(shard.table for shard in constraints.pinned):
         if name in others or not _pins_met([shard for shard in constraints.pinned if shard.table == name], held[name]):
             yield f"the pinned shards of table {name!r} are not where they belong"

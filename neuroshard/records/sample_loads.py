@@ -7,9 +7,10 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import are
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import FORMS, Form
+from neuroshard.words.form import FORMS
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
@@ -27,12 +28,12 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    in_rows = [sample for sample in samples if sample.form is Form.ROWS]
+    in_rows = [sample for sample in samples if sample.blocks]
     if not in_rows:
         return loads
     if any(len(sample.lookups) != len(sample.blocks) for sample in in_rows):
         raise ValueError("samples in rows without the lookups that were drawn")
-    which = np.flatnonzero(loads.form == FORMS.index(Form.ROWS))
+    which = np.flatnonzero(are(loads, lambda layout: layout.blocks))
     seen = [one for sample in in_rows for one in sample.lookups]
     whole = [table.rows for sample in in_rows for table in sample.tables]
     lookups, reuse, sharers = loads.lookups.copy(), loads.reuse.copy(), loads.sharers.copy()

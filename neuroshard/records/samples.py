@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Generic, TypeVar, final
 
+from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
 from neuroshard.tables import Table
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, name_of
-from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.words.home import ON_DEVICE, Home
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
@@ -61,14 +62,14 @@ class ComputeSample:
 
     tables: tuple[Table, ...]
     batch_size: int
-    form: Form = Form.COLUMNS
+    form: Form = IN_COLUMNS.form
     blocks: tuple[RowBlock, ...] = ()
     hot_first: float = 0.0
     lookups: tuple[BlockLookups, ...] = ()
     home: Home = ON_DEVICE
 
     def __post_init__(self) -> None:
-        if len(self.blocks) != (len(self.tables) if self.form is Form.ROWS else 0):
+        if len(self.blocks) != (len(self.tables) if LAYOUTS[self.form].blocks else 0):
             raise UserError(f"{len(self.blocks)} blocks of rows for {len(self.tables)} tables of the form {self.form}")
         self._check_kernel()
         if len(self.lookups) not in (0, len(self.blocks)):
@@ -95,7 +96,7 @@ class ComputeSample:
     @property
     def held(self) -> tuple[Table, ...]:
         """(n,) tables with as many rows as the device holds of each."""
-        if self.form is not Form.ROWS:
+        if not self.blocks:
             return self.tables
         return tuple(replace(table, rows=block.rows) for table, block in zip(self.tables, self.blocks, strict=True))
 

@@ -20,7 +20,6 @@ from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import Form
 
 _SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
 _Share = Callable[[Table], float]
@@ -49,7 +48,9 @@ class EqualParts(Searcher):
         except InfeasibleError as error:
             best = error
         share_of = _bytes(task) if isinstance(best, InfeasibleError) else _cost(best.plan, simulator)
-        copied = set[str]() if isinstance(best, InfeasibleError) else set(best.plan.names_in(Form.COPIES))
+        copied = list[str]()
+        if not isinstance(best, InfeasibleError):
+            copied = best.plan.names_where(lambda layout: layout.everywhere)
         for parted in _ways(task, share_of, copied):
             try:
                 found = self.inner.find(parted, simulator)

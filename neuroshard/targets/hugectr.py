@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neuroshard.layouts import Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.targets.target import Exported, Splits, Target
@@ -46,16 +47,16 @@ def _write(plan: Plan) -> Exported:
 def _sharding(plan: Plan) -> _Sharding:
     matrix: list[list[str]] = [[] for _ in range(plan.task.topology.num_devices)]
     groups: dict[tuple[str, int], list[_Entry]] = defaultdict(list)
-    for table, form, placed in zip(plan.task.tables, plan.forms, plan.by_table, strict=True):
+    for table, layout, placed in zip(plan.task.tables, plan.layouts, plan.by_table, strict=True):
         for placement in placed:
             matrix[placement.device].append(table.name)
-        groups[_group(table, form)].append(_entry(table, placed))
+        groups[_group(table, layout)].append(_entry(table, placed))
     return _Sharding(matrix, [(kind, entries) for (kind, _), entries in sorted(groups.items())])
 
 
-def _group(table: Table, form: Form) -> tuple[str, int]:
+def _group(table: Table, layout: Layout) -> tuple[str, int]:
     """Tables of one group are looked up together: sequence tables only with others of their width."""
-    return ("dp" if form is Form.COPIES else "mp", 0 if table.pooled else table.dim)
+    return ("dp" if layout.dense else "mp", 0 if table.pooled else table.dim)
 
 
 def _entry(table: Table, placed: Sequence[Placement]) -> _Entry:

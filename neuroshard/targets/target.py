@@ -7,14 +7,15 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Literal
 
+from neuroshard.layouts import Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import write_atomically, write_json
 from neuroshard.plumbing.schema import MAX_DIM
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
+from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, Form
+from neuroshard.words.form import CUT_FORMS, FORMS, Form
 from neuroshard.words.home import TIERS, Tier
 from neuroshard.words.shard import Placement
 
@@ -105,8 +106,8 @@ class Target:
     name: str
     title: str
     write: Callable[[Plan], Exported]
-    forms: frozenset[Form] = frozenset(Form)
-    sequence_forms: frozenset[Form] = frozenset(SEQUENCE_FORMS)
+    forms: frozenset[Form] = frozenset(FORMS)
+    sequence_forms: frozenset[Form] = frozenset(CUT_FORMS)
     splits: Splits = Splits.ANY
     rows_over: Literal["all", "hosts"] = "hosts"
     tiers: frozenset[Tier] = frozenset(Tier)
@@ -129,9 +130,9 @@ class Target:
             UserError: it doesn't; the line names the table, the limit and what to do.
         """
         for number, placed in enumerate(plan.by_table):
-            table, form = plan.task.tables[number], plan.forms[number]
+            table, layout = plan.task.tables[number], plan.layouts[number]
             self._check_stored(table)
-            if (why := self._refused(table, form, placed, plan.task)) is not None:
+            if (why := self._refused(table, layout, placed, plan.task)) is not None:
                 raise UserError(f"plan: table {table.name!r} {why}; find another with search target={self.name}")
 
     def constrained(self, task: Task) -> Task:
@@ -156,7 +157,7 @@ class Target:
         return TableRule(
             "*",
             min_dim=MAX_DIM if self.splits is Splits.NONE else None,
-            forms=None if self.forms == set(Form) else tuple(form for form in FORMS if form in self.forms),
+            forms=None if self.forms == set(FORMS) else tuple(form for form in FORMS if form in self.forms),
             tiers=None if self.tiers == set(Tier) else tuple(tier for tier in TIERS if tier in self.tiers),
             equal_widths=self.splits is Splits.EQUAL,
             min_blocks=num_devices if self.rows_over == "all" else None,
@@ -164,7 +165,7 @@ class Target:
 
     def _sequence_rules(self, tables: Sequence[Table]) -> list[TableRule]:
         """What holds for sequence tables besides, where they can't lie in all forms that such tables may."""
-        if self.sequence_forms.issuperset(SEQUENCE_FORMS):
+        if self.sequence_forms.issuperset(CUT_FORMS):
             return []
         forms = tuple(form for form in FORMS if form in self.sequence_forms)
         return [TableRule(escape(table.name), forms=forms) for table in tables if not table.pooled]
@@ -177,11 +178,11 @@ class Target:
                 f"{self.element_bytes[0]}"
             )
 
-    def _refused(self, table: Table, form: Form, placed: Sequence[Placement], task: Task) -> str | None:
+    def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> str | None:
         """What of a table the target has no words for; None where it has."""
         forms, kind = (self.forms, "") if table.pooled else (self.sequence_forms, " of sequence tables")
-        if form not in forms:
-            return f"lies in {form.value}, and {self.title} has {_listed(forms)}{kind} only"
+        if layout.form not in forms:
+            return f"lies in {layout}, and {self.title} has {_listed(forms)}{kind} only"
         if (tier := placed[0].home.tier) not in self.tiers:
             return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
         widths = {placement.shard.dim for placement in placed}
@@ -191,7 +192,7 @@ class Target:
             wide = " and ".join(map(str, sorted(widths)))
             return f"lies in shards of {wide} columns, and those of {self.title} are all as wide"
         devices = task.topology.num_devices
-        if form is Form.ROWS and len(placed) < devices and self.rows_over == "all":
+        if layout.blocks and len(placed) < devices and self.rows_over == "all":
             return f"lies in rows on {len(placed)} devices, and {self.title} has rows on all {devices}"
         return None
 

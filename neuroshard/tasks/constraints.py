@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.matching import own_places
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
 from neuroshard.tables import Table
-from neuroshard.words.form import Form
+from neuroshard.words.form import CUT_FORMS, FORMS, Form, forms_named
 from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, TIERS, Home, Tier
 
-SEQUENCE_FORMS = (Form.COLUMNS, Form.ROWS)  # and those of tables in host memory
 _WILD = frozenset("*?[")  # what makes a pattern more than a name
 
 
@@ -55,7 +55,7 @@ class TableRule:
         if self.devices is not None:
             object.__setattr__(self, "devices", tuple(self.devices))
         if self.forms is not None:
-            object.__setattr__(self, "forms", tuple(Form(form) for form in self.forms))
+            object.__setattr__(self, "forms", forms_named(self.forms))
         for name in ("min_shards", "max_shards", "min_dim", "min_blocks"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -106,6 +106,11 @@ class TableLimits:
     equal_widths: bool = False
 
     @property
+    def free(self) -> bool:
+        """Whether it may lie such that any device may hold a shard, whatever others hold: in columns."""
+        return any(LAYOUTS[form].free for form in self.forms)
+
+    @property
     def home(self) -> Home:
         """The memory it lies in where nobody chooses: the fastest that it may."""
         tier = min(self.tiers, key=TIERS.index)
@@ -152,7 +157,7 @@ class Constraints:
         most = 1 if together else min((rule.max_shards for rule in rules if rule.max_shards), default=MAX_DEVICES)
         min_dim = _min_dim(table, rules, min_shards)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
-        known = Form if table.pooled and Tier.DEVICE in tiers else SEQUENCE_FORMS
+        known = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
         limits = TableLimits(
             devices=tuple(sorted(set(range(num_devices)).intersection(*only))),
             min_shards=min_shards,
@@ -222,7 +227,8 @@ class Constraints:
             if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
                 raise UserError(f"constraints: {min(twice)!r} is kept together twice; join the groups")
             seen.update(group)
-            if not frozenset.intersection(*(limits[name].forms for name in group)) - {Form.ROWS}:
+            shared = frozenset.intersection(*(limits[name].forms for name in group))
+            if not any(LAYOUTS[form].joins for form in shared):
                 raise UserError(
                     f"constraints: {', '.join(group)} are kept together and may lie in no form besides rows that all "
                     "of them may have"
@@ -245,7 +251,7 @@ class Constraints:
             columns, table = sum(shard.dim for shard in shards), tables[name]
             if columns > table.dim:
                 raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
-            if Form.COLUMNS not in limits[name].forms:
+            if not limits[name].free:
                 raise UserError(
                     f"constraints: a shard of {name!r} is pinned, but its rules don't let it lie in columns"
                 )
@@ -371,12 +377,12 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
         raise UserError(f"constraints: the rules for table {table.name!r} leave no form that it may lie in")
     if not limits.tiers:
         raise UserError(f"constraints: the rules for table {table.name!r} leave no memory that it may lie in")
-    if limits.forms == {Form.COPIES} and len(limits.devices) < num_devices:
+    if all(LAYOUTS[form].everywhere for form in limits.forms) and len(limits.devices) < num_devices:
         raise UserError(
-            f"constraints: table {table.name!r} may lie in copies only, which every device has, and only on "
-            f"{len(limits.devices)} of {num_devices} devices"
+            f"constraints: table {table.name!r} may lie in {' or '.join(sorted(limits.forms))} only, which every "
+            f"device has, and only on {len(limits.devices)} of {num_devices} devices"
         )
-    if Form.COLUMNS not in limits.forms:
+    if not limits.free:
         return  # how many shards columns can have says nothing of rows and copies
     if limits.min_shards > min(limits.max_shards, len(limits.devices)):
         why = ", being kept together with others" if together else ""

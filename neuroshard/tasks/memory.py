@@ -8,11 +8,11 @@ import numpy as np
 from msgspec import Meta
 
 from neuroshard.cost.loads import Loads
+from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.units import MAX_BYTES
-from neuroshard.words.form import FORMS, Form
 from neuroshard.words.home import TIERS, Tier
 
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
@@ -72,10 +72,11 @@ class MemoryUse:
         Raises:
             UserError: a load takes more than 2^60 bytes.
         """
-        copied = loads.form == FORMS.index(Form.COPIES)
-        outputs = np.where(copied, 0, _times(_whole(np.ceil(loads.outputs)), 2 * _FLOAT_BYTES * _whole(loads.dim)))
+        own_samples = are(loads, lambda layout: layout.own_samples)
+        outputs = np.where(own_samples, 0, _times(_whole(np.ceil(loads.outputs)), 2 * _FLOAT_BYTES * _whole(loads.dim)))
         buffers = _index_bytes(loads.lookups) + _index_bytes(loads.bags) + outputs  # (n,) of a batch, below 2^61
-        gradient = np.where(copied, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
+        dense = are(loads, lambda layout: layout.dense)
+        gradient = np.where(dense, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         on_device = loads.tier == TIERS.index(Tier.DEVICE)
         size: IntArray = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads))
         size = size + _times(buffers, self.batches_in_flight)

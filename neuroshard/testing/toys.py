@@ -28,7 +28,7 @@ from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.form import CALLS, FORMS, ON_DEVICE_CALLS
 from neuroshard.words.home import Tier
 
 _BATCH_SIZE = 256
@@ -208,14 +208,10 @@ def random_set_comm(seed: int = 0) -> SetComm:
 
 def random_by_form(seed: int = 0) -> ComputeByForm:
     """A model of each kernel call, with random weights; of columns and rows, ensembles; of host memory, arithmetic."""
+    pooled = random_ensemble(seed), random_ensemble(seed + 1), random_regression(seed)
+    sequences = random_ensemble(seed + 2), random_regression(seed + 3)
     return ComputeByForm(
-        {
-            Call(Form.COLUMNS): random_ensemble(seed),
-            Call(Form.ROWS): random_ensemble(seed + 1),
-            Call(Form.COPIES): random_regression(seed),
-            Call(Form.COLUMNS, False): random_ensemble(seed + 2),
-            Call(Form.ROWS, False): random_regression(seed + 3),
-        }
+        dict(zip(ON_DEVICE_CALLS, (*pooled, *sequences), strict=True))
         | {call: HostTiers(0.5, 20.0 + seed, 3.0, 0.1) for call in CALLS if call.tier is not Tier.DEVICE}
     )
 
@@ -225,7 +221,7 @@ def random_by_collective(seed: int = 0) -> CommByCollective:
     exchanges: dict[Collective, CommModel] = {
         one: random_set_comm(seed + one) for one in Collective if one is not Collective.INPUT
     }
-    return CommByCollective(exchanges, frozenset(Form))
+    return CommByCollective(exchanges, frozenset(FORMS))
 
 
 def random_form_models(seed: int = 0) -> CostModels:

@@ -15,6 +15,7 @@ from torchrec.distributed.planner.types import (
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import placed_loads
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tasks.task import Task
@@ -114,4 +115,4 @@ class TaskStorageEstimator(ShardEstimator):
             Placement(PlanShard(0, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)
             for device, shard in enumerate(option.shards)
         ]
-        return Loads.placed([task.tables[table]], placed, task.batch_size, task.topology.num_devices)
+        return placed_loads([task.tables[table]], placed, task.batch_size, task.topology.num_devices)

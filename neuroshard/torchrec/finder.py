@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
@@ -16,7 +16,7 @@ from neuroshard.plumbing.units import readable_bytes
 from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import KeptPlan
-from neuroshard.words.form import Call, Form
+from neuroshard.words.form import IN_COLUMNS
 
 _log = logging.getLogger(__name__)
 _CHANGED = {
@@ -63,7 +63,7 @@ class Finder:
         """Why no plan for sequence tables can be found with these; None where one can."""
         if not self.searcher.takes_sequences:
             return f"{type(self.searcher).__name__} places pooled tables only"
-        if Call(Form.COLUMNS, False) not in self.simulator.models.compute.calls:
+        if replace(IN_COLUMNS, pooled=False) not in self.simulator.models.compute.calls:
             return "a sequence table, unknown to these models: collect compute.pooled=[true,false] and pretrain"
         return None
 

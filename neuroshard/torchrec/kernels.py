@@ -6,8 +6,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import CacheParams
 
+from neuroshard.layouts import Layout
 from neuroshard.plumbing.errors import UserError
-from neuroshard.words.form import Form
 from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
 _KERNELS = {
@@ -20,9 +20,9 @@ DENSE: str = EmbeddingComputeKernel.DENSE.value
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
-def kernel_of(form: Form, home: Home) -> str:
+def kernel_of(layout: Layout, home: Home) -> str:
     """The compute kernel of a table that lies so."""
-    return DENSE if form is Form.COPIES else KERNELS[home.tier]
+    return DENSE if layout.dense else KERNELS[home.tier]
 
 
 def cache_params(home: Home, cache: CacheParams | None = None) -> CacheParams | None:

@@ -15,22 +15,20 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
+from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
-from neuroshard.tasks.constraints import SEQUENCE_FORMS, TableRule
+from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec.kernels import KERNELS, kernel_of
-from neuroshard.words.form import Form
+from neuroshard.words.form import CUT_FORMS, FORMS
 from neuroshard.words.home import ON_DEVICE
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
-_OTHER_FORMS = {
-    sharding_type.value: (form, kernel_of(form, ON_DEVICE))
-    for sharding_type, form in ((ShardingType.ROW_WISE, Form.ROWS), (ShardingType.DATA_PARALLEL, Form.COPIES))
-}
+_OTHERS = {layout.word: layout for layout in LAYOUTS.values() if not layout.free}
 
 
 @dataclass(frozen=True)
@@ -135,21 +133,21 @@ class Parameter:
         return [factor * table.pooling_factor / total for factor in told]
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def forms(self) -> tuple[str, ...]:
         """Columns, and what TorchRec's constraints name besides; or what the sharder has, where they name nothing.
 
         What is in none of these a search must not choose; what is in them it chooses where the gain is believed.
         """
         kernels = self.said.compute_kernels
         types = self.said.sharding_types or self.sharder.sharding_types(ANY_DEVICE)
-        named = (_OTHER_FORMS[kind] for kind in types if kind in _OTHER_FORMS)
-        others = (form for form, own in named if form in self._known_forms and (not kernels or own in kernels))
-        return (Form.COLUMNS, *others)
+        named = (_OTHERS[kind] for kind in types if kind in _OTHERS)
+        others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
+        return (COLUMNS.form, *(one.form for one in others if one.form in self._known_forms))
 
     @property
-    def _known_forms(self) -> tuple[Form, ...]:
+    def _known_forms(self) -> tuple[str, ...]:
         """The forms that plans have for such a table."""
-        return tuple(Form if self.pooled else SEQUENCE_FORMS)
+        return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
         """TorchRec's constraints on splitting, as ours; None if there are none."""
@@ -158,7 +156,7 @@ class Parameter:
         may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
         if may_split and said.min_partition is None:
             return None  # a rule for each of thousands of tables takes its time
-        if not may_split and Form.ROWS in self.forms:
+        if not may_split and ROWS.form in self.forms:
             return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
 

@@ -14,23 +14,18 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from neuroshard.plans.lay_out import in_columns, in_copies
+from neuroshard.layouts import COPIES, Layout, in_columns, in_copies, layout_of
+from neuroshard.layouts.cover import check_cover
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.row_blocks import check_row_blocks
-from neuroshard.plans.tiling import check_cover
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task, Topology
+from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kernels import cache_params, home_of, kernel_of
 from neuroshard.torchrec.sequences import check_sequences
-from neuroshard.words.form import Form
-from neuroshard.words.shard import Placement, Shard, form_of
+from neuroshard.words.shard import Placement, Shard
 
 _TYPES = tuple(kind.value for kind in ShardingType)
-# TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
-_BY_COLUMNS = (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE)
 _BY_HOST = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
-_BY_ROWS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
 def to_sharding_plan(
@@ -64,7 +59,8 @@ def to_sharding_plan(
     if local < 1 or topology.num_devices % local:
         raise UserError(f"local_world_size={local} must divide the plan's {topology.num_devices} devices")
     placements = [sorted(its) for its in plan.by_table]
-    kinds = [_sharding_type(its, form, topology) for its, form in zip(placements, plan.forms, strict=True)]
+    pairs = zip(placements, plan.layouts, strict=True)
+    kinds = [ShardingType(layout.sharding_type(its, topology)) for its, layout in pairs]
     paths = [_module_of(table, modules) for table in plan.task.tables]
     cut = {path for path, kind in zip(paths, kinds, strict=True) if kind is ShardingType.COLUMN_WISE}
     found: dict[str, EmbeddingModuleShardingPlan] = {}
@@ -78,7 +74,7 @@ def to_sharding_plan(
                 f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
                 f"{topology.host_size} devices"
             )
-        module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind, plan.forms[index], cache)
+        module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind, plan.layouts[index], cache)
         shardings.append((path, table, sharding))
     check_sequences(shardings)
     return ShardingPlan(dict(found))
@@ -97,17 +93,6 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
     return modules[table.name]
 
 
-def _sharding_type(placements: Sequence[Placement], form: Form, topology: Topology) -> ShardingType:
-    """TorchRec's word for how a table lies that has these placements."""
-    if form is Form.COPIES:
-        return ShardingType.DATA_PARALLEL
-    if form is Form.COLUMNS:
-        return ShardingType.TABLE_WISE if len(placements) == 1 else ShardingType.COLUMN_WISE
-    if len({placed.shard.column for placed in placements}) > 1:
-        return ShardingType.GRID_SHARD
-    return ShardingType.ROW_WISE if len(placements) == topology.num_devices else ShardingType.TABLE_ROW_WISE
-
-
 def _as_one_group(kind: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
     """Column-wise for a whole pooled table beside tables that are cut.
 
@@ -120,13 +105,13 @@ def _as_one_group(kind: ShardingType, table: Table, beside_cut: bool) -> Shardin
 
 
 def _parameter(
-    places: Sequence[tuple[Placement, str]], kind: ShardingType, form: Form, cache: CacheParams | None
+    places: Sequence[tuple[Placement, str]], kind: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
     """Of the placements of one table, in order of columns and then rows, and their devices' names."""
     copied, home = kind is ShardingType.DATA_PARALLEL, places[0][0].home
     return ParameterSharding(
         sharding_type=kind.value,
-        compute_kernel=kernel_of(form, home),
+        compute_kernel=kernel_of(layout, home),
         cache_params=cache_params(home, cache),
         ranks=[placed.device for placed, _ in places],
         sharding_spec=None
@@ -177,7 +162,7 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
         UserError: its shards don't make it up, or not as the sharding type wants them.
     """
     table, kind = task.tables[index], _kind(task.tables[index], parameter)
-    if kind is ShardingType.DATA_PARALLEL:
+    if kind.value == COPIES.word:
         return _copies(task, index, parameter)
     ranks, spec = parameter.ranks or [], parameter.sharding_spec
     shards = [] if spec is None else spec.shards
@@ -185,16 +170,16 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
         raise UserError(f"table {table.name!r} has {len(shards)} shards on {len(ranks)} ranks in the sharding plan")
     found = [_rectangle(index, table, shard) for shard in shards]
     check_cover(table, found)
-    form = form_of(table, found)
-    if form is Form.COLUMNS:
+    layout = layout_of(table, found)
+    if layout.free:
         placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(found, ranks, strict=True)))
     else:
         placed = sorted(_placed(table, shard, rank) for shard, rank in zip(found, ranks, strict=True))
-        check_row_blocks(table, placed, task.topology)
-    if kind not in _kinds_of(placed, form, task.topology):
+        layout.check(table, placed, task.topology)
+    if kind.value not in layout.sharding_types(placed, task.topology):
         raise UserError(
             f"table {table.name!r} is sharded {kind.value}, but its shards lie as "
-            f"{_sharding_type(placed, form, task.topology).value} wants them, on hosts of {task.topology.host_size} "
+            f"{layout.sharding_type(placed, task.topology)} wants them, on hosts of {task.topology.host_size} "
             "devices"
         )
     return placed
@@ -204,16 +189,6 @@ def _kind(table: Table, parameter: ParameterSharding) -> ShardingType:
     if parameter.sharding_type not in _TYPES:
         raise UserError(f"table {table.name!r}: {unknown_name('sharding type', parameter.sharding_type, _TYPES)}")
     return ShardingType(parameter.sharding_type)
-
-
-def _kinds_of(placed: Sequence[Placement], form: Form, topology: Topology) -> set[ShardingType]:
-    """The sharding types that TorchRec reads such placements of a table right with."""
-    kinds = {_sharding_type(placed, form, topology)}
-    if form is Form.COLUMNS:
-        return kinds | set(_BY_COLUMNS)
-    if topology.host_size == topology.num_devices:
-        return kinds | set(_BY_ROWS)
-    return kinds | ({ShardingType.GRID_SHARD} if ShardingType.TABLE_ROW_WISE in kinds else set())
 
 
 def _placed(table: Table, shard: Shard, rank: int) -> Placement:

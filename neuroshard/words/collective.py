@@ -3,7 +3,6 @@
 from enum import IntEnum
 
 from neuroshard.plumbing.errors import unknown_name
-from neuroshard.words.form import Form
 
 ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
 INDEX_BYTES = 8  # so do indices, and the number of them for each sample and feature, as 64 bits
@@ -32,13 +31,8 @@ class Collective(IntEnum):
     INPUT = 5
 
 
-# What pooled tables in each form exchange besides the input: those in rows on all devices, or those on one host's.
-EXCHANGED = {
-    Form.COLUMNS: (Collective.ALL_TO_ALL,),
-    Form.ROWS: (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL),
-    Form.COPIES: (Collective.ALL_REDUCE,),
-}
-
+IN_STEP = frozenset(Collective) - {Collective.INPUT}  # that embeddings and gradients go by
+BACK_ONLY = (Collective.ALL_REDUCE,)
 BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
 
 

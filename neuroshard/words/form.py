@@ -1,5 +1,6 @@
 """How a table is laid out over devices, and the kernel calls that this makes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from neuroshard.plumbing.errors import unknown_name
@@ -23,6 +24,15 @@ class Form(Word):
 FORMS = tuple(Form)  # in the order of whatever has one number for each
 
 
+def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
+    """The forms of these names, in their order.
+
+    Raises:
+        UserError: there is none of one of them.
+    """
+    return tuple(map(Form, names))
+
+
 @dataclass(frozen=True, order=True)
 class Call:
     """What a kernel is called with: tables in one form and one tier of memory, all of them pooled or none."""
@@ -39,7 +49,8 @@ class Call:
 
 
 # In the order of whatever has one number for each; pooled tables as in `FORMS`. Copies are pooled and on the device.
-_CUT = tuple(Call(form, pooled) for pooled in (True, False) for form in (Form.COLUMNS, Form.ROWS))
+CUT_FORMS = Form.COLUMNS, Form.ROWS  # of sequence tables, and of tables in host memory
+_CUT = tuple(Call(form, pooled) for pooled in (True, False) for form in CUT_FORMS)
 CALLS = (
     *(Call(form) for form in FORMS),
     *_CUT[2:],

@@ -1,13 +1,12 @@
 """Parts of tables: a shard is a rectangle, a placement puts it on a device, in a home."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count, Device, Dim, FirstRow, Offset, Rows
-from neuroshard.words.form import Form
 from neuroshard.words.home import ON_DEVICE, Home
 
 
@@ -69,30 +68,3 @@ def by_table(placements: Iterable[Placement], num_tables: int) -> tuple[tuple[Pl
     for placed in placements:
         grouped[placed.shard.table].append(placed)
     return tuple(map(tuple, grouped))
-
-
-class Sized(Protocol):
-    """What has rows and columns, as tables do."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows, as a whole."""
-        ...
-
-    @property
-    def dim(self) -> int:
-        """Number of columns, as a whole."""
-        ...
-
-
-def form_of(table: Sized, shards: Sequence[Shard]) -> Form:
-    """The form of a table that lies in these shards: nothing else says which one it is."""
-    if any(shard.rows < table.rows for shard in shards):
-        return Form.ROWS
-    return Form.COPIES if sum(shard.dim == table.dim for shard in shards) > 1 else Form.COLUMNS
-
-
-def forms_of(tables: Sequence[Sized], placements: Sequence[Placement]) -> tuple[Form, ...]:
-    """(T,) the form of every table that is placed so."""
-    pairs = zip(tables, by_table(placements, len(tables)), strict=True)
-    return tuple(form_of(table, [placed.shard for placed in its]) for table, its in pairs)

@@ -32,7 +32,7 @@ from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_c
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS, Form
+from neuroshard.words.form import IN_COLUMNS
 
 _COMPUTE = TrainingSettings(60, 32, 1e-3, "cosine", "absolute_relative", patience=60)
 _COMM = TrainingSettings(60, 64, 5e-4, "cosine", "absolute_relative", patience=60)
@@ -135,7 +135,7 @@ class Refit:
             its: SumModel = model
             return its
         scaled = self._at_speed(model, measured)
-        columns = scaled.of_form(Form.COLUMNS)
+        columns = scaled.of_call(IN_COLUMNS)
         if not self._enough(measured):
             return scaled
         fitter = _fitter(columns, self.compute)
@@ -195,7 +195,7 @@ def _split(measured: Sequence[Measurement[Any]]) -> SplitMeasurements:
 
 def _of_columns(models: CostModels) -> Any:
     compute = models.compute
-    return compute.of_form(Form.COLUMNS) if isinstance(compute, SumModel) else compute
+    return compute.of_call(IN_COLUMNS) if isinstance(compute, SumModel) else compute
 
 
 def _of_all_to_alls(model: CommModel) -> Any:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets
+from neuroshard.layouts import in_columns
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.methods.form_choices import FormChoices

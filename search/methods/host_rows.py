@@ -6,10 +6,9 @@ from typing import Literal
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets
+from neuroshard.layouts import ROWS, has_row_blocks, in_rows
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_rows
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.row_blocks import has_row_blocks
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 
@@ -27,7 +26,7 @@ def on_hosts(plan: Plan, simulator: Simulator) -> Plan:
     if not tables:
         return plan
     task, hosts = plan.task, plan.task.topology.hosts
-    blocks = task.loads.take(np.array(tables)).first_blocks(len(hosts[0]))
+    blocks = ROWS.share(task.loads.take(np.array(tables)), len(hosts[0]))
     block_ms = simulator.models.compute.predict(LoadSets.alone(blocks))
     homes: dict[int, int] = {}
     plans, busy_ms = [plan], np.zeros(len(hosts))

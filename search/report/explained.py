@@ -248,8 +248,8 @@ def _moves_grid(steps: tuple[TableChange, ...]) -> Grid:
     rows = tuple(
         (
             move.table,
-            _described(move.before, move.form_before),
-            _described(move.after, move.form_after),
+            _described(move.before, move.layout_before.form),
+            _described(move.after, move.layout_after.form),
             readable_bytes(move.size_bytes),
         )
         for move in steps

@@ -8,7 +8,8 @@ import numpy as np
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import Loads
-from neuroshard.cost.traffic import Traffic, given_bytes
+from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import given_bytes
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic, given_bytes
+from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import COLUMNS, given_bytes, in_columns, placed_loads
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
@@ -19,7 +19,6 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.form import Form
 from neuroshard.words.shard import Placement
 
 
@@ -69,7 +68,7 @@ class Base:
             return cls.empty(task)
         devices = task.topology.num_devices
         places = np.array([placed.device for placed in others], dtype=np.int64)
-        loads = Loads.placed(task.tables, others, task.batch_size, devices)
+        loads = placed_loads(task.tables, others, task.batch_size, devices)
         size_bytes, given = placed_bytes(task, others), np.zeros((devices, len(Collective)))
         np.add.at(given, places, given_bytes(loads, devices))
         _check_devices(task, size_bytes)
@@ -85,8 +84,8 @@ class Base:
         Raises:
             InfeasibleError: rows and copies take more memory than there is.
         """
-        forms = plan.forms
-        others = [placed for placed in plan.placements if forms[placed.shard.table] is not Form.COLUMNS]
+        layouts = plan.layouts
+        others = [placed for placed in plan.placements if layouts[placed.shard.table] is not COLUMNS]
         return cls.of(plan.task, others, model)
 
     @cached_property
@@ -137,7 +136,7 @@ class Base:
 
 def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
     """(D,) bytes of device memory that placements of some of the task's tables take."""
-    loads = Loads.placed(task.tables, placements, task.batch_size, task.topology.num_devices)
+    loads = placed_loads(task.tables, placements, task.batch_size, task.topology.num_devices)
     total = np.zeros(task.topology.num_devices, dtype=np.int64)
     np.add.at(total, [placed.device for placed in placements], task.memory.device_bytes(loads))
     return total

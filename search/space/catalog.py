@@ -9,6 +9,7 @@ import numpy as np
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import given_bytes
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.side_by_side import columns_model
 from neuroshard.models.simulator import Called, Simulator
@@ -92,7 +93,8 @@ class Catalog(Sizes):
         devices = task.topology.num_devices
         loads = DeviceLoads(self.items).sets(np.concatenate([held.T for held in plans]))
         called = self.simulator.called(loads, devices)
-        traffic = Traffic.of_plans(loads, devices, task.batch_size, task.topology.host_size)
+        given = given_bytes(loads.loads, devices)
+        traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.host_size)
         if self._base_called is None:
             return self.simulator.costs_of(called, traffic)
         size_bytes = traffic.size_bytes + base.given

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import given_bytes
+from neuroshard.layouts import COPIES, ROWS, given_bytes, in_rows, placed_loads
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.model_set import ModelSet
-from neuroshard.plans.lay_out import in_rows
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
@@ -171,10 +170,10 @@ def dearest_blocks(task: Task, tables: IntArray) -> Loads:
     Where lookups are spread evenly that is the first one, which is no smaller than the others.
     """
     devices, kept = task.topology.num_devices, [task.tables[table] for table in tables]
-    first = task.loads.take(tables).first_blocks(devices)
+    first = ROWS.share(task.loads.take(tables), devices)
     uneven = np.flatnonzero([bool(table.row_lookups) for table in kept])
     placed = [block for table in tables[uneven].tolist() for block in in_rows(task, table, range(devices))]
-    blocks = Loads.placed(task.tables, placed, task.batch_size, devices)
+    blocks = placed_loads(task.tables, placed, task.batch_size, devices)
     dearest = blocks.lookups.reshape(-1, devices).argmax(axis=1) + devices * np.arange(len(uneven))
     source = np.arange(len(kept))
     source[uneven] = len(kept) + dearest
@@ -183,4 +182,4 @@ def dearest_blocks(task: Task, tables: IntArray) -> Loads:
 
 def copies(task: Task, tables: IntArray) -> Loads:
     """(t,) of some `tables` (t,) a copy."""
-    return task.loads.take(tables).copies(task.topology.num_devices)
+    return COPIES.share(task.loads.take(tables), task.topology.num_devices)

@@ -4,9 +4,8 @@ from collections.abc import Collection
 
 import numpy as np
 
+from neuroshard.layouts import has_row_blocks, in_copies, in_rows
 from neuroshard.models.model_set import ModelSet
-from neuroshard.plans.lay_out import in_copies, in_rows
-from neuroshard.plans.row_blocks import has_row_blocks
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task

@@ -8,10 +8,10 @@ import pytest
 
 from neuroshard.cost.loads import Loads
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.parts import compute_part
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
@@ -175,7 +175,7 @@ def test_rows_begin_where_columns_ended(data):
     networks = {"compute_model": Additive((8,), training=still), "comm_model": SetCommunication((8,), still)}
     _pretrain(data, "still", **networks)
     model, loads = CostModels.load(data.parent / "still").compute, Loads.of(TABLES[:20], 4096)
-    columns, rows, copies = (model.of_form(form).embed(loads) for form in Form)
+    columns, rows, copies = (model.of_call(Call(form)).embed(loads) for form in Form)
     assert np.allclose(rows, columns, rtol=1e-4)
     assert not np.allclose(copies, columns, rtol=0.1)
 

@@ -10,7 +10,7 @@ from neuroshard.models.by_collective import CommByCollective
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.testing.devices.kernel_work import bounded_by
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import Form
+from neuroshard.words.form import FORMS
 
 _HELD_UP = 0.7  # of the straggler's time, which all others take at least
 
@@ -61,4 +61,4 @@ def every_collective(exchange: MadeUpExchange) -> CommByCollective:
         collective: replace(exchange, link_bytes_per_ms=exchange.link_bytes_per_ms / rounds)
         for collective, rounds in _ROUNDS.items()
     }
-    return CommByCollective(exchanges, frozenset(Form))
+    return CommByCollective(exchanges, frozenset(FORMS))

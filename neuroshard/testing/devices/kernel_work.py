@@ -3,10 +3,10 @@
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.layouts import are
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.form import FORMS, Form
 
 _SHARPNESS = 4.0  # of the change from one bound to another
 
@@ -38,8 +38,8 @@ def bounded_by(*times_ms: FloatArray) -> FloatArray:
 
 def dense_update_bytes(loads: Loads) -> FloatArray:
     """(n,) moved to update every row of copies: gradients cleared and read, weights read and written; else nothing."""
-    copies = loads.form == FORMS.index(Form.COPIES)
-    moved: FloatArray = 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES) * copies
+    dense = are(loads, lambda layout: layout.dense)
+    moved: FloatArray = 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES) * dense
     return moved
 
 

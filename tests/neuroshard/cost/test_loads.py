@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.layouts import COPIES, ROWS, in_copies, in_rows, placed_loads
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at, zipf_reuse
@@ -24,7 +24,7 @@ TASK = Task((TABLE, replace(TABLE, name="u", rows=6, dim=8)), Topology(4, 1 << 2
 
 
 def _placed(*placements, task=TASK):
-    return Loads.placed(task.tables, placements, task.batch_size, task.topology.num_devices)
+    return placed_loads(task.tables, placements, task.batch_size, task.topology.num_devices)
 
 
 def _u(device=0):
@@ -153,6 +153,6 @@ def test_parts_of_whole_tables_are_as_they_are_placed():
     whole = Loads.of(TASK.tables, BATCH)
     even = replace(TASK, tables=EVEN)
     blocks = _placed(*in_rows(even, 0, range(4)), *in_rows(even, 1, range(4)), task=even)
-    _assert_same(Loads.of(EVEN, BATCH).first_blocks(4), blocks.take(np.array([0, 4])))
+    _assert_same(ROWS.share(Loads.of(EVEN, BATCH), 4), blocks.take(np.array([0, 4])))
     copies = _placed(*in_copies(TASK, 0), *in_copies(TASK, 1))
-    _assert_same(whole.copies(4), copies.take(np.array([0, 4])))
+    _assert_same(COPIES.share(whole, 4), copies.take(np.array([0, 4])))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard.cost.traffic import Traffic
-from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
 from neuroshard.tables.reuse import reuse_at

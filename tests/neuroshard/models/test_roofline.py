@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import placed_loads
 from neuroshard.models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
@@ -48,7 +49,7 @@ def test_narrow_rows_are_moved_in_whole_sectors():
 
 
 def _predicted(model, *placements, batch_size=1000, devices=4, tables):
-    loads = Loads.placed(tables, placements, batch_size, devices)
+    loads = placed_loads(tables, placements, batch_size, devices)
     return model.predict(LoadSets.alone(loads))
 
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.roofline import with_host_tiers
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
-from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology

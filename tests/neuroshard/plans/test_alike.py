@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from neuroshard.plans.lay_out import in_columns, in_rows
+from neuroshard.layouts import in_columns, in_rows
 from neuroshard.plans.moves import layout_key
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.testing import toy_task

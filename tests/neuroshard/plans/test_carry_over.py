@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.carry_over import carried_over
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table

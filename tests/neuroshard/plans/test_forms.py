@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns, in_copies, in_rows, layout_of, row_blocks
 from neuroshard.plans.plan import Plan
-from neuroshard.plans.row_blocks import row_blocks
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.shard import Placement, Shard, form_of
+from neuroshard.words.shard import Placement, Shard
 
 ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 10, 16, 2.0, ONCE)
@@ -129,7 +128,7 @@ def test_unknown_forms_name_the_nearest():
     with pytest.raises(UserError, match="unknown form 'row'; did you mean 'rows'"):
         Form("row")
     assert FORMS == (Form.COLUMNS, Form.ROWS, Form.COPIES)
-    assert form_of(TABLE, [Shard(0, 0, 16, 0, 10)]) is Form.COLUMNS
+    assert layout_of(TABLE, [Shard(0, 0, 16, 0, 10)]).form is Form.COLUMNS
 
 
 def test_plans_in_any_form_read_well():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table

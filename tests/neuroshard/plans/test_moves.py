@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.moves import TableChange, moved_between, moved_bytes, table_changes
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.picture import curves_png, drawn, label, plan_png
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table

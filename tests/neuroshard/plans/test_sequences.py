@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table

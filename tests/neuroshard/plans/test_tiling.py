@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from neuroshard.plans.tiling import check_cover, check_tiling
+from neuroshard.layouts.cover import check_cover
+from neuroshard.plans.tiling import check_tiling
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import neuroshard as ns
-from neuroshard.plans.lay_out import in_copies
+from neuroshard.layouts import in_copies
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.testing import toy_task
 from tests.kit.commands import run_command

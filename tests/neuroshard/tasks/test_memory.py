@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads
-from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_DIM, MAX_FEATURES, MAX_POOLING_FACTOR, MAX_ROWS

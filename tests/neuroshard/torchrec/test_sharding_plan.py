@@ -13,7 +13,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.homes import rehomed

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table

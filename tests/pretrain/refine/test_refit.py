@@ -25,7 +25,7 @@ from neuroshard.testing.toys import (
     random_set_comm,
 )
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS, Form
+from neuroshard.words.form import IN_COLUMNS, Call, Form
 
 TABLES = toy_tables(40)
 BRIEF = TrainingSettings(20, 16, 1e-3, "cosine", "absolute_relative", 20)
@@ -153,7 +153,7 @@ def test_a_worse_fit_is_not_kept():
 
 def test_other_forms_and_collectives_are_scaled_like_columns():
     start = random_form_models()
-    columns = start.compute.of_form(Form.COLUMNS)
+    columns = start.compute.of_call(Call(Form.COLUMNS))
     pooled = CostModels(
         columns, *(m.of_collective(Collective.ALL_TO_ALL) for m in (start.forward, start.backward)), None
     )
@@ -169,8 +169,8 @@ def test_other_forms_and_collectives_are_scaled_like_columns():
     assert fitted.forms == start.forms
     one = LoadSets.of([TABLES[:5]], 256)
     for form in Form:
-        assert fitted.compute.of_form(form).predict(one) == pytest.approx(
-            2 * start.compute.of_form(form).predict(one), rel=1e-4
+        assert fitted.compute.of_call(Call(form)).predict(one) == pytest.approx(
+            2 * start.compute.of_call(Call(form)).predict(one), rel=1e-4
         )
     for collective in start.backward.collectives:
         ratio = fitted.backward.of_collective(collective).scale_ms / start.backward.of_collective(collective).scale_ms

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard.layouts import in_columns, in_rows
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.lay_out import in_columns, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError

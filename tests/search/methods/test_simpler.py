@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 import neuroshard as ns
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement

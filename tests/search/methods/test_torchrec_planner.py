@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from torchrec.distributed.planner.types import Shard as PlannerShard
 
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.methods.torchrec_planner import SimulatorEstimates, TorchRecSearch

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from neuroshard.app.searching import search
 from neuroshard.cost.cost import Prediction
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
@@ -122,7 +122,7 @@ def test_moves_between_forms_are_named():
     rows = _mixed()
     columns = assemble(rows.task, [(0, 64, 0), (1, 8, 1), (2, 32, 0), (3, 16, 1)])
     moves = {move.table: move for move in table_changes(rows, columns)}
-    assert {name: (move.form_before, move.form_after) for name, move in moves.items()} == {
+    assert {name: (move.layout_before.form, move.layout_after.form) for name, move in moves.items()} == {
         "t0": (Form.ROWS, Form.COLUMNS), "t1": (Form.COPIES, Form.COLUMNS),
     }  # fmt: skip
     assert (moves["t0"].size_bytes, moves["t1"].size_bytes) == (50 * 64 * 4, 0)

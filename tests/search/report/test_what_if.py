@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.report import what_if
 from neuroshard.stages.search.report.split_worth import split_worths

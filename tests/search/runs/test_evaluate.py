@@ -9,10 +9,10 @@ from rich.console import Console
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import exclusive

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PHASES, StepProtocol
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.runs.evaluate import Evaluate

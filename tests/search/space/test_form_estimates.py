@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.cost.loads import Loads
+from neuroshard.layouts import in_columns, in_copies, in_rows, placed_loads
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
@@ -198,9 +197,9 @@ def test_parts_are_the_loads_that_plans_have():
     tables = np.array([0, 2, 5])
     placed = [in_rows(task, table, range(4))[block] for table, block in zip(tables.tolist(), (0, 2, 0), strict=True)]
     blocks = [placed for table in tables.tolist() for placed in in_rows(task, table, range(4))]
-    loads = Loads.placed(task.tables, blocks, task.batch_size, 4)
+    loads = placed_loads(task.tables, blocks, task.batch_size, 4)
     _same_loads(dearest_blocks(task, tables), loads.take(np.array([blocks.index(one) for one in placed])))
     everywhere = [placed for table in tables.tolist() for placed in in_copies(task, table)]
     _same_loads(
-        copies(task, tables), Loads.placed(task.tables, everywhere, task.batch_size, 4).take(np.arange(0, 12, 4))
+        copies(task, tables), placed_loads(task.tables, everywhere, task.batch_size, 4).take(np.arange(0, 12, 4))
     )

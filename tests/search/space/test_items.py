@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from neuroshard.app.searching import search
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.base import Base

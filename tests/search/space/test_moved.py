@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.plans.lay_out import in_copies, in_rows
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items

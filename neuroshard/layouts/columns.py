@@ -1,0 +1,80 @@
+"""Columns: a table whole on one device, or in shards of columns that have all rows."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts.cover import check_cover
+from neuroshard.layouts.layout import Devices, Layout, Whole, table_of
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.tables import Table
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
+from neuroshard.words.shard import Placement, Shard
+
+_WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
+
+
+class Columns(Layout):
+    """A device of a shard looks up all samples in its columns, and sends each sample's to the sample's device.
+
+    TorchRec's third word for columns is that for those on the devices of one host; the plan itself looks the same.
+    """
+
+    form: ClassVar[Form] = Form.COLUMNS
+    exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_TO_ALL,)
+    color: ClassVar[str] = "#55a868"
+    word: ClassVar[str] = _WHOLE
+    free: ClassVar[bool] = True
+
+    def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
+        """Whether all shards have all rows, and at most one of them all columns."""
+        return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
+
+    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+        """Check that shards cover the table."""
+        check_cover(table, [placement.shard for placement in placements])
+
+    def share(self, loads: Loads, count: int) -> Loads:
+        """Return the loads: one device has all of a table."""
+        return loads
+
+    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+        """(n,) bytes into all-to-alls: all outputs."""
+        return {Collective.ALL_TO_ALL: output_bytes}
+
+    def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
+        """Refuse sequence tables in shards of several widths."""
+        if len(set(widths)) < 2:
+            return None
+        return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns; give them all as many"
+
+    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
+        """TorchRec's word for whole tables, or for those that are cut."""
+        return _WHOLE if len(placements) == 1 else _CUT
+
+    def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
+        """Return all of TorchRec's words for columns: in shards of all rows they mean the same."""
+        return {_WHOLE, _CUT, _ON_A_HOST}
+
+
+def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
+    """`dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
+
+    Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
+    device.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    dims: dict[tuple[int, int], int] = {}
+    for table, dim, device in placed:
+        dims[table, device] = dims.get((table, device), 0) + dim
+    placements = []
+    column, previous = 0, -1
+    for (table, device), dim in sorted(dims.items()):
+        column = 0 if table != previous else column
+        shard = Shard(table, column, dim, 0, table_of(task, table).rows)
+        placements.append(Placement(shard, device, task.homes[table]))
+        column, previous = column + dim, table
+    return placements

@@ -1,0 +1,96 @@
+"""Copies: a table whole on every device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts.layout import Devices, Layout, Whole, place_of, table_of
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import reuse_at
+from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import ON_DEVICE
+from neuroshard.words.shard import Placement, Shard
+
+
+class Copies(Layout):
+    """Each device looks up its own samples in its copy; gradients of all weights are added up everywhere."""
+
+    form: ClassVar[Form] = Form.COPIES
+    exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_REDUCE,)
+    color: ClassVar[str] = "#937860"
+    word: ClassVar[str] = "data_parallel"
+    dense: ClassVar[bool] = True
+    own_samples: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = True
+    note: ClassVar[str] = "copy"
+    counted: ClassVar[str] = ", in copies, which count as one shard"
+
+    def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
+        """Whether several shards have all columns, and all have all rows."""
+        return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
+
+    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+        """Check that every device has a copy in its own memory, and that there is nothing else of the table."""
+        if (home := placements[0].home) != ON_DEVICE:
+            raise UserError(f"plan: copies of table {table.name!r} lie in {home}; copies lie on devices only")
+        for placement in placements:
+            if placement.shard.dim < table.dim:
+                raise UserError(
+                    f"plan: {place_of(table, placement.shard.column, 0)} is covered twice: by copies of the whole "
+                    f"table and a shard on device {placement.device}"
+                )
+        if missing := set(range(topology.num_devices)).difference(placement.device for placement in placements):
+            raise UserError(
+                f"plan: table {table.name!r} is covered twice, by copies on {len(placements)} devices, and device "
+                f"{min(missing)} has none; put it on one device, or on each of the {topology.num_devices}"
+            )
+
+    def placed(
+        self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
+    ) -> Loads:
+        """Loads with those of copies at `which` (m,) as one device's samples ask them."""
+        return _of_own_samples(loads, num_devices, which)
+
+    def share(self, loads: Loads, count: int) -> Loads:
+        """Of whole tables: of each a copy, for the samples of one device of `count`."""
+        formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
+        return _of_own_samples(formed, count, np.arange(len(loads)))
+
+    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+        """(n,) bytes into all-reduces: a gradient of every weight."""
+        return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
+
+    def num_shards(self, devices: int) -> int:
+        """Return 1: rules count all copies as one shard."""
+        return 1
+
+    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
+        """TorchRec's word for copies."""
+        return self.word
+
+
+def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
+    """With those at `which` (m,) for the samples of one device alone: so small a batch has a histogram of its own."""
+    part, reuse = np.ones(len(loads)), loads.reuse.copy()
+    part[which] = 1 / num_devices
+    reuse[which] = reuse_at(loads.reuse[which], 1 / num_devices)
+    return replace(
+        loads, lookups=loads.lookups * part, samples=loads.samples * part, bags=loads.bags * part, reuse=reuse
+    )
+
+
+def in_copies(task: Whole, table: int) -> list[Placement]:
+    """A copy of a table on every device.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    whole = table_of(task, table)
+    shard = Shard(table, 0, whole.dim, 0, whole.rows)
+    return [Placement(shard, device) for device in range(task.topology.num_devices)]

@@ -1,0 +1,71 @@
+"""Every layout there is, and what placements in any of them ask of devices: where others' questions begin."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts.columns import Columns
+from neuroshard.layouts.copies import Copies
+from neuroshard.layouts.layout import Layout
+from neuroshard.layouts.rows import Rows
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.tables import Table
+from neuroshard.words.collective import INDEX_BYTES, Collective
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.shard import Placement, Shard, by_table
+
+COLUMNS, ROWS, COPIES = Columns(), Rows(), Copies()
+LAYOUTS: dict[Form, Layout] = {layout.form: layout for layout in (COLUMNS, ROWS, COPIES)}  # in the order of `FORMS`
+
+
+def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
+    """The layout of a table that lies in these shards: nothing else says which one it is."""
+    return next(layout for layout in LAYOUTS.values() if layout.holds(table, shards))
+
+
+def layouts_of(tables: Sequence[Table], placements: Sequence[Placement]) -> tuple[Layout, ...]:
+    """(T,) the layout of every table that is placed so."""
+    pairs = zip(tables, by_table(placements, len(tables)), strict=True)
+    return tuple(layout_of(table, [placed.shard for placed in its]) for table, its in pairs)
+
+
+def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
+    """(n,) whether the layout of each load has something."""
+    return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
+
+
+def placed_loads(tables: Sequence[Table], placements: Sequence[Placement], batch_size: int, num_devices: int) -> Loads:
+    """(S,) loads of all placements of some tables, in order, at a global batch size."""
+    table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
+    dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
+    numbers = np.array([FORMS.index(layout.form) for layout in layouts_of(tables, placements)], dtype=np.int64)
+    loads = replace(Loads.of(tables, batch_size).take(table).columns(dim), form=numbers[table])
+    loads = loads.at([placement.home for placement in placements])
+    for number, layout in enumerate(LAYOUTS.values()):
+        if len(which := np.flatnonzero(loads.form == number)):
+            loads = layout.placed(loads, which, tables, placements, num_devices)
+    return loads
+
+
+def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
+    """(n, C) bytes that each of n loads makes its device put into every collective."""
+    output_bytes, given = loads.output_bytes, np.zeros((len(loads), len(Collective)))
+    for number, layout in enumerate(LAYOUTS.values()):
+        if (its := loads.form == number).any():
+            for collective, size_bytes in layout.given_bytes(loads, output_bytes, num_devices).items():
+                given[its, collective] = size_bytes[its]
+    looked_up = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags)
+    given[:, Collective.INPUT] = np.where(are(loads, lambda layout: layout.own_samples), 0.0, looked_up)
+    return given
+
+
+def traffic_between(device_loads: LoadSets, batch_size: int, host_size: int) -> Traffic:
+    """What the D devices of one plan (B = 1) with these loads exchange, at a global batch size.
+
+    On hosts of so many devices.
+    """
+    devices = len(device_loads)
+    return Traffic.of(device_loads, given_bytes(device_loads.loads, devices), devices, batch_size, host_size)

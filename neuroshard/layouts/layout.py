@@ -1,0 +1,146 @@
+"""What everybody asks of a form: how tables lie in it, what it asks of devices, and its words. A file answers each."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar, Protocol
+
+from neuroshard.cost.loads import Loads
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
+from neuroshard.words.home import Home
+from neuroshard.words.shard import Placement, Shard
+
+
+class Devices(Protocol):
+    """The devices that tables are laid out over, as a topology has them."""
+
+    @property
+    def num_devices(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def host_size(self) -> int:
+        """How many share a host; hosts follow each other in order of rank."""
+        ...
+
+
+class Whole(Protocol):
+    """What is laid out, as a task has it: tables (T,), the memory (T,) that each lies in, and the devices."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """(T,) whole ones."""
+        ...
+
+    @property
+    def homes(self) -> tuple[Home, ...]:
+        """(T,) the memory of each."""
+        ...
+
+    @property
+    def topology(self) -> Devices:
+        """The devices."""
+        ...
+
+
+class Layout(ABC):
+    """One form of tables, and everything that is known of it; a class for each, without state.
+
+    Attributes:
+        form: its name.
+        exchanges: what pooled tables in it exchange besides the input, the collective that all of them need first.
+        color: in pictures.
+        word: TorchRec's, by which its constraints allow it.
+        free: whether any device may hold a shard, whatever others hold: searches place its shards one by one.
+        dense: whether every row is updated in a step, from a gradient as large as the table, outside of fused kernels.
+        own_samples: whether a device looks up its own samples only, and keeps what comes of them.
+        everywhere: whether every device has a shard.
+        blocks: whether shards are blocks of rows, which rules count as such.
+        joins: whether tables that are kept together on one device may lie so.
+        note: said behind a shard's name.
+        counted: said of how many shards it counts as, where that isn't as many as devices hold one.
+    """
+
+    form: ClassVar[Form]
+    exchanges: ClassVar[tuple[Collective, ...]]
+    color: ClassVar[str]
+    word: ClassVar[str]
+    free: ClassVar[bool] = False
+    dense: ClassVar[bool] = False
+    own_samples: ClassVar[bool] = False
+    everywhere: ClassVar[bool] = False
+    blocks: ClassVar[bool] = False
+    joins: ClassVar[bool] = True
+    note: ClassVar[str] = ""
+    counted: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        return self.form.value
+
+    @abstractmethod
+    def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
+        """Whether a table in these shards lies so; that they make it up is checked afterwards."""
+
+    @abstractmethod
+    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+        """Check that shards in it, at most one on a device, make up a table as the form is served.
+
+        Raises:
+            UserError: they don't; it names the table, and the row and column or the device.
+        """
+
+    def placed(
+        self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
+    ) -> Loads:
+        """Loads (n,) of placements as if they held all rows for all samples, with those at `which` (m,) as they are."""
+        return loads
+
+    @abstractmethod
+    def share(self, loads: Loads, count: int) -> Loads:
+        """Of whole tables whose lookups are spread evenly: what the first of `count` devices has of each."""
+
+    @abstractmethod
+    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+        """(n,) bytes that each of n loads makes its device put into collectives; those of others' forms don't count.
+
+        `output_bytes` (n,) are of all embeddings that come of a batch, at the load's width.
+        """
+
+    def num_shards(self, devices: int) -> int:
+        """Count the shards that rules count where so many devices hold one."""
+        return devices
+
+    def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
+        """Why no collection serves a sequence table in shards of these widths, one for each of its devices; else None.
+
+        It follows "is a sequence table".
+        """
+        return None
+
+    @abstractmethod
+    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
+        """TorchRec's word for how a table lies that has these placements."""
+
+    def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
+        """The sharding types that TorchRec reads such placements of a table right with."""
+        return {self.sharding_type(placements, topology)}
+
+
+def table_of(whole: Whole, index: int) -> Table:
+    """The table of that index.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not 0 <= index < len(whole.tables):
+        raise UserError(f"plan: no table {index} in a task of {len(whole.tables)} tables")
+    return whole.tables[index]
+
+
+def place_of(table: Table, column: int, row: int) -> str:
+    """An element of a table, in words."""
+    return f"column {column} of table {table.name!r}, row {row},"

@@ -1,0 +1,188 @@
+"""Rows: a table in equal blocks of rows, one on each device of a group: all devices, or those of one host."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts.cover import check_cover
+from neuroshard.layouts.layout import Devices, Layout, Whole, table_of
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.tables.spread import lookup_share, range_reuse
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.shard import Placement, Shard, block_rows
+
+_ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
+
+
+class Rows(Layout):
+    """A device of a block has a part in every sample's output; parts are added up on the samples' devices.
+
+    A block needs the lookups of its rows, with the histogram that they have. Sequence tables exchange as columns do:
+    nothing of them is added up.
+    """
+
+    form: ClassVar[Form] = Form.ROWS
+    exchanges: ClassVar[tuple[Collective, ...]] = (
+        Collective.REDUCE_SCATTER,
+        Collective.HOST_REDUCE_SCATTER,
+        Collective.HOST_ALL_TO_ALL,
+    )
+    color: ClassVar[str] = "#8172b3"
+    word: ClassVar[str] = _ON_ALL
+    blocks: ClassVar[bool] = True
+    joins: ClassVar[bool] = False
+
+    def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
+        """Whether a shard lacks rows."""
+        return any(shard.rows < table.rows for shard in shards)
+
+    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+        """Check that blocks cover the table and lie as rows are served.
+
+        Each range of columns has a block on every device, or on every device of one host, as `row_blocks` cuts them;
+        only ranges on hosts of their own may be narrower than the table.
+        """
+        check_cover(table, [placement.shard for placement in placements])
+        ranges: dict[tuple[int, int], list[Placement]] = defaultdict(list)
+        for placement in sorted(placements, key=lambda placement: placement.device):
+            ranges[placement.shard.column, placement.shard.column_end].append(placement)
+        for columns, blocks in ranges.items():
+            _check_range(table, columns, blocks, topology)
+
+    def placed(
+        self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
+    ) -> Loads:
+        """Loads with what blocks of rows at `which` (m,) need of the lookups of their tables."""
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number in which.tolist():
+            groups[placements[number].shard.table, placements[number].shard.column].append(number)
+        rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
+        sharers = loads.sharers.copy()
+        for (index, _), numbers in groups.items():
+            table, its = tables[index], [placements[number].shard for number in numbers]
+            first, count = np.array([[shard.row for shard in its], [shard.rows for shard in its]], dtype=np.int64)
+            whole = loads.lookups[numbers[0]]
+            rows[numbers], sharers[numbers] = count, len(its)
+            lookups[numbers] = whole * lookup_share(table, first, count)
+            reuse[numbers] = range_reuse(table, whole, first, count)
+        return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
+
+    def share(self, loads: Loads, count: int) -> Loads:
+        """Of whole tables whose lookups are spread evenly: of each the first of `count` blocks."""
+        rows, form = block_rows(loads.rows, count), np.full(len(loads), FORMS.index(self.form))
+        sharers = np.full(len(loads), count, dtype=np.int64)
+        return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
+
+    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+        """(n,) bytes into each collective: sums that have a part on each of all devices, or of a host's."""
+        everywhere = loads.pooled & (loads.sharers == num_devices)
+        by_host = loads.pooled & ~everywhere
+        return {
+            Collective.ALL_TO_ALL: output_bytes * ~loads.pooled,
+            Collective.REDUCE_SCATTER: output_bytes * everywhere,
+            Collective.HOST_REDUCE_SCATTER: output_bytes * by_host,
+            Collective.HOST_ALL_TO_ALL: output_bytes / loads.sharers * by_host,
+        }
+
+    def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
+        """Refuse sequence tables in rows that aren't on all devices."""
+        fewer = len(widths) < num_devices
+        return f"in rows on {len(widths)} devices; put it on all {num_devices}" if fewer else None
+
+    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
+        """TorchRec's word for rows on all devices, on those of a host, or in ranges of columns on several hosts."""
+        if len({placed.shard.column for placed in placements}) > 1:
+            return _ON_HOSTS
+        return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
+
+    def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
+        """The sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
+        if topology.host_size == topology.num_devices:
+            return {_ON_ALL, _ON_A_HOST, _ON_HOSTS}
+        kind = self.sharding_type(placements, topology)
+        return {kind, _ON_HOSTS} if kind == _ON_A_HOST else {kind}
+
+
+def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None) -> list[Placement]:
+    """A table's rows, in a block on each of the devices of a group.
+
+    Args:
+        task: whose table it is.
+        table: its index.
+        devices: all of the task, or those of one host.
+        columns: the first and the one behind the last; None for all. Others must lie on other hosts.
+
+    Raises:
+        UserError: there is no such table, or it has too few rows.
+    """
+    whole = table_of(task, table)
+    first, end = columns or (0, whole.dim)
+    ranks = sorted(devices)
+    return [
+        Placement(Shard(table, first, end - first, row, rows), device, task.homes[table])
+        for device, (row, rows) in zip(ranks, row_blocks(whole, len(ranks)), strict=True)
+    ]
+
+
+def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
+    """(first row, rows) of each of the `count` blocks of a table, in order of rank.
+
+    All have ceil(rows / count) rows but the last one, which has what is left: of other blocks TorchRec trains other
+    rows than it should, without an error.
+
+    Raises:
+        UserError: a block would be empty.
+    """
+    size = block_rows(table.rows, count)
+    if not has_row_blocks(table, count):
+        raise UserError(
+            f"table {table.name!r} has {table.rows} rows: in {count} blocks of {size} the last would be empty; "
+            "give each device columns of it, or a copy"
+        )
+    return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
+
+
+def has_row_blocks(table: Table, count: int) -> bool:
+    """Whether a table has rows for `count` blocks, none of them empty."""
+    return block_rows(table.rows, count) * (count - 1) < table.rows
+
+
+def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Devices) -> None:
+    """Of the blocks, in order of device, of the columns from one to before another."""
+    where = f"plan: columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
+    devices = [placement.device for placement in blocks]
+    if not _is_group(devices, topology):
+        raise _not_a_group(where, devices, topology)
+    if len(devices) == topology.num_devices and columns != (0, table.dim):
+        raise UserError(f"{where} are in blocks of rows on all devices; give such blocks all columns")
+    for placement, (row, rows) in zip(blocks, row_blocks(table, len(devices)), strict=True):
+        shard = placement.shard
+        if (shard.row, shard.rows) != (row, rows):
+            raise UserError(
+                f"{where}: device {placement.device} has rows {shard.row} to {shard.row_end - 1}, not {row} to "
+                f"{row + rows - 1}; blocks are of ceil(rows / devices) rows, in order of device"
+            )
+
+
+def _is_group(devices: Sequence[int], topology: Devices) -> bool:
+    """Whether these, each once and in order, are all devices or those of one host."""
+    count, size = len(devices), topology.host_size
+    one_host = count == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
+    return count == topology.num_devices or one_host
+
+
+def _not_a_group(where: str, devices: Sequence[int], topology: Devices) -> UserError:
+    named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
+    one_host = topology.host_size == topology.num_devices
+    hosts = "" if one_host else f", or on each of the {topology.host_size} of one host"
+    return UserError(
+        f"{where} are in blocks of rows on {len(devices)} device(s) ({named}); "
+        f"put a block on each of the {topology.num_devices} devices{hosts}"
+    )
