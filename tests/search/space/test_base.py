@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.lay_out import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.methods.published import BeamSearch
