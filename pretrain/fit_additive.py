@@ -1,7 +1,7 @@
 """Fitting additive compute models, alone and as ensembles."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +14,11 @@ from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
-from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start, compute_tables
+from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork, alternating
 from neuroshard.stages.pretrain.networks import checked_widths, segment_sums
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.stages.pretrain.training import RELATIVE, TrainingSettings, fit
+from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
 _MOST_TABLES = 12
@@ -26,7 +26,7 @@ _MOST_MEMBERS = 64
 
 
 class AdditiveNetwork(nn.Module):
-    """The trainable form of `AdditiveCompute`."""
+    """Trains what `AdditiveCompute` holds."""
 
     def __init__(self, signs: Sequence[int], hidden: tuple[int, ...], corrections: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class AdditiveNetwork(nn.Module):
         """Take the weights of a fitted model.
 
         Raises:
-            UserError: they don't have the signs of this form.
+            UserError: they don't have the signs of this kind.
         """
         self.network.load(model.network)
         if (model.weight * self._signs.numpy() < 0).any():
@@ -69,13 +69,14 @@ class AdditiveNetwork(nn.Module):
 
 
 @dataclass(frozen=True)
-class Additive(HiddenLayers):
+class Additive(HiddenLayers, ComputeFitter):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
         hidden: widths of the network's layers.
         features: paper | paper_batch | log | physical | physical_reuse.
         corrections: numbers that say what tables do to each other. The width of the head's hidden layer.
+        training_further: how a model of another machine is fitted further.
     """
 
     goes_on_from: ClassVar[Any] = AdditiveCompute
@@ -84,19 +85,24 @@ class Additive(HiddenLayers):
     training: TrainingSettings = RELATIVE
     features: str = "physical_reuse"
     corrections: int = 16
+    training_further: TrainingSettings = FURTHER
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_widths("corrections", [self.corrections])
         FeatureSet(self.features)
 
+    @property
+    def further(self) -> "Additive":
+        """Return what goes on from another machine's model."""
+        return replace(self, training=self.training_further)
+
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
         """Fitted to the training samples; from `start` on, with its features, scales and widths.
 
         Raises:
-            UserError: the start is of another form; or there are several batch sizes, which the features don't show.
+            UserError: there are several batch sizes, which the features don't show.
         """
-        check_start(start, self)
         features = FeatureSet(self.features) if start is None else start.features
         train, valid = compute_tables(measured, features)
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
@@ -116,7 +122,7 @@ class Additive(HiddenLayers):
 
 
 @dataclass(frozen=True)
-class Ensemble:
+class Ensemble(ComputeFitter):
     """Several additive models, from different initial weights and orders of samples.
 
     Attributes:
@@ -138,9 +144,13 @@ class Ensemble:
         """At most so many are trained, over all members."""
         return self.members * self.member.epochs
 
+    @property
+    def further(self) -> "Ensemble":
+        """Return what goes on from another machine's ensemble."""
+        return replace(self, member=self.member.further)
+
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
         """Every member fitted; from `start`'s members on, if it is given."""
-        check_start(start, self)
         starts = [None] * self.members if start is None else start.members
         fitted = []
         for number, one in enumerate(starts):

@@ -1,7 +1,7 @@
 """Fitting compute models without a network: non-negative least squares on what sets of tables move."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from sklearn.linear_model import LinearRegression
@@ -10,7 +10,7 @@ from neuroshard.models.features import FeatureSet
 from neuroshard.models.regression import RegressionCompute, amounts_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.pretrain.examples import ComputeTable
-from neuroshard.stages.pretrain.fitting import OnEpoch, check_start, compute_tables
+from neuroshard.stages.pretrain.fitting import ComputeFitter, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 
@@ -18,14 +18,12 @@ _LEAST_MS = 1e-6  # what takes no time at all would outweigh everything else
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(ComputeFitter):
     """A weight for every feature, none negative, of the least squared relative error.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse.
     """
-
-    goes_on_from: ClassVar[Any] = None
 
     features: str = "physical"
 
@@ -41,9 +39,8 @@ class Regression:
         """Fitted from nothing; nothing is random.
 
         Raises:
-            UserError: a start is given; or the samples are of several batch sizes, which the features don't show.
+            UserError: the samples are of several batch sizes, which the features don't show.
         """
-        check_start(start, self)
         features = FeatureSet(self.features)
         train, valid = compute_tables(measured, features)
         model = _solved(features, train)

@@ -15,17 +15,17 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.sample_loads import traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
-from neuroshard.stages.pretrain.fitting import HiddenLayers, OnEpoch, check_start
+from neuroshard.stages.pretrain.fitting import CommFitter, HiddenLayers, OnEpoch
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork
 from neuroshard.stages.pretrain.networks import checked_widths
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
-from neuroshard.stages.pretrain.training import RELATIVE, TrainingSettings, fit
+from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
 _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
 
 
 class SetNetwork(nn.Module):
-    """The trainable form of `SetComm`."""
+    """Trains what `SetComm` holds."""
 
     def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], parts: int) -> None:
         super().__init__()
@@ -94,12 +94,13 @@ class _SetExamples:
 
 
 @dataclass(frozen=True)
-class SetCommunication(HiddenLayers):
+class SetCommunication(HiddenLayers, CommFitter):
     """One network for every device, which sees the others as a set.
 
     Attributes:
         hidden: widths of the network's layers.
         parts: of a transfer, besides what remains after the last start.
+        training_further: how a model of another machine is fitted further.
     """
 
     goes_on_from: ClassVar[Any] = SetComm
@@ -107,21 +108,23 @@ class SetCommunication(HiddenLayers):
     hidden: tuple[int, ...] = (64, 32)
     training: TrainingSettings = RELATIVE
     parts: int = 8
+    training_further: TrainingSettings = FURTHER
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_widths("parts", [self.parts])
+
+    @property
+    def further(self) -> "SetCommunication":
+        """Return what goes on from another machine's model."""
+        return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
         """Fitted to every device of the training exchanges; from `start` on, with its scales and widths.
 
         Backward nobody waited when it was measured, so of what is done meanwhile nothing is known: nothing counts as
         done.
-
-        Raises:
-            UserError: the start is of another form.
         """
-        check_start(start, self)
         signs = _signs(measured, start)
         train, valid = (_Devices.of(part, direction, signs) for part in (measured.train, measured.valid))
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser

@@ -1,8 +1,9 @@
-"""What fits a model: one class for each form of model, chosen in `conf/`."""
+"""What fits a model: one class for each kind of model, chosen in `conf/`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Self
 
 from neuroshard.models import CommModel, SumModel
 from neuroshard.models.features import FeatureSet
@@ -16,38 +17,44 @@ from neuroshard.stages.pretrain.training import TrainingSettings
 OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
 
 
-class ComputeFitter(Protocol):
-    """Fits compute models of one form."""
+class Fitter(ABC):
+    """Fits models of one kind.
 
-    goes_on_from: ClassVar[Any]  # the kind of model that `start` may be; None begins from nothing
+    Attributes:
+        goes_on_from: the kind of model that it goes on from; None: it begins from nothing.
+    """
+
+    goes_on_from: ClassVar[Any] = None
 
     @property
+    @abstractmethod
     def epochs(self) -> int:
-        """At most so many are trained."""
-        ...
+        """Return how many are trained at most."""
 
+    @property
+    def further(self) -> Self:
+        """Return what goes on from a model of another machine, with settings for that."""
+        return self
+
+
+class ComputeFitter(Fitter):
+    """Fits compute models of one kind."""
+
+    @abstractmethod
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
-        """A model fitted to the training samples, from `start` (a model of the same form) or from nothing (None)."""
-        ...
+        """Fit a model to the training samples, from `start` (a model of the same kind) or from nothing (None)."""
 
 
-class CommFitter(Protocol):
-    """Fits communication models of one form."""
+class CommFitter(Fitter):
+    """Fits communication models of one kind."""
 
-    goes_on_from: ClassVar[Any]  # as for compute models
-
-    @property
-    def epochs(self) -> int:
-        """At most so many are trained."""
-        ...
-
+    @abstractmethod
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
-        """A model fitted to the training exchanges in one direction; `start` as for compute models."""
-        ...
+        """Fit a model to the training exchanges in one direction; `start` as for compute models."""
 
 
 @dataclass(frozen=True)
-class HiddenLayers:
+class HiddenLayers(Fitter):
     """What fitters of one network have in common.
 
     Attributes:
@@ -63,18 +70,18 @@ class HiddenLayers:
 
     @property
     def epochs(self) -> int:
-        """At most so many are trained."""
+        """Return the epochs of its training."""
         return self.training.epochs
 
 
-def check_start(start: Any, fitter: ComputeFitter | CommFitter) -> None:
-    """Raise UserError unless `start` is None or a model that the fitter can go on from."""
+def check_start(start: Any, fitter: Fitter, what: str) -> None:
+    """Raise UserError unless `start` (None, or `what` says which model) is one that the fitter goes on from."""
     if start is None or (fitter.goes_on_from is not None and isinstance(start, fitter.goes_on_from)):
         return
-    can = "begins from nothing" if fitter.goes_on_from is None else f"goes on from {fitter.goes_on_from.kind!r} only"
+    can = "begins from nothing" if fitter.goes_on_from is None else f"goes on from {fitter.goes_on_from.__name__} only"
     raise UserError(
-        f"init is a model of the kind {start.kind!r}, and {type(fitter).__name__} {can}; "
-        "choose the compute_model and comm_model of the bundle, or leave init out"
+        f"{what} is {type(start).__name__}, and {type(fitter).__name__} {can}; choose the compute_model and comm_model "
+        "that it was made with, or start from other models, such as cpu"
     )
 
 

@@ -1,22 +1,22 @@
-"""What a data directory holds for models to be fitted to: by kernel call, by collective."""
+"""What models are fitted to: measurements by kernel call, by collective."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
-from neuroshard.models.parts import compute_part, exchange_part
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
-from neuroshard.records.samples import ComputeSample, Measurement, Sample
+from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.stages.pretrain.measured_parts import MeasuredCalls, MeasuredExchange, MeasuredPart
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call
 from neuroshard.words.home import Tier
 
 # Measured with delays too, and alike both ways.
@@ -24,62 +24,45 @@ _EITHER_WAY = (Collective.ALL_REDUCE, Collective.INPUT)
 
 
 @dataclass(frozen=True)
-class StepExchange:
-    """One collective in one direction of a step.
-
-    Attributes:
-        direction: "forward" or "backward".
-        repeats: the direction whose repeats say what it takes, `records.FORWARD` or `records.BACKWARD`.
-    """
-
-    direction: str
-    collective: Collective
-    repeats: int
-
-    @property
-    def part(self) -> str:
-        """Return the name of the bundle's model that is fitted to it."""
-        return exchange_part(self.direction, self.collective)
-
-
-@dataclass(frozen=True)
 class Measured:
-    """Measurements by kernel call and by collective: of columns and all-to-alls always, of others where there are any.
-
-    Of forms that are left out, what they alone exchange is left out too.
-    """
+    """Measurements by kernel call and by collective, of those that there are any of."""
 
     compute: dict[Call, SplitMeasurements]
     comm: dict[Collective, SplitMeasurements]
 
     @classmethod
+    def split(
+        cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
+    ) -> "Measured":
+        """Group and split the measurements that succeeded; exchanges that only other forms need are left out."""
+        of_call, of_collective = _grouped(calls, "call"), _grouped(exchanges, "collective")
+        of_forms = {one for call in of_call if call.pooled for one in LAYOUTS[call.form].exchanges}
+        known = of_collective.keys() & (of_forms | {Collective.ALL_TO_ALL, Collective.INPUT})
+        return cls(
+            {call: SplitMeasurements.of(of_call[call]) for call in CALLS if call in of_call},
+            {one: SplitMeasurements.of(of_collective[one]).by_group() for one in Collective if one in known},
+        )
+
+    @classmethod
     def of(cls, directories: Sequence[DataDirectory], calls: Collection[Call] | None) -> "Measured":
-        """What there is of the kernel calls in all directories together; of all that were measured where None.
+        """Read what there is of columns and other kernel calls in all directories together; of all calls where None.
 
         Raises:
             UserError: there is nothing of columns, of all-to-alls, or of a call that is named; or a split is empty; or
                 a table is in different splits.
         """
-        wanted = set(CALLS) if calls is None else {IN_COLUMNS, *calls}
         needed = {IN_COLUMNS, *(calls or ())}
-        where = _named(directories)
+        where = " and ".join(str(directory.path) for directory in directories)
         samples = _numbered([directory.compute().read() for directory in directories])
         exchanges = _numbered([directory.comm().read() for directory in directories])
         _check_splits(samples, where)
-        of_call = _grouped(samples, "call")
-        compute = {
-            call: SplitMeasurements.of(of_call[call], _of_call(call), where)
-            for call in CALLS
-            if call in wanted and (of_call[call] or call in needed)
-        }
-        known = {Collective.INPUT, *(one for call in compute if call.pooled for one in LAYOUTS[call.form].exchanges)}
-        of_collective = _grouped(exchanges, "collective")
-        comm = {
-            one: SplitMeasurements.of(of_collective[one], _of_collective(one), where).by_group()
-            for one in Collective
-            if one in known and (of_collective[one] or one is Collective.ALL_TO_ALL)
-        }
-        return cls(compute, comm)
+        found = cls.split([m for m in samples if calls is None or m.sample.call in needed], exchanges)
+        nothing = SplitMeasurements.of(())
+        for call in sorted({*found.compute, *needed}, key=CALLS.index):
+            found.compute.get(call, nothing).check(_of_call(call), where)
+        for one in sorted({*found.comm, Collective.ALL_TO_ALL}):
+            found.comm.get(one, nothing).check(_of_collective(one), where)
+        return found
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """With so many training samples of each at most, and so many tables in each; None for all."""
@@ -89,51 +72,42 @@ class Measured:
         )
 
     @property
-    def exchanges(self) -> tuple[StepExchange, ...]:
-        """Those of a step, in the order that they follow one another in each direction; the input last.
+    def parts(self) -> tuple[MeasuredPart, ...]:
+        """Return the parts of a step that were measured: kernel calls, forward and backward exchanges, the input.
 
         Copies exchange nothing forward.
         """
         there, back = (
             [
-                StepExchange(name, one, records.FORWARD if one in _EITHER_WAY else direction)
-                for one in self.comm
+                MeasuredExchange(name, one, records.FORWARD if one in _EITHER_WAY else direction, its)
+                for one, its in self.comm.items()
                 if one is not Collective.INPUT and (name == BACKWARD or one not in BACK_ONLY)
             ]
             for name, direction in ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
         )
-        before = [StepExchange(FORWARD, Collective.INPUT, records.FORWARD)] if Collective.INPUT in self.comm else []
-        return (*there, *back, *before)
+        its = self.comm.get(Collective.INPUT)
+        before = [] if its is None else [MeasuredExchange(FORWARD, Collective.INPUT, records.FORWARD, its)]
+        return (*(MeasuredCalls(call, its) for call, its in self.compute.items()), *there, *back, *before)
 
-    def serves(self, direction: str) -> frozenset[Form]:
-        """The forms all of whose exchanges in that direction are measured, besides those between hosts."""
-        known = {*self.comm, *(BACK_ONLY if direction == FORWARD else ())}
-        return frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in known)
+    @property
+    def columns(self) -> SplitMeasurements:
+        """Return the kernel calls of columns."""
+        return self.compute.get(IN_COLUMNS, SplitMeasurements.of(()))
+
+    @property
+    def all_to_alls(self) -> SplitMeasurements:
+        """Return the all-to-alls, which columns need."""
+        return self.comm.get(Collective.ALL_TO_ALL, SplitMeasurements.of(()))
+
+    @property
+    def batch_sizes(self) -> set[int | None]:
+        """Return the different batch sizes of columns and all-to-alls."""
+        return {m.sample.batch_size for its in (self.columns, self.all_to_alls) for m in its.everything}
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Samples in each split, of every part besides columns and all-to-alls."""
-        parts = {compute_part(call): one.sizes for call, one in self.compute.items() if call != IN_COLUMNS}
-        others = {one.part: self.comm[one.collective].sizes for one in self.exchanges}
-        return parts | {part: sizes for part, sizes in others.items() if part not in (FORWARD, BACKWARD)}
-
-
-def columns_of(directories: Sequence[DataDirectory]) -> list[SplitMeasurements]:
-    """Kernel calls of columns in each directory, by itself.
-
-    Raises:
-        UserError: a directory has none for a split; or a table is in different splits, in one directory or in two.
-    """
-    found = [
-        SplitMeasurements.of(_grouped(one.compute().read(), "call")[IN_COLUMNS], _of_call(IN_COLUMNS), str(one.path))
-        for one in directories
-    ]
-    _check_splits([m for one in found for m in one.everything], _named(directories))
-    return found
-
-
-def _named(directories: Sequence[DataDirectory]) -> str:
-    return " and ".join(str(directory.path) for directory in directories)
+        """Return the samples in each split, of every part besides columns and all-to-alls."""
+        return {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
 
 
 def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:

@@ -1,7 +1,7 @@
-"""Fitting models of the papers' form: NeuroShard, section 3.2, and its published layer widths."""
+"""Fitting models of the papers' kind: NeuroShard, section 3.2, and its published layer widths."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +11,11 @@ from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.stages.pretrain.examples import CommTable
 from neuroshard.stages.pretrain.fitting import (
+    CommFitter,
+    ComputeFitter,
     HiddenLayers,
     OnEpoch,
     batch_sizes,
-    check_start,
     compute_tables,
     only_value,
 )
@@ -24,7 +25,7 @@ from neuroshard.stages.pretrain.training import TrainingSettings, fit
 
 
 @dataclass(frozen=True)
-class PaperCompute:
+class PaperCompute(ComputeFitter):
     """A table network, a sum, a head with one hidden layer.
 
     Attributes:
@@ -33,8 +34,6 @@ class PaperCompute:
         head: width of the head's hidden layer. One layer, so that the search can compile it into its inner loop.
         training: how it is fitted.
     """
-
-    goes_on_from: ClassVar[Any] = None
 
     features: str = "paper"
     table: tuple[int, ...] = (128, 32)
@@ -55,9 +54,8 @@ class PaperCompute:
         """Fitted from nothing.
 
         Raises:
-            UserError: a start is given; or the samples are of several batch sizes, which the features don't show.
+            UserError: the samples are of several batch sizes, which the features don't show.
         """
-        check_start(start, self)
         features = FeatureSet(self.features)
         train, valid = compute_tables(measured, features)
         normaliser, scale_ms = Normaliser.fitted(train.features), float(train.cost_ms.mean())
@@ -69,14 +67,12 @@ class PaperCompute:
 
 
 @dataclass(frozen=True)
-class PaperComm(HiddenLayers):
+class PaperComm(HiddenLayers, CommFitter):
     """One network from the columns and starts of a fixed number of devices, sorted, to their costs.
 
     Attributes:
         hidden: widths of the network's layers.
     """
-
-    goes_on_from: ClassVar[Any] = None
 
     hidden: tuple[int, ...] = (128, 64, 32, 16)
 
@@ -84,9 +80,8 @@ class PaperComm(HiddenLayers):
         """Fitted from nothing.
 
         Raises:
-            UserError: a start is given; or the exchanges are of several batch sizes or numbers of devices.
+            UserError: the exchanges are of several batch sizes or numbers of devices.
         """
-        check_start(start, self)
         only_value(batch_sizes(measured.everything), "batch sizes", "choose comm_model=set")
         counts = [m.sample.num_devices for part in (measured.train, measured.valid, measured.test) for m in part]
         num_devices = only_value(counts, "numbers of devices", "choose comm_model=set")

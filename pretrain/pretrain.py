@@ -15,17 +15,18 @@ from neuroshard.models.card import DataSummary, ModelTest, ModelTests
 from neuroshard.models.roofline import with_host_tiers
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.pretrain.fit_all import Fit, errors_of, margins_of, tests_of
-from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, batch_sizes
+from neuroshard.stages.pretrain.fit import Fit, errors_of, margins_of, tests_of
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.pieces import nearest
 from neuroshard.stages.pretrain.result import PretrainResult
-from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint, versions
-from neuroshard.words.form import IN_COLUMNS, call_named
+from neuroshard.words.form import call_named
 
 _WORSE = 1.1  # times the error before: by less, a few dozen test samples may differ by chance
 
@@ -38,12 +39,13 @@ class Pretrain:
     Attributes:
         data: a directory that neuroshard collect wrote; or several, [data/cpu, data/more].
         out: directory for the bundle.
-        compute_model, comm_model: the forms of the models, and how they are fitted.
-        init: a bundle (installed, or a directory) whose models are fitted further; None starts from nothing.
+        compute_model, comm_model: the kinds of the models, and how they are fitted.
+        init: a bundle (installed, or a directory) whose models are fitted further; of several, [cpu, models/other], the
+            one of the machine that is most like this; None starts from nothing.
         max_samples: of each kind for training; None takes all.
         max_tables: in a compute sample for training; None takes all, 1 leaves combinations out.
-        forms: that models are fitted of, besides columns: of rows, copies, sequence_columns, sequence_rows; None takes
-            all that were measured.
+        calls: kernel calls that models are fitted to, besides columns: rows, copies, sequence_columns, sequence_rows;
+            None takes all that were measured.
         host_tiers: a datasheet whose link to the host is added for tables in host memory, such as roofline:h100; None:
             only what was measured.
         seed: of the initial weights and the order of samples.
@@ -54,46 +56,49 @@ class Pretrain:
     out: PathName
     compute_model: ComputeFitter
     comm_model: CommFitter
-    init: PathName | None = None
+    init: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)] | None = None
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
-    forms: tuple[str, ...] | None = None
+    calls: tuple[str, ...] | None = None
     host_tiers: PathName | None = None
     seed: Seed = 0
     keep_worse: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.forms or ():
+        for name in self.calls or ():
             call_named(name)
 
     def run(self) -> PretrainResult:
         """Fit the models, set their margins on validation samples, test them on unseen tables, write the bundle.
 
         Raises:
-            UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, a form wasn't
-                measured, or `init` is of other forms, or better than what was fitted.
+            UserError: `out` can't hold a bundle, `data` is no data directory, a split is empty, a kernel call wasn't
+                measured, or `init` is of other kinds, or better than what was fitted.
         """
         check_place(Path(self.out))
-        with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1):
-            start = None if self.init is None else CostModels.load(self.init)
-            directories = [DataDirectory(Path(path)) for path in self._paths]
+        with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
+            starts = [CostModels.load(path) for path in _several(self.init)]
+            fit = Fit(self.compute_model, self.comm_model, self.seed)
+            for one in starts:
+                fit.check(one)
+            directories = [DataDirectory(Path(path)) for path in _several(self.data)]
             manifest = _common(directories)
-            measured = Measured.of(
-                directories, None if self.forms is None else [call_named(name) for name in self.forms]
-            ).limited(self.max_samples, self.max_tables)
-            fitted = Fit(self.compute_model, self.comm_model, start, self.seed)(measured)
+            calls = None if self.calls is None else [call_named(name) for name in self.calls]
+            measured = Measured.of(directories, calls).limited(self.max_samples, self.max_tables)
+            start = nearest(starts, measured.parts)
+            fitted = fit(measured, start, bars)
             if self.host_tiers is not None:
                 fitted = with_host_tiers(fitted, self.host_tiers)
-            margins = margins_of(fitted, measured)
-            metrics = tests_of(fitted, margins, measured)
+            fitted = replace(fitted, margins=margins_of(fitted, measured, start))
+            metrics = tests_of(fitted, measured)
             before = {} if start is None else errors_of(start, measured)
-            if not self.keep_worse:
-                self._check_better(before, metrics)
-            card = self._card(manifest, measured, metrics)
-            save_or_keep(Path(self.out), replace(fitted, margins=margins), card)
+            if start is not None and not self.keep_worse:
+                self._check_better(start.name, before, metrics)
+            card = self._card(manifest, measured, metrics, start)
+            save_or_keep(Path(self.out), fitted, card)
         return PretrainResult(Path(self.out), metrics, before)
 
-    def _check_better(self, before: dict[str, float], metrics: dict[str, ModelTest]) -> None:
+    def _check_better(self, start: str | None, before: dict[str, float], metrics: dict[str, ModelTest]) -> None:
         """Raise UserError if a part's error is larger than it was, by more than a few test samples may be off."""
         worse = [
             f"{part} {metrics[part].test.mape:.1%} instead of {error:.1%} (noise {metrics[part].noise_mean:.1%})"
@@ -102,26 +107,24 @@ class Pretrain:
         ]
         if worse:
             raise UserError(
-                f"the fitted models are worse than init={self.init}, on the same test samples: {', '.join(worse)}; "
-                f"nothing was written to {self.out}: collect more samples, on a quieter machine, use {self.init} as it "
+                f"the fitted models are worse than init={start}, on the same test samples: {', '.join(worse)}; "
+                f"nothing was written to {self.out}: collect more samples, on a quieter machine, use {start} as it "
                 "is, or write them with keep_worse=true"
             )
 
-    @property
-    def _paths(self) -> tuple[str, ...]:
-        return (self.data,) if isinstance(self.data, str) else self.data
-
-    def _card(self, manifest: Manifest, measured: Measured, metrics: dict[str, ModelTest]) -> Card:
-        compute, comm = measured.compute[IN_COLUMNS], measured.comm[Collective.ALL_TO_ALL]
+    def _card(
+        self, manifest: Manifest, measured: Measured, metrics: dict[str, ModelTest], start: CostModels | None
+    ) -> Card:
+        compute, comm = measured.columns, measured.all_to_alls
         return Card(
-            hardware=parse(manifest.hardware, Fingerprint, f"hardware of {self._paths[0]}"),
+            hardware=parse(manifest.hardware, Fingerprint, f"hardware of {_several(self.data)[0]}"),
             versions=manifest.versions | versions(),
             data=DataSummary(
-                directory=" and ".join(Path(path).name for path in self._paths),
+                directory=" and ".join(Path(path).name for path in _several(self.data)),
                 seed=manifest.seed,
                 compute_samples=compute.sizes,
                 comm_samples=comm.sizes,
-                batch_sizes=tuple(sorted({*batch_sizes(compute.everything), *batch_sizes(comm.everything)})),
+                batch_sizes=tuple(sorted(filter(None, measured.batch_sizes))),
                 num_devices=tuple(sorted({m.sample.num_devices for m in comm.everything})),
                 other_samples=measured.sizes,
             ),
@@ -129,7 +132,8 @@ class Pretrain:
                 "compute_model": type(self.compute_model).__name__,
                 "comm_model": type(self.comm_model).__name__,
                 "settings": {name: value for name, value in asdict(self).items() if name != "out"},
-            },
+            }
+            | ({} if start is None else {"digest": start.digest}),
             metrics=ModelTests.of(metrics),
         )
 
@@ -148,6 +152,11 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
                 f"{directory.path} was measured on other hardware than {directories[0].path}; models are of one machine"
             )
     return first
+
+
+def _several(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The paths, of which one may stand by itself."""
+    return (given,) if isinstance(given, str) else given or ()
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:

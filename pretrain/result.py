@@ -14,6 +14,7 @@ from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.models import CommModel, ComputeModel
 from neuroshard.models.card import Accuracy, ModelTest
+from neuroshard.models.interface import waits
 from neuroshard.models.trust import LEVEL, Margin
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
@@ -22,6 +23,7 @@ from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
 
 _DECILES = 10
+_LEAST_MS = 1e-3  # what takes less counts as this
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
@@ -74,11 +76,26 @@ class PretrainResult:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions, what ensembles disagree by, and measurements, (n,) each; one for every device of an exchange."""
+    """Predictions, what ensembles disagree by, and measurements, (n,) each; one for every device of an exchange.
+
+    Attributes:
+        wait_ms: of predictions and measurements, what is waiting for other devices: no matter of speed.
+    """
 
     predicted_ms: FloatArray
     spread_ms: FloatArray
     measured_ms: FloatArray
+    wait_ms: FloatArray
+
+    @property
+    def typical_ratio(self) -> float:
+        """Return the median of measured over predicted, without waiting."""
+        took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
+        return float(np.median(took / foreseen))
+
+    def relative_error(self, factor: float = 1.0) -> float:
+        """Return the mean relative error of the predictions times the factor."""
+        return float(np.mean(np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)))
 
     def margin(self) -> Margin:
         """The margin that holds 90% of these measurements."""
@@ -102,7 +119,7 @@ def predict_compute(model: ComputeModel, measurements: list[Measurement[ComputeS
     for group in _grouped(measurements, lambda sample: sample.batch_size):
         sets = loads_of([m.sample for m in group])
         measured = np.array([_typical(m) for m in group])
-        parts.append((model.predict(sets), model.spread_ms(sets), measured))
+        parts.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group))))
     return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -112,9 +129,9 @@ def predict_comm(model: CommModel, measurements: list[Measurement[CommSample]], 
     for group in _grouped(measurements, lambda sample: (sample.batch_size, sample.num_devices, sample.host_size)):
         starts = np.array([m.sample.start_ms for m in group]) * (direction == FORWARD)
         measured = np.array([_typical(m)[direction] for m in group])
-        parts.append((model.predict(traffic_of([m.sample for m in group]), starts).ravel(), measured.ravel()))
-    predicted, measured = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Predicted(predicted, np.zeros(len(predicted)), measured)
+        predicted = model.predict(traffic_of([m.sample for m in group]), starts)
+        parts.append([part.ravel() for part in (predicted, np.zeros_like(predicted), measured, waits(starts))])
+    return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def _typical(measurement: Measurement[Any]) -> Any:

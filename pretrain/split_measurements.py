@@ -20,18 +20,24 @@ class SplitMeasurements:
     everything: list[Measurement[Any]]
 
     @classmethod
-    def of(cls, measurements: Sequence[Measurement[Sample]], what: str, where: str) -> "SplitMeasurements":
-        """The measurements that succeeded.
-
-        Raises:
-            UserError: a split is empty.
-        """
+    def of(cls, measurements: Sequence[Measurement[Sample]]) -> "SplitMeasurements":
+        """Split the measurements that succeeded; any part may be empty."""
         good = [m for m in measurements if m.error is None]
-        parts = {name: [m for m in good if m.split == name and not m.second_pass] for name in (TRAIN, VALID, TEST)}
-        for name, part in parts.items():
-            if not part:
-                raise UserError(f"{where} holds no {what} for the {name} split; collect more (found {len(good)})")
-        return cls(parts[TRAIN], parts[VALID], parts[TEST], good)
+        once = [m for m in good if not m.second_pass]
+        train, valid, test = ([m for m in once if m.split == name] for name in (TRAIN, VALID, TEST))
+        return cls(train, valid, test, good)
+
+    def check(self, what: str, where: str) -> None:
+        """Raise UserError if a split is empty."""
+        for name, count in self.sizes.items():
+            if not count:
+                good = len(self.everything)
+                raise UserError(f"{where} holds no {what} for the {name} split; collect more (found {good})")
+
+    @property
+    def known(self) -> list[Measurement[Any]]:
+        """Return what isn't for testing, once each."""
+        return [*self.train, *self.valid]
 
     def limited(self, most: int | None) -> "SplitMeasurements":
         """With the first `most` training samples only; None keeps all."""

@@ -10,7 +10,6 @@ from neuroshard.models.mlp import Tensors
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import SetComm
-from neuroshard.models.shared import SharedCompute
 from neuroshard.plumbing.errors import unknown_name
 
 
@@ -61,8 +60,7 @@ class Described:
 
 
 COMPUTE_KINDS: dict[str, Any] = {
-    kind.kind: kind
-    for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers, SharedCompute)
+    kind.kind: kind for kind in (NeuralCompute, AdditiveCompute, ComputeEnsemble, RegressionCompute, HostTiers)
 }
 COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
 

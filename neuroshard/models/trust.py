@@ -1,7 +1,7 @@
 """What a set of models knows of its own limits: the range it was fitted to, and how far it may be off."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -104,16 +104,11 @@ class Ranges:
         found = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
         return replace(self, **{name: getattr(self, name).joined(one) for name, one in found.items()})
 
-    def joined(self, other: "Ranges") -> "Ranges":
-        """The ranges of models that were fitted to one set of samples after another: the smallest that hold both."""
-        plain = [field.name for field in fields(self) if field.name != "others"]
-        both = {name: getattr(self, name).joined(getattr(other, name)) for name in plain}
-        return Ranges(**both, others=_joined(self.others, other.others))
-
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """With the ranges of another part, from what everything that its cost depends on was in the measurements."""
-        found = tuple(Range.of(name, values) for name, values in quantities.items())
-        return replace(self, others=self.others | {part: found})
+        """With what everything that another part's cost depends on was in the measurements, besides what is known."""
+        known = {one.name: one for one in self.others.get(part, ())}
+        found = [Range.of(name, values) for name, values in quantities.items()]
+        return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in found)})
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
         """What of another part lies outside, one line for each quantity; nothing where nothing is known of the part."""
@@ -164,18 +159,6 @@ def _of_exchanges(samples: Sequence[CommSample]) -> dict[str, Any]:
         "devices": Range.of("devices", [len(sample.dims) for sample in samples]),
         "columns_on_a_device": Range.of("columns on a device", [dim for sample in samples for dim in sample.dims]),
     }
-
-
-_Parts = dict[str, tuple[Range, ...]]
-
-
-def _joined(first: _Parts, second: _Parts) -> _Parts:
-    """Of parts that are in both, the smallest ranges that hold both."""
-    both = {}
-    for part in first.keys() & second.keys():
-        there = {one.name: one for one in second[part]}
-        both[part] = tuple(one.joined(there.get(one.name, one)) for one in first[part])
-    return first | second | both
 
 
 @dataclass(frozen=True)

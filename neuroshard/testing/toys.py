@@ -19,7 +19,6 @@ from neuroshard.models.mlp import Mlp, Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import FEATURE_SIGNS, SetComm
-from neuroshard.models.shared import SharedCompute, SharedMember
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
@@ -175,21 +174,6 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
         for scale_ms in (0.5, 2.0)
     ]  # fmt: skip
     return ComputeEnsemble(tuple(members))
-
-
-def random_shared(seed: int = 0) -> SharedCompute:
-    """A model that three machines share, with random weights and numbers."""
-    rng, typical = np.random.default_rng(seed), random_ensemble(seed)
-    members = [
-        SharedMember(
-            one,
-            rng.normal(size=(2, one.network.widths[1]), scale=0.1).astype(np.float32),
-            rng.normal(size=2).astype(np.float32),
-            rng.normal(size=(3, 3)),
-        )
-        for one in typical.members
-    ]
-    return SharedCompute(tuple(members), ("one", "other", "third"))
 
 
 def random_regression(seed: int = 0) -> RegressionCompute:

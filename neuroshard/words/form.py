@@ -68,5 +68,5 @@ def call_named(name: str) -> Call:
     """
     named = {call.name: call for call in CALLS}
     if name not in named:
-        raise unknown_name("form", name, named)
+        raise unknown_name("kernel call", name, named)
     return named[name]

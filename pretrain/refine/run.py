@@ -25,10 +25,11 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.pretrain.fit import Fit
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.refine.budget import Budget, Clock, Watch
 from neuroshard.stages.pretrain.refine.candidates import Candidates, DrawsCalls, DrawsExchanges, RoundSamples
 from neuroshard.stages.pretrain.refine.refined import Refined
-from neuroshard.stages.pretrain.refine.refit import Refit
 from neuroshard.stages.pretrain.refine.rounds import Round, RoundFiles, Shares, well_predicted
 from neuroshard.stages.pretrain.refine.run_samples import RunSamples
 from neuroshard.tasks.task import Task
@@ -49,7 +50,7 @@ class Refine:
         searchers: what proposes plans; those that are alike count once.
         hardware: what answers.
         calls, exchanges: how random combinations and exchanges are drawn.
-        learner: how models are fitted further.
+        compute_model, comm_model: the kinds of the models, and how they are fitted further.
         shares: what a round's measurements are spent on.
         samples: kernel calls and exchanges to measure, second measurements included; None: as many as minutes allow, or
             200.
@@ -67,7 +68,8 @@ class Refine:
     hardware: Hardware
     calls: DrawsCalls
     exchanges: DrawsExchanges
-    learner: Refit
+    compute_model: ComputeFitter
+    comm_model: CommFitter
     out: PathName
     shares: Shares = field(default_factory=Shares)
     samples: PositiveCount | None = None
@@ -89,7 +91,7 @@ class Refine:
             InfeasibleError: no task has a plan.
         """
         start = CostModels.load(self.model)
-        self.learner.check(start)
+        self._fit.check(start)
         for task in self.tasks:
             start.check(task)
             self.hardware.check_hosts(task.topology)
@@ -174,7 +176,15 @@ class Refine:
         if not rounds:
             return start
         samples.check(rounds)
-        return samples.learned(self.learner, start, rounds)
+        return samples.learned(self._fit, start, rounds)
+
+    @property
+    def _fit(self) -> Fit:
+        return Fit(self.compute_model, self.comm_model, self.seed)
+
+    @property
+    def _fitters(self) -> dict[str, Any]:
+        return {"compute_model": _described(self.compute_model), "comm_model": _described(self.comm_model)}
 
     @property
     def _files(self) -> RoundFiles:
@@ -198,7 +208,7 @@ class Refine:
             "model": self.model,
             "reads": [*([start.digest] if start.digest else []), *(one for s in searchers for one in s.reads())],
             "searchers": [_described(one) for one in searchers],
-            "learner": _described(self.learner),
+            **self._fitters,
             "calls": self.calls.settings,
             "exchanges": self.exchanges.settings,
             "shares": asdict(self.shares),
@@ -221,7 +231,7 @@ class Refine:
         training = {
             "refined_from": self.model,
             "digest": start.digest,
-            "learner": _described(self.learner),
+            **self._fitters,
             "measurements": sum(one.measurements for one in result.rounds),
             "rounds": len(result.rounds),
             "ended": result.why,

@@ -1,7 +1,7 @@
 """Both kinds of samples of a run on disk, and one round of them: predicted, then measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,15 +11,17 @@ from neuroshard.models import CostModels
 from neuroshard.models.interface import waits
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.threads import torch_threads
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records import DataDirectory
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Repeats
+from neuroshard.stages.pretrain.fit import Fit, margins_of
+from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.measure import Advance, Kind
-from neuroshard.stages.pretrain.refine.refit import Refit
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round
-from neuroshard.stages.pretrain.refine.speed import slowness
+from neuroshard.stages.pretrain.refine.speed import levelled, slowness
 
 _CALLS, _EXCHANGES = 0, 1  # streams of random numbers
 
@@ -49,15 +51,18 @@ class RunSamples:
         """The samples of these rounds that were measured."""
         return [m.sample for m in self.calls.measured(rounds)], [m.sample for m in self.exchanges.measured(rounds)]
 
-    def learned(self, learner: Refit, start: CostModels, rounds: Sequence[Round]) -> CostModels:
-        """The start's models, fitted further to all of these rounds.
+    def learned(self, fit: Fit, start: CostModels, rounds: Sequence[Round]) -> CostModels:
+        """Return the start's models, fitted further to all of these rounds; with margins.
 
-        Kernel calls alone are brought to one speed: exchanges differ by much more than the speeds of rounds.
+        Models are fitted to kernel calls as if all had been measured at the typical round's speed; exchanges differ by
+        much more than the speeds of rounds. Margins are set on what was measured, so they hold changes of speed too.
         """
-        calls = self.calls.measured(rounds)
+        calls, exchanges = self.calls.measured(rounds), self.exchanges.measured(rounds)
         of_round = np.repeat(slowness(rounds, self.calls.part), [one.count(self.calls.part) for one in rounds])
-        times = [of_round[m.sample_id] for m in calls]
-        return learner.fit(start, calls, self.exchanges.measured(rounds), times)
+        level = levelled(calls, [of_round[m.sample_id] for m in calls])
+        with torch_threads(1):
+            models = fit(Measured.split(level, exchanges), start)
+        return replace(models, margins=margins_of(models, Measured.split(calls, exchanges), start))
 
     def check(self, rounds: Sequence[Round]) -> None:
         """Raise UserError if nothing of these rounds could be measured."""

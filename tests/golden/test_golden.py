@@ -177,12 +177,15 @@ FITTED = {  # settings of neuroshard pretrain
         "data=one_host columns",
     ],
     "linear": ["compute_model=linear", "comm_model=set", EPOCHS[1], "data=one_host columns", "max_tables=4"],
-    "across": ["experiment=pretrain_across", *EPOCHS, "data=[one_host columns,other columns]"],
-    "machine": ["experiment=pretrain_machine", "init=across", "data=other columns", "compute_model.steps=10"],
+    "nearest": [
+        *NETWORKS, "compute_model.member.training_further.epochs=3", "comm_model.training_further.epochs=3",
+        "compute_model.members=2", "init=[networks,further]", "data=other columns", "keep_worse=true",
+    ],
 }  # fmt: skip
 REFINED = [
     "tables.num_tables=150", "tasks=paper", "tasks.draw.count=2", "samples=60", "shares.measurements=30",
-    "shares.placements=2", "learner.compute.epochs=2", "learner.comm.epochs=2", "searcher=dim_greedy",
+    "shares.placements=2", "searcher=dim_greedy",
+    "compute_model.member.training_further.epochs=2", "comm_model.training_further.epochs=2",
 ]  # fmt: skip
 
 

@@ -139,13 +139,13 @@ def test_backward_waits_do_not_shorten_what_was_measured_without_any(data, fitte
 
 
 def test_fewer_forms_are_fitted_where_they_are_named(data):
-    rows = _pretrain(data, "rows", forms=("rows",), **BRIEF_SETS)
+    rows = _pretrain(data, "rows", calls=("rows",), **BRIEF_SETS)
     assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("copies", "all_reduce"))}
     assert CostModels.load(data.parent / "rows").forms == {Form.COLUMNS, Form.ROWS}
     with pytest.raises(UserError, match="these cost models know costs of columns, rows only"):
         Simulator(CostModels.load(data.parent / "rows")).cost(_mixed(None).task, _mixed(None))
-    with pytest.raises(UserError, match=r"unknown form 'row'.*did you mean 'rows'"):
-        _pretrain(data, "wrong", forms=("row",), **BRIEF_SETS)
+    with pytest.raises(UserError, match=r"unknown kernel call 'row'.*did you mean 'rows'"):
+        _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
 
 def test_a_form_that_is_named_must_have_been_measured(tmp_path):
@@ -153,7 +153,7 @@ def test_a_form_that_is_named_must_have_been_measured(tmp_path):
     columns = [m for m in DataDirectory(tmp_path / "data").compute().read() if m.sample.form is not Form.ROWS]
     DataDirectory(tmp_path / "data").compute().write(0, columns)
     with pytest.raises(UserError, match="no compute samples in rows for the train split"):
-        _pretrain(tmp_path / "data", "wrong", forms=("rows",), **BRIEF_SETS)
+        _pretrain(tmp_path / "data", "wrong", calls=("rows",), **BRIEF_SETS)
 
 
 def test_fitting_further_goes_on_from_every_part(data):
@@ -185,7 +185,7 @@ def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
     networks = {"compute_model": PaperCompute(training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
     with pytest.raises(UserError, match=r"measured at batch sizes 1024, 2048; choose features=physical"):
         _pretrain(tmp_path / "data", "wrong", **networks)  # copies, which several numbers of devices share
-    _pretrain(tmp_path / "data", "rows", forms=("rows",), **networks)
+    _pretrain(tmp_path / "data", "rows", calls=("rows",), **networks)
     models = CostModels.load(tmp_path / "rows")
     assert models.forms == {Form.COLUMNS, Form.ROWS}
     assert models.num_devices == 4
@@ -225,12 +225,12 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
 
 def test_sequence_tables_are_left_out_where_only_others_are_named(tmp_path):
     _write(tmp_path / "data", 300, 100, forms=("columns",), pooled=(True, False))
-    _pretrain(tmp_path / "data", "pooled", forms=(), **BRIEF_SETS)
+    _pretrain(tmp_path / "data", "pooled", calls=(), **BRIEF_SETS)
     assert CostModels.load(tmp_path / "pooled").compute.calls == {Call(Form.COLUMNS)}
     _pretrain(tmp_path / "data", "both", **BRIEF_SETS)
     assert CostModels.load(tmp_path / "both").compute.calls == {Call(Form.COLUMNS), Call(Form.COLUMNS, False)}
     with pytest.raises(UserError, match="no compute samples of sequence tables in rows for the train split"):
-        _pretrain(tmp_path / "data", "wrong", forms=("sequence_rows",), **BRIEF_SETS)
+        _pretrain(tmp_path / "data", "wrong", calls=("sequence_rows",), **BRIEF_SETS)
 
 
 def test_parts_have_names():

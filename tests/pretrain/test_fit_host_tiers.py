@@ -98,7 +98,7 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
     for part in ("compute.cached_columns", "compute.host_columns"):
         assert result.metrics[part].test.mape < 0.1
     with pytest.raises(UserError, match="no compute samples of sequence tables in tier host for the train split"):
-        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **NETWORKS, forms=("host_sequence_columns",)).run()
+        Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **NETWORKS, calls=("host_sequence_columns",)).run()
 
 
 def test_a_datasheet_s_link_is_taken_where_nothing_was_measured(tmp_path):

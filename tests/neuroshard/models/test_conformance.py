@@ -17,7 +17,6 @@ from neuroshard.testing import (
     random_models,
     random_regression,
     random_set_comm,
-    random_shared,
     toy_tables,
 )
 
@@ -60,11 +59,6 @@ class TestRegressionCompute(PhysicalComputeConformance):
 class TestComputeEnsemble(PhysicalComputeConformance):
     def make(self):
         return random_ensemble()
-
-
-class TestSharedCompute(PhysicalComputeConformance):
-    def make(self):
-        return random_shared()
 
 
 class TestSetComm(PhysicalCommConformance):

@@ -44,7 +44,7 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     assert [w.split(":")[0] for w in ranges.warnings(shared)] == ["features of a table"]
     known = Ranges.of([ComputeSample(shared.tables, task.batch_size)], [CommSample((8,), (0.0,), 1)])
     assert not [w for w in known.warnings(shared) if "features" in w]
-    assert known.joined(ranges).features == Range("features of a table", 1, 3)
+    assert known.features == Range("features of a table", 1, 3)
 
 
 def test_ranges_are_widened_by_whatever_was_measured():
@@ -53,14 +53,18 @@ def test_ranges_are_widened_by_whatever_was_measured():
     known = replace(Ranges.of(calls, exchanges), others={"compute.rows": (Range("rows", 1, 2),)})
     wide = tuple(replace(table, bytes_per_element=2, features=5) for table in task.tables)
     more = [ComputeSample(wide, 64)], [CommSample.of_columns((8, 400, 4), (0.0, 1.0, 2.0), 64)]
-    both = Ranges.of(*more).joined(known)
-    assert known.widened(*more) == both
+    both = known.widened(*more)
+    assert both.others == known.others
+    assert (both.devices, both.columns_on_a_device) == (Range("devices", 2, 3), Range("columns on a device", 4, 400))
+    assert both.bytes_per_element == Range("bytes per element", 2, 4)
     assert known.widened([], []) == known
     assert known.widened(more[0], []) == replace(
         both, devices=known.devices, columns_on_a_device=known.columns_on_a_device
     )
     assert known.widened([], more[1]).bytes_per_element == known.bytes_per_element
     assert known.widened([], more[1]).devices == both.devices
+    more_rows = known.with_part("compute.rows", {"rows": np.array([2.0, 5.0]), "dim": np.array([4.0])})
+    assert more_rows.others["compute.rows"] == (Range("rows", 1, 5), Range("dim", 4, 4))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -5,6 +5,7 @@ import signal
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,12 +24,11 @@ from neuroshard.records import DataDirectory
 from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.pretrain.fit import margins_of
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
-from neuroshard.stages.pretrain.fit_all import margins_of
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.refine.propose import random_contents
-from neuroshard.stages.pretrain.refine.refit import Refit
 from neuroshard.stages.pretrain.refine.rounds import RoundFiles, Shares, noise_of
 from neuroshard.stages.pretrain.refine.run import Refine
 from neuroshard.stages.pretrain.refine.speed import slowness
@@ -103,6 +103,14 @@ def _tasks(tasks=3, seed=1):
     return drawn(tables, Topology(DEVICES, 4 << 30), BATCH_SIZE, draw)
 
 
+def _fitters(training):
+    """Of models of the home bundle's kinds."""
+    return {
+        "compute_model": Ensemble(Additive(training_further=training), 2),
+        "comm_model": SetCommunication(training_further=training),
+    }
+
+
 def _run(home, out, **changes):
     settings = {
         "model": str(home),
@@ -111,7 +119,7 @@ def _run(home, out, **changes):
         "hardware": MadeUpHardware(made_up=AWAY, noise=0.05),
         "calls": CALLS,
         "exchanges": EXCHANGES,
-        "learner": Refit(BRIEF, BRIEF),
+        **_fitters(BRIEF),
         "shares": Shares(measurements=40),
         "samples": 120,
         "minutes": None,
@@ -123,8 +131,7 @@ def _run(home, out, **changes):
 
 
 def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
-    learner, shares = Refit(FURTHER, FURTHER), Shares(measurements=50)
-    result = _run(home, tmp_path / "out", samples=200, learner=learner, shares=shares).run()
+    result = _run(home, tmp_path / "out", samples=200, shares=Shares(measurements=50), **_fitters(FURTHER)).run()
     first, last = result.rounds[0], result.rounds[-1]
     for part in ("compute", "exchange"):
         assert first.errors(part, "proposal").mean() > 0.3
@@ -245,7 +252,7 @@ def test_users_mistakes_are_one_line(home, tmp_path):
         _run(home, out, samples=5, minutes=2)
     with pytest.raises(UserError, match="minutes=-1"):
         _run(home, out, samples=None, minutes=-1)
-    with pytest.raises(UserError, match="model=roofline:h100: its compute model, RooflineCompute, can't be fitted"):
+    with pytest.raises(UserError, match="the compute model of roofline:h100 is RooflineCompute, and Ensemble"):
         _run("roofline:h100", out).run()
     on_hosts = toy_task(num_devices=4)
     on_hosts = replace(on_hosts, topology=replace(on_hosts.topology, devices_per_host=2))
@@ -271,27 +278,34 @@ def _moody_hardware(times):
     return MoodyHardware(made_up=AWAY, compute_timing=TimingProtocol(live=64))
 
 
-def _listening(heard):
-    """Puts the calls that it is given to learn from, with their times, into a list."""
+@dataclass(frozen=True)
+class Listening(Ensemble):
+    """Keeps what it is given to learn from."""
 
-    class Listening(Refit):
-        def fit(self, start, calls, exchanges, times=None):
-            heard.append((calls, times))
-            return super().fit(start, calls, exchanges, times)
+    heard: ClassVar[list] = []
 
-    return Listening(BRIEF, BRIEF)
+    @property
+    def further(self):
+        return self
+
+    def fit(self, measured, start, seed, on_epoch):
+        self.heard.append(measured.known)
+        return start
 
 
 def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path):
-    times, heard = np.array([1.0, 1.25, 0.8, 1.1]), []
+    times, listening = np.array([1.0, 1.25, 0.8, 1.1]), Listening()
     result = _run(
         home, tmp_path / "out", hardware=_moody_hardware(times), samples=200, enough=0.0,
-        learner=_listening(heard), shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
+        compute_model=listening, shares=Shares(50, again=0.2), searchers=(Greedy("dim"),),
     ).run()  # fmt: skip
     off = np.log(slowness(result.rounds, "compute") / times)
     assert np.abs(off - off.mean()).max() < 0.06
     of_round = np.repeat(times, [one.count("compute") for one in result.rounds])
-    for m, said in zip(*heard[-1], strict=True):
+    measured = DataDirectory(tmp_path / "out" / "measured").compute().read()
+    took = {m.sample_id: m.repeats.times_ms for m in measured if not m.second_pass}
+    for m in listening.heard[-1]:
+        said = (took[m.sample_id] / m.repeats.times_ms).mean()
         assert np.abs(np.log(said / of_round[m.sample_id]) - off.mean()) < 0.06
     console = Console(record=True, width=160)
     result.show(console)
@@ -404,10 +418,10 @@ def test_failed_samples_are_counted_and_left_out(home, tmp_path):
 def test_the_command_refuses_in_a_line(home, tmp_path, capsys):
     (tmp_path / "tables.csv").write_text("name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\n")
     for setting, message in (
-        ("model=roofline:h100", "can't be fitted further"),
+        ("model=roofline:h100", "Ensemble goes on from ComputeEnsemble only"),
         ("samples=0", "samples=0 must be a whole number"),
         ("shares.again=0.9", "again=0.9 must be a number of at most 0.5"),
-        ("learner.compute.loss=mape", "unknown loss 'mape'"),
+        ("compute_model.member.training_further.loss=mape", "unknown loss 'mape'"),
     ):
         with pytest.raises(SystemExit) as stop:
             cli.main(["refine", f"tables={tmp_path}/tables.csv", f"out={tmp_path}/out", setting])

@@ -8,13 +8,15 @@ import pytest
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
 from neuroshard.models.by_collective import CommByCollective
-from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.stages.pretrain.other_speed import scaled_compute
-from neuroshard.stages.pretrain.refine.refit import Refit
+from neuroshard.stages.pretrain.fit import Fit, margins_of
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.pieces import at_speed, nearest, pieces_of
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import toy_tables
 from neuroshard.testing.toys import (
@@ -25,7 +27,7 @@ from neuroshard.testing.toys import (
     random_set_comm,
 )
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS, Call, Form
+from neuroshard.words.form import Call, Form
 
 TABLES = toy_tables(40)
 BRIEF = TrainingSettings(20, 16, 1e-3, "cosine", "absolute_relative", 20)
@@ -62,6 +64,22 @@ def _measured(sample, number, times):
     return Measurement(sample, number, "valid" if number % 5 == 4 else "train", 0, Repeats(times, np.zeros(1)))
 
 
+def _fit(training=BRIEF):
+    return Fit(Ensemble(Additive(training_further=training), 2), SetCommunication(training_further=training))
+
+
+def _further(start, calls, exchanges, fit=None):
+    measured = Measured.split(calls, exchanges)
+    models = (fit or _fit())(measured, start)
+    return replace(models, margins=margins_of(models, measured, start))
+
+
+@pytest.fixture
+def speed_only(monkeypatch):
+    """However many samples there are, they tell the speed and nothing else."""
+    monkeypatch.setattr("neuroshard.stages.pretrain.fit._LEAST_TRAIN", 1000)
+
+
 def _relative(model, other, calls):
     sets = loads_of([m.sample for m in calls])
     return other.predict(sets) / model.predict(sets)
@@ -69,7 +87,7 @@ def _relative(model, other, calls):
 
 def test_a_handful_of_samples_tells_the_speed():
     start = _start()
-    fitted = Refit(BRIEF, BRIEF).fit(start, _calls(start.compute, 8, lambda ms: 3 * ms), _exchanges(start, 0))
+    fitted = _further(start, _calls(start.compute, 8, lambda ms: 3 * ms), [])
     calls = _calls(start.compute, 30)
     assert np.allclose(_relative(start.compute, fitted.compute, calls), 3, rtol=1e-4)
     sets = loads_of([m.sample for m in calls])
@@ -82,13 +100,13 @@ def test_speed_of_transfers_leaves_waiting_out():
     start = _start()
     without_leads = [replace(model, lead=np.zeros_like(model.lead)) for model in (start.forward, start.backward)]
     start = replace(start, forward=without_leads[0], backward=without_leads[1])
-    fitted = Refit(BRIEF, BRIEF).fit(start, [], _exchanges(start, 6, factor=0.5))
+    fitted = _further(start, [], _exchanges(start, 6, factor=0.5))
     assert fitted.forward.scale_ms == pytest.approx(start.forward.scale_ms / 2, rel=1e-4)
     assert fitted.backward.scale_ms == pytest.approx(start.backward.scale_ms / 2, rel=1e-4)
     assert fitted.compute is start.compute
 
 
-def test_shape_is_learned_from_more():
+def test_shape_is_learned_from_more(monkeypatch):
     start = _start()
     bent = lambda ms: 2 * ms**1.2  # noqa: E731
     calls = _calls(start.compute, 150, bent)
@@ -96,18 +114,20 @@ def test_shape_is_learned_from_more():
     true = np.array([m.repeats.times_ms[0] for m in test])
     errors = []
     longer = TrainingSettings(80, 16, 1e-2, "cosine", "absolute_relative", 80)
-    for refit in (Refit(longer, longer, least_train=1000), Refit(longer, longer)):
-        fitted = refit.fit(start, calls[:100], [])
+    for least in (1000, 16):
+        monkeypatch.setattr("neuroshard.stages.pretrain.fit._LEAST_TRAIN", least)
+        fitted = _further(start, calls[:100], [], _fit(longer))
         errors.append(np.abs(fitted.compute.predict(loads_of([m.sample for m in test])) / true - 1).mean())
     assert errors[1] < 0.7 * errors[0]
 
 
+@pytest.mark.usefixtures("speed_only")
 def test_validation_samples_are_never_trained_on_and_set_the_margins():
     start = _start()
     calls = _calls(start.compute, 50)
     factors = [10 if m.split == "valid" else 1 for m in calls]
     wrong = [_measured(m.sample, m.sample_id, f * m.repeats.times_ms) for f, m in zip(factors, calls, strict=True)]
-    fitted = Refit(BRIEF, BRIEF, least_train=1000).fit(start, wrong, [])
+    fitted = _further(start, wrong, [])
     assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-4)
     valid = [m for m in wrong if m.split == "valid"]
     sets = loads_of([m.sample for m in valid])
@@ -124,27 +144,15 @@ def test_ranges_hold_kernel_calls_where_nothing_was_exchanged():
         for m in calls
     ]
     start = replace(_start(), ranges=Ranges.of([m.sample for m in calls], [m.sample for m in _exchanges(_start(), 5)]))
-    found = Refit(BRIEF, BRIEF).fit(start, halved, [])
+    found = _further(start, halved, [])
     assert found.ranges.bytes_per_element == Range("bytes per element", 2, 4)
     assert found.ranges.devices == start.ranges.devices
-
-
-def test_models_are_fitted_at_the_typical_speed_and_margins_hold_the_others():
-    start, refit = _start(), Refit(BRIEF, BRIEF, least_train=1000)
-    calls = _calls(start.compute, 50, lambda ms: 2 * ms)
-    slower, times = [replace(m, repeats=m.repeats.times(1.3)) for m in calls], [1.3] * 50
-    level, at_times = refit.fit(start, calls, []), refit.fit(start, slower, [], times)
-    assert np.allclose(_relative(level.compute, at_times.compute, calls), 1, rtol=1e-6)
-    predicted, spread = np.array([10.0]), np.array([0.0])
-    least, most = (fitted.margins.compute(predicted, spread)[0] for fitted in (level, at_times))
-    assert least < 0.5 < 1.4 < most
-    assert refit.fit(start, slower[:5], [], times[:5]).margins.compute == start.margins.compute
 
 
 def test_a_worse_fit_is_not_kept():
     start = _start()
     wild = TrainingSettings(2, 16, 1.0, "constant", "absolute_relative", 2)
-    fitted = Refit(wild, wild).fit(start, _calls(start.compute, 50), _exchanges(start, 30))
+    fitted = _further(start, _calls(start.compute, 50), _exchanges(start, 30), _fit(wild))
     calls = _calls(start.compute, 20)
     assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-3)
     assert fitted.forward.scale_ms == pytest.approx(start.forward.scale_ms, rel=1e-3)
@@ -165,7 +173,7 @@ def test_other_forms_and_collectives_are_scaled_like_columns():
     ]
     start = replace(start, forward=both[0], backward=both[1])
     calls, exchanges = _calls(columns, 8, lambda ms: 2 * ms), _exchanges(pooled, 8, factor=4.0)
-    fitted = Refit(BRIEF, BRIEF).fit(start, calls, exchanges)
+    fitted = _further(start, calls, exchanges)
     assert fitted.forms == start.forms
     one = LoadSets.of([TABLES[:5]], 256)
     for form in Form:
@@ -178,34 +186,62 @@ def test_other_forms_and_collectives_are_scaled_like_columns():
     assert fitted.input.scale_ms / start.input.scale_ms == pytest.approx(4, rel=1e-3)
 
 
-def test_every_kind_is_scaled():
-    one = LoadSets.of([TABLES[:5]], 256)
-    for model in (random_ensemble(), random_ensemble().members[0], random_regression(), random_models().compute):
-        assert scaled_compute(model, 3.0).predict(one) == pytest.approx(3 * model.predict(one), rel=1e-4)
-    by_form = ComputeByForm({IN_COLUMNS: random_ensemble()})
-    assert scaled_compute(by_form, 3.0).predict(one) == pytest.approx(3 * by_form.predict(one), rel=1e-4)
+@pytest.mark.parametrize("model", [random_ensemble(), random_ensemble().members[0], random_regression()])
+def test_every_kind_is_scaled(model):
+    one, start = LoadSets.of([TABLES[:5]], 256), replace(_start(), compute=model)
+    parts = Measured.split(_calls(model, 5, lambda ms: 3 * ms), []).parts
+    assert at_speed(pieces_of(start), parts)["compute"].predict(one) == pytest.approx(3 * model.predict(one), rel=1e-4)
 
 
 def test_the_same_samples_give_the_same_models():
     start = _start()
     calls, exchanges = _calls(start.compute, 40, lambda ms: ms**1.1), _exchanges(start, 30, 2.0)
-    one, other = (Refit(BRIEF, BRIEF).fit(start, calls, exchanges) for _ in range(2))
+    one, other = (_further(start, calls, exchanges) for _ in range(2))
     sets = loads_of([m.sample for m in calls])
     assert np.array_equal(one.compute.predict(sets), other.compute.predict(sets))
     assert one.forward.share.tolist() == other.forward.share.tolist()
 
 
+@pytest.mark.usefixtures("speed_only")
+def test_what_is_measured_has_its_own_speed():
+    """From four samples on; with fewer it goes with columns, as what isn't measured does."""
+    start = random_form_models()
+    columns, copies = (start.compute.of_form(form) for form in (Form.COLUMNS, Form.COPIES))
+    calls = _calls(columns, 8, lambda ms: 2 * ms)
+    samples = [replace(m.sample, form=Form.COPIES) for m in calls]
+    times = start.compute.predict(loads_of(samples))
+    copied = [
+        _measured(sample, n, np.array([5 * ms])) for n, (sample, ms) in enumerate(zip(samples, times, strict=True))
+    ]
+    one = LoadSets.of([TABLES[:5]], 256)
+    for measured, factor in ((copied, 5), (copied[:3], 2)):
+        fitted = _further(start, [*calls, *measured], [])
+        assert fitted.compute.of_form(Form.COPIES).predict(one) == pytest.approx(factor * copies.predict(one), rel=1e-4)
+        assert fitted.compute.calls == start.compute.calls
+
+
+def test_the_nearest_machine_is_the_one_that_misses_least_whatever_its_speed():
+    first, second = (replace(_start(), compute=random_ensemble(seed)) for seed in (0, 1))
+    parts = Measured.split(_calls(second.compute, 6, lambda ms: 7 * ms), []).parts
+    assert nearest([first, second], parts) is second
+    assert nearest([first, second], ()) is first
+    assert nearest([], parts) is None
+
+
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (CostModels.load("roofline:h100"), "model=roofline:h100: its compute model, RooflineCompute, can't be fitted"),
-        (replace(random_models(), name="paper"), "model=paper: its compute model, NeuralCompute"),
-        (replace(random_models(), compute=random_ensemble()), "its forward model, NeuralComm, .*comm_model=set"),
-        (replace(_start(), compute=random_regression()), "its compute model, RegressionCompute"),
+        (
+            CostModels.load("roofline:h100"),
+            "the compute model of roofline:h100 is RooflineCompute, and Ensemble goes on",
+        ),
+        (replace(random_models(), name="paper"), "the compute model of paper is NeuralCompute"),
+        (replace(random_models(), compute=random_ensemble()), "the forward model of the start is NeuralComm, and SetC"),
+        (replace(_start(), compute=random_regression()), "is RegressionCompute, and Ensemble goes on from"),
     ],
 )
 def test_models_that_cannot_be_fitted_further_are_refused(start, message):
     with pytest.raises(UserError, match=message):
-        Refit().check(start)
-    Refit().check(CostModels.load("cpu"))
-    Refit().check(random_form_models())
+        _fit().check(start)
+    _fit().check(CostModels.load("cpu"))
+    _fit().check(random_form_models())

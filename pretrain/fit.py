@@ -1,0 +1,165 @@
+"""Fitting a model to every kernel call and every collective that was measured, with or without models to start from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.models import CostModels
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.card import ModelTest
+from neuroshard.models.parts import EXCHANGES, compute_part
+from neuroshard.models.trust import Margins, Ranges
+from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
+from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, check_start
+from neuroshard.stages.pretrain.measured_parts import MeasuredCalls, MeasuredExchange, MeasuredPart
+from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
+from neuroshard.stages.pretrain.result import Predicted, accuracy_of, tested
+from neuroshard.words.form import Call, Form
+from neuroshard.words.home import Tier
+
+_LEAST_TRAIN = 8  # samples of a part that more than its factor is learned from, where there is a model to start from
+_LEAST_VALID = 8  # samples of a part that decide alone whether that is better, and set a margin where the start has one
+_COLUMNS_AND_ALL_TO_ALLS = {COMPUTE, FORWARD, BACKWARD}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fits a model to each part of a step that was measured: from nothing, or from models of another machine.
+
+    Those are first multiplied by a factor for each part, the median of measured over predicted, which a handful of
+    samples tells. With enough samples they are then fitted further, and kept where they are better: on the validation
+    samples, or on all where these are few. Models of parts that nothing was measured of take the factor of columns, or
+    of all-to-alls.
+
+    Attributes:
+        compute, comm: to samples of one kernel call, to exchanges of one collective.
+        seed: of initial weights and the order of samples.
+    """
+
+    compute: ComputeFitter
+    comm: CommFitter
+    seed: int = 0
+
+    def check(self, start: CostModels) -> None:
+        """Raise UserError unless the start's models of columns and all-to-alls are of kinds that are gone on from."""
+        pieces = pieces_of(start)
+        for name, fitter in ((COMPUTE, self.compute), (FORWARD, self.comm), (BACKWARD, self.comm)):
+            check_start(pieces[name], fitter, f"the {name} model of {start.name or 'the start'}")
+
+    def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:
+        """Fit the models; without margins, which `margins_of` sets.
+
+        Raises:
+            UserError: the start is of other kinds than what is fitted.
+        """
+        host, batch_sizes = None, measured.batch_sizes
+        if start is None:
+            pieces = self._from_nothing(measured, bars)
+        else:
+            self.check(start)
+            pieces = self._further(measured, at_speed(pieces_of(start), measured.parts), bars)
+            host = start.compute.host if isinstance(start.compute, ComputeByForm) else None
+            batch_sizes.add(start.batch_size)
+        only = batch_sizes.pop() if len(batch_sizes) == 1 else None
+        return replace(assembled(pieces, only, host), ranges=_ranges(measured, start))
+
+    def _from_nothing(self, measured: Measured, bars: Progress | None) -> Pieces:
+        """A model of each part; the fused kernel of row blocks is that of columns, whose model it goes on from."""
+        pieces: Pieces = {}
+        for part in measured.parts:
+            start = None
+            if isinstance(part, MeasuredCalls) and part.call.form is Form.ROWS and self.compute.goes_on_from:
+                start = pieces.get(compute_part(Call(Form.COLUMNS, part.call.pooled)))
+            pieces[part.name] = self._fitted(part, start, bars)
+        return pieces
+
+    def _further(self, measured: Measured, pieces: Pieces, bars: Progress | None) -> Pieces:
+        """The pieces, fitted further where enough was measured, and others of what they lack."""
+        further = replace(self, compute=self.compute.further, comm=self.comm.further)
+        for part in measured.parts:
+            known, its = pieces.get(part.name), part.measured
+            if known is None:
+                pieces |= {part.name: self._fitted(part, None, bars)}
+            elif len(its.train) >= _LEAST_TRAIN and its.valid:
+                judges = its.valid if len(its.valid) >= _LEAST_VALID else its.known
+                both = known, further._fitted(part, known, bars)
+                pieces |= {part.name: min(both, key=lambda one: part.predict(one, judges).relative_error())}
+        return pieces
+
+    def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
+        """A model of the part; of tables in host memory it is arithmetic with figures that are solved for."""
+        its = part.measured
+        if isinstance(part, MeasuredExchange):
+            return self.comm.fit(its, part.repeats, start, self.seed, _bar(bars, part.name, self.comm.epochs))
+        if part.call.tier is not Tier.DEVICE:
+            return fit_host_tiers(its.train)
+        return self.compute.fit(its, start, self.seed, _bar(bars, part.name, self.compute.epochs))
+
+
+def margins_of(models: CostModels, measured: Measured, start: CostModels | None = None) -> Margins | None:
+    """Return margins of every part, set on validation samples; where these are few, the start's.
+
+    None where margins of columns or of all-to-alls are unknown.
+    """
+    before = None if start is None else start.margins
+    known = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
+    pieces = pieces_of(models)
+    for part in measured.parts:
+        if part.name in pieces and len(part.measured.valid) >= (_LEAST_VALID if part.name in known else 1):
+            known[part.name] = part.predict(pieces[part.name], part.measured.valid).margin()
+    return Margins.by_part(known) if known.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
+
+
+def tests_of(models: CostModels, measured: Measured) -> dict[str, ModelTest]:
+    """Test every part on its test samples, by name; the models have margins."""
+    assert models.margins is not None
+    return {
+        part.name: tested(predicted, models.margins.of(part.name), part.measured.everything)
+        for part, predicted in _on_test_samples(models, measured)
+    }
+
+
+def errors_of(models: CostModels, measured: Measured) -> dict[str, float]:
+    """Return the mean relative error of every part that the models know, on its test samples, by name."""
+    return {
+        part.name: accuracy_of(predicted.predicted_ms, predicted.measured_ms).mape
+        for part, predicted in _on_test_samples(models, measured)
+    }
+
+
+def _on_test_samples(models: CostModels, measured: Measured) -> Iterator[tuple[MeasuredPart, Predicted]]:
+    pieces = pieces_of(models)
+    for part in measured.parts:
+        if part.name in pieces:
+            yield part, part.predict(pieces[part.name], part.measured.test)
+
+
+def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
+    """Of the samples that were trained on, and of the start's; None where these are unknown."""
+    calls, exchanges = ([m.sample for m in its.train] for its in (measured.columns, measured.all_to_alls))
+    if start is None:
+        ranges = Ranges.of(calls, exchanges)
+    elif start.ranges is not None:
+        ranges = start.ranges.widened(calls, exchanges)
+    else:
+        return None
+    if everything := measured.all_to_alls.everything:
+        hosts = np.array([m.sample.num_devices / m.sample.host_size for m in everything])
+        ranges = ranges.with_part(EXCHANGES, {"hosts": hosts})
+    for part in measured.parts:
+        if part.name not in _COLUMNS_AND_ALL_TO_ALLS and part.measured.train:
+            ranges = ranges.with_part(part.name, part.quantities())
+    return ranges
+
+
+def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:
+    """Shows of so many epochs which are done, and the loss; without bars nothing."""
+    if bars is None:
+        return lambda _epoch, _loss: None
+    task = bars.add_task(name, total=epochs)
+    return lambda epoch, loss: bars.update(task, completed=epoch + 1, description=f"{name}: validation loss {loss:.4g}")

@@ -1,0 +1,102 @@
+"""Cost models taken to pieces, a model for each part of a step, and put together again; pieces times a factor."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, INPUT
+from neuroshard.layouts import LAYOUTS
+from neuroshard.models import CommModel, CostModels
+from neuroshard.models.by_collective import CommByCollective
+from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.host_tiers import HostLink, HostTiers
+from neuroshard.models.parts import compute_part, exchange_part
+from neuroshard.models.regression import RegressionCompute
+from neuroshard.stages.pretrain.measured_parts import MeasuredPart
+from neuroshard.words.collective import BACK_ONLY, Collective
+from neuroshard.words.form import CALLS, IN_COLUMNS
+
+Pieces = dict[str, Any]  # models by the names of their parts: "compute.rows", "backward.all_reduce"
+
+_LEAST_SAMPLES = 4  # that tell the factor of a part by itself; with fewer it is that of columns or of all-to-alls
+
+
+def pieces_of(models: CostModels) -> Pieces:
+    """Return the models of all parts; what a datasheet's link to the host adds is none."""
+    compute = models.compute
+    calls: dict[Any, Any] = compute.by_call if isinstance(compute, ComputeByForm) else {IN_COLUMNS: compute}
+    pieces = {compute_part(call): model for call, model in calls.items()}
+    for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
+        exchanges = comm.exchanges if isinstance(comm, CommByCollective) else {Collective.ALL_TO_ALL: comm}
+        pieces |= {exchange_part(name, collective): model for collective, model in exchanges.items()}
+    return pieces if models.input is None else pieces | {INPUT: models.input}
+
+
+def assembled(pieces: Pieces, batch_size: int | None, host: HostLink | None) -> CostModels:
+    """Put the models of all parts together.
+
+    Args:
+        pieces: of columns and all-to-alls at least.
+        batch_size: the only one that they serve, None if they serve any.
+        host: a datasheet's link, for calls of tables in host memory without a model.
+    """
+    calls = {call: pieces[compute_part(call)] for call in CALLS if compute_part(call) in pieces}
+    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else ComputeByForm(calls, host)
+    alone = all(LAYOUTS[call.form].free for call in calls)
+    forward, backward = (pieces[name] if alone else _in_direction(name, pieces) for name in (FORWARD, BACKWARD))
+    return CostModels(compute, forward, backward, batch_size, input=pieces.get(INPUT))
+
+
+def _in_direction(direction: str, pieces: Pieces) -> CommModel:
+    """The models of all collectives, which serve the forms whose exchanges are known, besides those between hosts."""
+    named = {one: exchange_part(direction, one) for one in Collective if one is not Collective.INPUT}
+    exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
+    known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
+    serves = frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in known)
+    return CommByCollective(exchanges, serves)
+
+
+def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
+    """Multiply each model by how many times as long its part takes: the median over its training samples.
+
+    Models of parts that little or nothing was measured of take the factor of columns, or of all-to-alls in their
+    direction.
+    """
+    factor: dict[str, float] = {}
+    for part in parts:
+        enough = 1 if part.name in (COMPUTE, FORWARD, BACKWARD) else _LEAST_SAMPLES
+        if part.name in pieces and len(part.measured.train) >= enough:
+            factor[part.name] = part.predict(pieces[part.name], part.measured.train).typical_ratio
+    like = {name: FORWARD if name == INPUT else name.partition(".")[0] for name in pieces}
+    return {name: _scaled(model, factor.get(name, factor.get(like[name], 1.0))) for name, model in pieces.items()}
+
+
+def _scaled(model: Any, factor: float) -> Any:
+    """The model of any kind that bundles hold, its costs, but waiting, times the factor."""
+    if factor == 1.0:
+        return model
+    if isinstance(model, ComputeEnsemble):
+        return ComputeEnsemble(tuple(_scaled(member, factor) for member in model.members))
+    if isinstance(model, RegressionCompute):
+        return replace(model, weight=model.weight * factor, offset_ms=model.offset_ms * factor)
+    if isinstance(model, HostTiers):
+        return model.scaled(factor)
+    return replace(model, scale_ms=model.scale_ms * factor)
+
+
+def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> CostModels | None:
+    """Return the models of the machine that is most like this one: times one factor, they miss its columns least.
+
+    The first ones where nothing was measured of columns, None where there are no models at all.
+    """
+    columns = next((part for part in parts if part.name == COMPUTE), None)
+    if columns is None or len(starts) < 2:
+        return next(iter(starts), None)
+    some = columns.measured.known
+
+    def error(start: CostModels) -> float:
+        predicted = columns.predict(pieces_of(start)[COMPUTE], some)
+        return predicted.relative_error(predicted.typical_ratio)
+
+    return min(starts, key=error)
