@@ -8,6 +8,7 @@ import numpy as np
 from rich.progress import Progress
 
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import ModelTest
@@ -19,7 +20,7 @@ from neuroshard.stages.pretrain.measured_parts import MeasuredCalls, MeasuredExc
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, accuracy_of, tested
-from neuroshard.words.form import Call, Form
+from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.home import Tier
 
 _LEAST_TRAIN = 8  # samples of a part that more than its factor is learned from, where there is a model to start from
@@ -73,8 +74,8 @@ class Fit:
         pieces: Pieces = {}
         for part in measured.parts:
             start = None
-            if isinstance(part, MeasuredCalls) and part.call.form is Form.ROWS and self.compute.goes_on_from:
-                start = pieces.get(compute_part(Call(Form.COLUMNS, part.call.pooled)))
+            if isinstance(part, MeasuredCalls) and LAYOUTS[part.call.form].blocks and self.compute.goes_on_from:
+                start = pieces.get(compute_part(replace(IN_COLUMNS, pooled=part.call.pooled)))
             pieces[part.name] = self._fitted(part, start, bars)
         return pieces
 
