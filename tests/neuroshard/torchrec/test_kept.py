@@ -8,11 +8,8 @@ from functools import partial
 from threading import Event
 
 import pytest
-import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
-from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import BoundsCheckMode
 
 from neuroshard.plans.plan import Plan, assemble
@@ -24,9 +21,7 @@ from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.kept import KeptPlan, load_any_plan
 from neuroshard.torchrec.made_for import digests, made_for
-
-META = torch.device("meta")
-NONE = FixedPercentageStorageReservation(0.0)
+from tests.kit.torchrec_models import bags, planner, sequences
 
 
 class _Counting(Searcher):
@@ -41,13 +36,8 @@ class _Counting(Searcher):
         return Found(assemble(task, [(i, table.dim, last) for i, table in enumerate(task.tables)]))
 
 
-def _model(*names, rows=100, sequences=True):
-    bags = [EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=16, feature_names=[f"f_{n}"]) for n in names]
-    modules = {"bags": EmbeddingBagCollection(bags, device=META)}
-    if sequences:
-        config = EmbeddingConfig(name="s", num_embeddings=50, embedding_dim=8, feature_names=["f_s"])
-        modules["sequences"] = EmbeddingCollection([config], device=META)
-    return nn.ModuleDict(modules)
+def _model(*names):
+    return nn.ModuleDict({"bags": bags(*names), "sequences": sequences("s", rows=50, dim=8)})
 
 
 def _models(devices, **compute):
@@ -55,9 +45,7 @@ def _models(devices, **compute):
 
 
 def _planner(path, devices=2, searcher=None, **settings):
-    topology = Topology(devices, "cpu", ddr_cap=1 << 20, local_world_size=devices, created_by_factory=True)
-    settings = {"models": _models(devices), "batch_size": 4, "storage_reservation": NONE} | settings
-    return NeuroShardPlanner(topology=topology, keep=path, searcher=searcher or _Counting(), **settings)
+    return planner(devices, keep=path, searcher=searcher or _Counting(), **settings)
 
 
 def _said(plan):
@@ -111,14 +99,14 @@ QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0
 def test_tables_and_devices_that_come_and_go_change_the_plan(tmp_path, caplog):
     path = tmp_path / "plan.json"
     _planner(path, **QUICK).plan(_model("a", "b", "c"))
-    planner = _planner(path, **QUICK)
-    planner.plan(_model("a", "c", "d"))
+    ours = _planner(path, **QUICK)
+    ours.plan(_model("a", "c", "d"))
     assert "the kept plan was made for other tables, modules; it is changed" in caplog.text
     assert "table b: gone" in caplog.text
     assert "table d: new" in caplog.text
-    assert [table.name for table in planner.last_plan.task.tables] == ["a", "c", "d", "s"]
-    assert not planner.last_plan.task.tables[-1].pooled
-    assert KeptPlan.load(path).plan == planner.last_plan
+    assert [table.name for table in ours.last_plan.task.tables] == ["a", "c", "d", "s"]
+    assert not ours.last_plan.task.tables[-1].pooled
+    assert KeptPlan.load(path).plan == ours.last_plan
     caplog.clear()
     wider = _planner(path, devices=4, **QUICK)
     wider.plan(_model("a", "c", "d"))
@@ -268,8 +256,8 @@ def test_models_without_pooled_tables_are_kept_too(tmp_path):
 
 
 def test_files_of_plans_are_read_as_plans(tmp_path):
-    planner = _planner(None)
-    plan = planner.search(_model("a"))
+    ours = _planner(None)
+    plan = ours.search(_model("a"))
     plan.save(tmp_path / "ours.json")
     assert load_any_plan(tmp_path / "ours.json") == plan
     assert isinstance(plan, Plan)

@@ -3,31 +3,20 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
-from neuroshard.testing import linear_models
-from neuroshard.torchrec import NeuroShardPlanner
+from tests.kit.torchrec_models import bags, planner
 
 REUSE = (*(0.0,) * 16, 1.0)
 
 
 def _search(tables, constraints=None, **settings):
-    configs = [
-        EmbeddingBagConfig(
-            name=name, num_embeddings=100, embedding_dim=8, feature_names=[f"f_{name}"], data_type=DataType.FP16
-        )
-        for name in "ab"
-    ]
-    topology = Topology(2, "cpu", ddr_cap=1 << 20, created_by_factory=True)
-    models = replace(linear_models(2), batch_size=None)
-    planner = NeuroShardPlanner(topology, 4, models, constraints, tables=tables, **settings)
-    planner.plan(EmbeddingBagCollection(configs, device=torch.device("meta")))
-    return planner.last_plan.task.tables
+    ours = planner(constraints=constraints, tables=tables, **settings)
+    ours.plan(bags("a", "b", rows=100, dim=8, data_type=DataType.FP16))
+    return ours.last_plan.task.tables
 
 
 def _table(name="b", rows=100, dim=8):

@@ -1,15 +1,14 @@
 """Every kind of module that holds tables: planned here, delegated to TorchRec's planner, or given."""
 
-from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec import EmbeddingBagCollection, EmbeddingConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from torchrec.distributed.planner import ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan, ShardingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
@@ -30,39 +29,22 @@ from torchrec.types import DataType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.testing import linear_models
-from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.modules import divide
+from tests.kit.torchrec_models import META, bag, bags, planner, sequences
 
-META, CPU = torch.device("meta"), torch.device("cpu")
-NONE = FixedPercentageStorageReservation(0.0)
+CPU = torch.device("cpu")
 ROWS, DIM = 64, 16
+_bags, _sequences = partial(bags, rows=ROWS, dim=DIM), partial(sequences, rows=ROWS, dim=DIM)
 
 
-def _bag_configs(*names, dim=DIM, data_type=DataType.FP32):
-    return [
-        EmbeddingBagConfig(
-            name=name, num_embeddings=ROWS, embedding_dim=dim, feature_names=[f"f_{name}"], data_type=data_type
-        )
-        for name in names
-    ]
-
-
-def _bags(*names, device=META, is_weighted=False, **fields):
-    return EmbeddingBagCollection(_bag_configs(*names, **fields), device=device, is_weighted=is_weighted)
-
-
-def _sequences(*names, device=META, rows=ROWS, **fields):
-    configs = [
-        EmbeddingConfig(name=n, num_embeddings=rows, embedding_dim=DIM, feature_names=[f"f_{n}"], **fields)
-        for n in names
-    ]
-    return EmbeddingCollection(configs, device=device)
+def _configs(*names, **fields):
+    return [bag(name, ROWS, DIM, **fields) for name in names]
 
 
 def _weighted(*names):
     processors = {f"f_{name}": PositionWeightedModule(10, device=META) for name in names}
-    return FeatureProcessedEmbeddingBagCollection(_bags(*names, is_weighted=True), processors)
+    weighted = EmbeddingBagCollection(_configs(*names), device=META, is_weighted=True)
+    return FeatureProcessedEmbeddingBagCollection(weighted, processors)
 
 
 def _remapped(configs):
@@ -85,7 +67,7 @@ def _collision_sequences(*names):
 
 
 def _quantised(*names):
-    return QuantEmbeddingBagCollection(_bag_configs(*names, data_type=DataType.INT8), is_weighted=False, device=CPU)
+    return QuantEmbeddingBagCollection(_configs(*names, data_type=DataType.INT8), is_weighted=False, device=CPU)
 
 
 def _quantised_sequences(*names):
@@ -99,7 +81,7 @@ def _quantised_sequences(*names):
 
 
 def _fused(*names):
-    return FusedEmbeddingBagCollection(_bag_configs(*names), torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
+    return FusedEmbeddingBagCollection(_configs(*names), torch.optim.Adagrad, {"lr": 0.1}, device=CPU)
 
 
 class _Model(nn.Module):
@@ -108,13 +90,6 @@ class _Model(nn.Module):
     def __init__(self, other):
         super().__init__()
         self.plain, self.other, self.over = _bags("a", "b"), other, nn.Linear(4, 1)
-
-
-def _planner(devices=2, device="cpu", cap=1 << 20, **settings):
-    topology = Topology(devices, device, ddr_cap=cap, hbm_cap=cap, local_world_size=devices, created_by_factory=True)
-    models = replace(linear_models(devices), batch_size=None)
-    settings = {"models": models, "batch_size": 4, "storage_reservation": NONE} | settings
-    return NeuroShardPlanner(topology=topology, **settings)
 
 
 def _divided(module, **constraints):
@@ -131,16 +106,16 @@ def _divided(module, **constraints):
 def test_every_kind_of_module_is_in_the_plan(make, planned, caplog):
     """Managed collision collections are sharded with what remaps their ids, by rows alone."""
     model = _Model(make("c"))
-    planner = _planner(device="cuda", models="roofline:h100")
-    plan = planner.plan(model)
+    ours = planner(device="cuda", models="roofline:h100")
+    plan = ours.plan(model)
     assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
-    ours = {table.name for table in planner.last_plan.task.tables}
-    assert ours == ({"a", "b", "c"} if planned else {"a", "b"})
+    planned_here = {table.name for table in ours.last_plan.task.tables}
+    assert planned_here == ({"a", "b", "c"} if planned else {"a", "b"})
     assert (f"other.c ({type(model.other).__name__})" in caplog.text) is not planned
     if not planned:
         assert "delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text
         whole = ROWS * DIM * (1 if make in (_quantised, _quantised_sequences) else 4)
-        before, after = sum(_capacity(2)), sum(planner.last_plan.task.topology.device_memory)
+        before, after = sum(_capacity(2)), sum(ours.last_plan.task.topology.device_memory)
         assert whole <= before - after < 2 * whole + 50_000  # with buffers of a batch; a copy on both at most
 
 
@@ -177,7 +152,7 @@ class _CopiesOnly(EmbeddingBagCollectionSharder):
 
 
 def test_sharders_that_cannot_split_are_delegated():
-    planned = _planner().plan(_bags("c"), [_CopiesOnly()]).plan[""]["c"]
+    planned = planner().plan(_bags("c"), [_CopiesOnly()]).plan[""]["c"]
     assert (planned.sharding_type, planned.ranks) == ("data_parallel", [0, 1])
 
 
@@ -189,10 +164,10 @@ UNKNOWN = "a sequence table, unknown to these models: collect compute.pooled=[tr
     [({}, UNKNOWN), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch places pooled tables only")],
 )
 def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, why, caplog):
-    planner = _planner(**settings)
-    plan = planner.plan(_Model(_sequences("s")))
+    ours = planner(**settings)
+    plan = ours.plan(_Model(_sequences("s")))
     assert set(plan.plan["other"]) == {"s"}
-    assert [table.name for table in planner.last_plan.task.tables] == ["a", "b"]
+    assert [table.name for table in ours.last_plan.task.tables] == ["a", "b"]
     assert f"other.s ({why})" in caplog.text
 
 
@@ -210,13 +185,13 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
     """Of three devices, one holds the table, or two its halves, or all of them its rows."""
     constraints = {"s": ParameterConstraints(sharding_types=types)} if types else {}
     size = 6400 * DIM * 4
-    planner = _planner(3, cap=int(size * share), models="roofline:h100", constraints=constraints)
+    ours = planner(3, cap=int(size * share), models="roofline:h100", constraints=constraints)
     if found is None:
         with pytest.raises(InfeasibleError, match="even at 8 columns"):
-            planner.plan(_sequences("s", rows=6400))
+            ours.plan(_sequences("s", rows=6400))
         return
-    assert planner.plan(_sequences("s", rows=6400)).plan[""]["s"].sharding_type == found
-    assert planner.last_plan.violations == ()
+    assert ours.plan(_sequences("s", rows=6400)).plan[""]["s"].sharding_type == found
+    assert ours.last_plan.violations == ()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +205,7 @@ def test_sequence_tables_lie_in_halves_or_rows_where_devices_are_small(share, ty
 )
 def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may):
     constraints = {"s": ParameterConstraints(sharding_types=types)} if types else {}
-    task = _planner(models="roofline:h100", constraints=constraints).search(_Model(_sequences("s", "t"))).task
+    task = planner(models="roofline:h100", constraints=constraints).search(_Model(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
     unsaid = [["columns", "copies", "rows"]] * 2  # of pooled tables
     assert [sorted(each.forms) for each in limits] == [*unsaid, may, ["columns", "rows"]]
@@ -242,17 +217,17 @@ def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
     """Else both planners might cut them, each into another width. In rows they may lie, where these are asked for."""
     delegated = {"t": ParameterConstraints(sharding_types=["row_wise"])}
     asked = {"s": ParameterConstraints(sharding_types=["table_wise", "column_wise", "row_wise"])}
-    task = _planner(models="roofline:h100", constraints=delegated | asked).search(_sequences("s", "t")).task
+    task = planner(models="roofline:h100", constraints=delegated | asked).search(_sequences("s", "t")).task
     assert task.constraints.limits(task.tables[0], 2).max_blocks > 1
     for constraints, most in (({}, 2), (delegated, 1)):
-        planner = _planner(models="roofline:h100", constraints=constraints)
-        task = planner.search(_sequences("s", "t")).task
+        ours = planner(models="roofline:h100", constraints=constraints)
+        task = ours.search(_sequences("s", "t")).task
         assert task.constraints.limits(task.tables[0], 2).max_shards == most
 
 
 def test_one_collection_may_be_planned_by_two():
     constraints = {"b": ParameterConstraints(sharding_types=["row_wise"])}
-    plan = _planner(4, "cuda", constraints=constraints).plan(_bags("a", "b", "c")).plan[""]
+    plan = planner(4, "cuda", constraints=constraints).plan(_bags("a", "b", "c")).plan[""]
     assert {name: p.sharding_type == "row_wise" for name, p in plan.items()} == {"a": False, "b": True, "c": False}
     assert plan["b"].ranks == [0, 1, 2, 3]
 
@@ -261,39 +236,39 @@ def test_a_module_in_two_places_is_planned_once():
     shared = _bags("a")
     model = nn.ModuleDict({"one": shared, "two": nn.Sequential(shared)})
     assert _divided(model) == (["a"], {})
-    assert list(_planner().plan(model).plan) == ["one"]
+    assert list(planner().plan(model).plan) == ["one"]
 
 
 def test_delegated_tables_fill_devices_before_ours():
     """A device that TorchRec fills has no room for ours."""
     constraints = {"s": ParameterConstraints(sharding_types=["table_wise"])}
     size = ROWS * DIM * 4
-    planner = _planner(cap=2 * size + 4096, constraints=constraints)
-    plan = planner.plan(nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b", "c")}))
+    ours = planner(cap=2 * size + 4096, constraints=constraints)
+    plan = ours.plan(nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b", "c")}))
     (full,) = plan.plan["s"]["s"].ranks
-    free = planner.last_plan.task.topology.device_memory
+    free = ours.last_plan.task.topology.device_memory
     assert free[1 - full] == 2 * size + 4096
     assert free[full] <= size + 4096
     with pytest.raises(InfeasibleError):
-        _planner(cap=2 * size, constraints=constraints).plan(
+        planner(cap=2 * size, constraints=constraints).plan(
             nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b", "c", "d")})
         )
 
 
 def test_only_other_modules_need_no_search():
-    planner = _planner()
-    assert list(planner.plan(_sequences("s")).plan[""]) == ["s"]
-    assert planner.last_plan is None
+    ours = planner()
+    assert list(ours.plan(_sequences("s")).plan[""]) == ["s"]
+    assert ours.last_plan is None
     with pytest.raises(UserError, match="no table of the model is planned here"):
-        planner.search(_sequences("s"))
+        ours.search(_sequences("s"))
 
 
 def test_what_torchrec_cannot_plan_is_one_line():
     wanted = {"s": ParameterConstraints(sharding_types=["table_row_wise"])}
     with pytest.raises(UserError, match=r"^table 's' is left to TorchRec's planner by its sharding_types"):
-        _planner(constraints=wanted).plan(_sequences("s"))
+        planner(constraints=wanted).plan(_sequences("s"))
     with pytest.raises(InfeasibleError, match="Unable to find a plan"):
-        _planner(cap=1000).plan(_sequences("s"))
+        planner(cap=1000).plan(_sequences("s"))
 
 
 @pytest.mark.parametrize(
@@ -314,13 +289,13 @@ def test_what_torchrec_cannot_plan_is_one_line():
 def test_the_table_that_cannot_be_delegated_is_named_and_no_other(given, why):
     model = nn.ModuleList([_bags("innocent", dim=10), _bags("guilty")])
     with pytest.raises(UserError, match=rf"^table '1\.guilty' is left to TorchRec's planner by its {why}"):
-        _planner(constraints={"guilty": ParameterConstraints(**given)}).plan(model)
+        planner(constraints={"guilty": ParameterConstraints(**given)}).plan(model)
 
 
 def test_what_is_said_of_rows_alone_works():
     constraints = {"b": ParameterConstraints(sharding_types=["row_wise", "table_wise"])}
     rules = Constraints((TableRule("b", forms=("rows",)),))
-    plan = _planner(models="roofline:h100", constraints=constraints, rules=rules).plan(_bags("a", "b")).plan[""]
+    plan = planner(models="roofline:h100", constraints=constraints, rules=rules).plan(_bags("a", "b")).plan[""]
     assert plan["b"].sharding_type == "row_wise"
 
 
@@ -330,40 +305,40 @@ def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
 
     monkeypatch.setattr("neuroshard.torchrec.delegated.EmbeddingShardingPlanner.plan", fails)
     with pytest.raises(UserError, match=r"^TorchRec's planner, asked for 2 parameter\(s\) \(0\.s, 1\.t\): no idea$"):
-        _planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
+        planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
 
 
 def test_coded_exchanges_are_warned_of_once(caplog):
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
     coded = EmbeddingBagCollectionSharder(qcomm_codecs_registry=get_qcomm_codecs_registry(config, device=CPU))
-    _planner().plan(_bags("a", "b"), [coded])
+    planner().plan(_bags("a", "b"), [coded])
     assert caplog.text.count("qcomm_codecs_registry") == 1
     assert "isn't counted: exchanges of 2 table(s) (a, b) are predicted in full precision" in caplog.text
     caplog.clear()
-    _planner().plan(_bags("a", "b"), [EmbeddingBagCollectionSharder()])
+    planner().plan(_bags("a", "b"), [EmbeddingBagCollectionSharder()])
     assert "qcomm_codecs_registry" not in caplog.text
 
 
 def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):
     model = nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b")})
-    first = _planner().plan(model)
+    first = planner().plan(model)
     rank = 1 - first.plan["bags"]["a"].ranks[0]
     kept = (
-        _planner(constraints={"a": ParameterConstraints(sharding_types=["table_wise"])}).plan(_bags("a")).plan[""]["a"]
+        planner(constraints={"a": ParameterConstraints(sharding_types=["table_wise"])}).plan(_bags("a")).plan[""]["a"]
     )
     kept.ranks = [rank]
     given = ShardingPlan({"bags": type(first.plan["bags"])({"a": kept}), "s": first.plan["s"], "pool": object()})
-    planner = _planner(given=given)
-    plan = planner.plan(model)
+    ours = planner(given=given)
+    plan = ours.plan(model)
     assert plan.plan["bags"]["a"] is kept
     assert plan.plan["s"]["s"] is first.plan["s"]["s"]
     assert plan.plan["pool"] is given.plan["pool"]
-    assert [table.name for table in planner.last_plan.task.tables] == ["b"]
-    assert planner.last_plan.task.topology.device_memory[rank] <= (1 << 20) - ROWS * DIM * 4
+    assert [table.name for table in ours.last_plan.task.tables] == ["b"]
+    assert ours.last_plan.task.topology.device_memory[rank] <= (1 << 20) - ROWS * DIM * 4
     assert "kept as the given plan has them: s.s, bags.a" in caplog.text
     assert "holds module 'pool'" in caplog.text
 
 
 def test_the_optimizer_of_a_fused_collection_counts():
-    assert _planner().search(_fused("c")).task.memory.optimizer == "adam"  # the largest stands for those without a name
-    assert _planner().search(_bags("c")).task.memory.optimizer == "sgd"
+    assert planner().search(_fused("c")).task.memory.optimizer == "adam"  # the largest stands for those without a name
+    assert planner().search(_bags("c")).task.memory.optimizer == "sgd"

@@ -3,9 +3,8 @@
 from fnmatch import fnmatchcase
 
 import pytest
-import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.types import DataType
 
@@ -13,15 +12,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec import find_tables
 from neuroshard.words.form import Form
-
-META = torch.device("meta")
-
-
-def _config(name, rows=10**9, dim=128, features=1, data_type=DataType.FP32):
-    names = [f"{name}_{i}" for i in range(features)]
-    return EmbeddingBagConfig(
-        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=names, data_type=data_type
-    )
+from tests.kit.torchrec_models import META, bag, bags
 
 
 class _Model(nn.Module):
@@ -29,26 +20,24 @@ class _Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.users = EmbeddingBagCollection([_config("id"), _config("age", 100, 8)], device=META)
-        self.sparse = nn.ModuleDict(
-            {"bought": EmbeddingBagCollection([_config("sku", 500, 16, features=2)], device=META)}
-        )
+        self.users = EmbeddingBagCollection([bag("id", 10**9, 128), bag("age", 100, 8)], device=META)
+        self.sparse = nn.ModuleDict({"bought": bags("sku", rows=500, features=("sku_0", "sku_1"))})
         self.over = nn.Linear(4, 1)
 
 
 def test_collections_are_found_wherever_they_are():
     places = [(found.path, found.name) for found in find_tables(_Model())]
     assert places == [("users", "id"), ("users", "age"), ("sparse.bought", "sku")]
-    assert find_tables(EmbeddingBagCollection([_config("id")], device=META))[0].qualified_name == "id"
+    assert find_tables(bags("id"))[0].qualified_name == "id"
     assert find_tables(nn.Linear(2, 2)) == ()
 
 
 def test_tables_have_the_configs_sizes():
     table = find_tables(_Model())[0].table("users.id", 64, 2)
     assert (table.name, table.rows, table.dim, table.pooling_factor) == ("users.id", 10**9, 128, 1.0)
-    (half,) = find_tables(EmbeddingBagCollection([_config("narrow", data_type=DataType.FP16)], device=META))
+    (half,) = find_tables(bags("narrow", data_type=DataType.FP16))
     assert half.table("narrow", 64, 2).bytes_per_element == 2
-    (brain,) = find_tables(EmbeddingBagCollection([_config("brain", data_type=DataType.BF16)], device=META))
+    (brain,) = find_tables(bags("brain", data_type=DataType.BF16))
     assert brain.table("brain", 64, 2).bytes_per_element == 2
 
 
@@ -100,8 +89,7 @@ def test_constraints_for_other_tables_are_warned_about(caplog):
 
 
 def test_names_are_no_patterns():
-    config = EmbeddingBagCollection([_config("a*"), _config("ab")], device=META)
-    rule = find_tables(config, constraints={"a*": ParameterConstraints(min_partition=8)})[0].split_rule("a*")
+    rule = find_tables(bags("a*", "ab"), constraints={"a*": ParameterConstraints(min_partition=8)})[0].split_rule("a*")
     assert fnmatchcase("a*", rule.tables)
     assert not fnmatchcase("ab", rule.tables)
 

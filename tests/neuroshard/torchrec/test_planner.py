@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -160,13 +159,6 @@ def test_any_searcher_may_be_handed_over():
         _planner(searcher=_AllOnOne(), beam_width=2)
     with pytest.raises(UserError, match="searcher=3 must be the name of a search method, or a Searcher"):
         _planner(searcher=3)
-
-
-@pytest.fixture
-def group(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_the_process_group_gives_the_topology(group):

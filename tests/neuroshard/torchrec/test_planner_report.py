@@ -5,10 +5,8 @@ from dataclasses import replace
 from operator import mul
 
 import pytest
-import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
-from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import Stats
@@ -16,10 +14,8 @@ from torchrec.distributed.planner.types import Stats
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
-from neuroshard.testing import linear_models
-from neuroshard.torchrec import NeuroShardPlanner
+from tests.kit.torchrec_models import bags, planner, sequences
 
-META = torch.device("meta")
 ROWS, DIM = 128, 32
 
 
@@ -32,28 +28,19 @@ class _Listening(Stats):
 
 
 def _model():
-    bags = [EmbeddingBagConfig(name=n, num_embeddings=ROWS, embedding_dim=DIM, feature_names=[f"f_{n}"]) for n in "abc"]
-    sequence = EmbeddingConfig(name="s", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f_s"])
-    return nn.ModuleDict(
-        {
-            "s": EmbeddingCollection([sequence], device=META),
-            "bags": EmbeddingBagCollection(bags, device=META),
-        }
-    )
+    return nn.ModuleDict({"s": sequences("s", rows=ROWS, dim=DIM), "bags": bags(*"abc", rows=ROWS, dim=DIM)})
 
 
-def _planner(device="cuda", models=None, **settings):
-    topology = Topology(4, device, hbm_cap=1 << 30, ddr_cap=1 << 30, local_world_size=2, created_by_factory=True)
-    models = models or replace(linear_models(4), batch_size=None)
+def _planner(**settings):
     reservation = FixedPercentageStorageReservation(0.1)
-    return NeuroShardPlanner(topology, 4, models, storage_reservation=reservation, **settings)
+    return planner(4, "cuda", 1 << 30, on_host=2, storage_reservation=reservation, **settings)
 
 
 def test_reports_are_told_of_the_whole_model():
     listening = _Listening()
     constraints = {"a": ParameterConstraints(min_partition=8), "s": ParameterConstraints(sharding_types=["table_wise"])}
-    planner = _planner(stats=listening, constraints=constraints)
-    plan = planner.plan(_model())
+    ours = _planner(stats=listening, constraints=constraints)
+    plan = ours.plan(_model())
     (told,) = listening.told
     assert told["sharding_plan"] is plan
     assert (told["batch_size"], told["topology"].world_size, set(told["constraints"])) == (4, 4, {"a", "s"})
@@ -68,8 +55,8 @@ def test_reports_are_told_of_the_whole_model():
     for fqn, option in options.items():
         for shard in option.shards if fqn != "s.s" else ():
             device_ms[shard.rank] += shard.perf.total
-    held = {placed.device for placed in planner.last_plan.placements}
-    assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(planner.last_cost.device_ms)])
+    held = {placed.device for placed in ours.last_plan.placements}
+    assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(ours.last_cost.device_ms)])
 
 
 def test_sequence_tables_are_told_what_they_give_out():
@@ -78,12 +65,12 @@ def test_sequence_tables_are_told_what_they_give_out():
     constraints = {n: ParameterConstraints(sharding_types=["table_wise"]) for n in "abcs"}
     constraints["s"].pooling_factors = [20.0]
     rules = Constraints((TableRule("*", devices=(0,)),))
-    planner = _planner(models="roofline:h100", stats=listening, constraints=constraints, rules=rules)
-    planner.plan(_model())
+    ours = _planner(models="roofline:h100", stats=listening, constraints=constraints, rules=rules)
+    ours.plan(_model())
     (told,) = listening.told
     comms = {option.name: option.shards[0].perf.fwd_comms for option in told["best_plan"]}
     assert comms["s"] == pytest.approx(20 * comms["a"])
-    assert sum(comms.values()) == pytest.approx(planner.last_cost.forward[0])
+    assert sum(comms.values()) == pytest.approx(ours.last_cost.forward[0])
     assert [option.is_pooled for option in told["best_plan"]] == [option.name != "s" for option in told["best_plan"]]
 
 
@@ -91,8 +78,8 @@ def test_sequence_tables_are_told_what_they_give_out():
 def test_torchrecs_own_report_prints_our_plans(caplog, types):
     caplog.set_level(logging.INFO)
     constraints = {name: ParameterConstraints(sharding_types=types) for name in "abc"} if types else {}
-    planner = _planner(models="roofline:h100", stats=[EmbeddingStats()], constraints=constraints)
-    planner.plan(_model())
+    ours = _planner(models="roofline:h100", stats=[EmbeddingStats()], constraints=constraints)
+    ours.plan(_model())
     assert "--- Planner Statistics ---" in caplog.text
     assert "bags.b" in caplog.text
     caplog.clear()
@@ -113,8 +100,7 @@ def test_torchrecs_own_report_prints_our_plans(caplog, types):
 )
 def test_reports_are_told_the_lookups_that_were_planned_with(given, told):
     """What constraints say is scaled to what was measured; reports multiply it by the constraints' poolings."""
-    config = EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f", "g"])
-    model, listening = EmbeddingBagCollection([config], device=META), _Listening()
+    model, listening = bags("a", rows=ROWS, dim=DIM, features=("f", "g")), _Listening()
     constraints = {} if given is None else {"a": ParameterConstraints(**given)}
     measured = Table("a", ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16)
     _planner(stats=listening, constraints=constraints, tables=[measured]).plan(model)
@@ -145,11 +131,11 @@ def _all_on(rank):
 
 def test_callbacks_have_the_last_word():
     listening = _Listening()
-    planner = _planner(stats=listening, callbacks=[_all_on(0), _all_on(3)])
-    plan = planner.plan(_model())
+    ours = _planner(stats=listening, callbacks=[_all_on(0), _all_on(3)])
+    plan = ours.plan(_model())
     assert {tuple(parameter.ranks) for parameter in plan.plan["bags"].values()} == {(3,)}
-    assert {placed.device for placed in planner.last_plan.placements} == {3}
-    assert planner.last_cost.compute[3] == planner.last_cost.compute.max()
+    assert {placed.device for placed in ours.last_plan.placements} == {3}
+    assert ours.last_cost.compute[3] == ours.last_cost.compute.max()
     assert list(plan.plan["s"]) == ["s"]
     assert {shard.rank for o in listening.told[0]["best_plan"] for shard in o.shards if o.path == "bags"} == {3}
 

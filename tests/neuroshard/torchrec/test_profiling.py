@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -150,13 +149,6 @@ def test_tables_are_named_as_plans_name_them():
     assert [table.name for table in found.tables] == ["one.user", "other.user", "item"]
     assert [table.bytes_per_element for table in found.tables] == [4, 2, 2]
     assert found.tables[0].reuse == found.tables[1].reuse
-
-
-@pytest.fixture
-def group(tmp_path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_the_process_group_knows_how_many_devices_there_are(group):
