@@ -28,26 +28,48 @@ def on_gloo(world_size: int, work: Callable[..., None], *args: Any, local_world_
     Raises:
         AssertionError: processes failed or ended early; it holds their tracebacks.
     """
+    _in_processes(world_size, {"LOCAL_WORLD_SIZE": str(local_world_size or world_size)}, _in_group, (work, *args))
+
+
+def as_if_under_torchrun(world_size: int, work: Callable[..., None], *args: Any) -> None:
+    """Call `work(rank, *args)` in processes that are told what torchrun tells its own, and import nothing anew.
+
+    Args and errors are those of `on_gloo`; the processes join no group.
+    """
+    environment = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
+    _in_processes(world_size, environment, work, args)
+
+
+def _in_processes(
+    world_size: int, environment: dict[str, str], work: Callable[..., None], args: tuple[Any, ...]
+) -> None:
+    """Call `work(rank, *args)` in processes that know where to meet."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context, local = forked_warm(), local_world_size or world_size
+        environment = environment | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+            "WORLD_SIZE": str(world_size),
+        }
+    context = forked_warm()
     pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        context.Process(target=_process, args=(rank, world_size, local, port, sending, work, args), daemon=True)
+        context.Process(target=_process, args=(rank, environment | {"RANK": str(rank)}, sending, work, args))
         for rank, (_, sending) in enumerate(pipes)
     ]
     for process in processes:
         process.start()
     failures = []
-    for rank, (process, (receiving, _)) in enumerate(zip(processes, pipes, strict=True)):
-        wait([receiving, process.sentinel], PATIENCE_S)
-        said = receiving.recv() if receiving.poll() else "it says nothing"
-        process.join(PATIENCE_S if said is None else 0)
-        if said is not None or process.exitcode:
-            failures.append(f"rank {rank}, exit code {process.exitcode}: {said}")
-    for process in processes:
-        process.kill()
+    try:
+        for rank, (process, (receiving, _)) in enumerate(zip(processes, pipes, strict=True)):
+            wait([receiving, process.sentinel], PATIENCE_S)
+            said = receiving.recv() if receiving.poll() else "it says nothing"
+            process.join(PATIENCE_S if said is None else 0)
+            if said is not None or process.exitcode:
+                failures.append(f"rank {rank}, exit code {process.exitcode}: {said}")
+    finally:
+        for process in processes:
+            process.kill()
     assert not failures, "\n".join(failures)
 
 
@@ -57,24 +79,24 @@ def shard_of(whole: Any, shard: Any) -> Any:
     return whole[row : row + rows, column : column + columns]
 
 
+def _in_group(rank: int, work: Callable[..., None], *args: Any) -> None:
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    work(rank, *args)
+    torch.distributed.barrier()
+
+
 def _process(
-    rank: int,
-    world_size: int,
-    local_world_size: int,
-    port: int,
-    sending: Connection,
-    work: Callable[..., None],
-    args: tuple[Any, ...],
+    rank: int, environment: dict[str, str], sending: Connection, work: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
     """Sends None when the work is done, or what stopped it."""
     import torch
 
     try:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(local_world_size)}
+        os.environ |= environment
         torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
         work(rank, *args)
-        torch.distributed.barrier()
         sending.send(None)
     except Exception:
         sending.send(traceback.format_exc())

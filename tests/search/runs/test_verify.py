@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ from neuroshard.tasks.task import Topology
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
-from tests.kit.processes import PATIENCE_S
+from tests.kit.processes import PATIENCE_S, as_if_under_torchrun
 
 HOME = MADE_UP["cpu"]
 AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))
@@ -355,19 +356,25 @@ def _under_torchrun(*arguments):
     )
 
 
+def _command_of(rank, said, command):
+    with (said / str(rank)).open("w") as file, redirect_stdout(file):
+        cli.main(command)
+
+
 @pytest.mark.xdist_group("measures")
-def test_searches_measure_under_torchrun(command, tmp_path):
-    done = _under_torchrun(*command, "finalists=2")
-    assert done.stdout.count("task 0: measured") == 1, done.stderr  # the other process only took part
+def test_searches_measure_between_processes_that_torchrun_started(command, tmp_path):
+    as_if_under_torchrun(2, _command_of, tmp_path, [*command, "finalists=2"])
+    assert [(tmp_path / str(rank)).read_text().count("task 0: measured") for rank in range(2)] == [1, 0]
     assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
-def test_finished_searches_and_evaluations_run_under_torchrun(command, tmp_path):
-    cli.main([*command, "finalists=2"])
-    again = _under_torchrun(*command, "finalists=2")
-    assert again.stdout.count("task 0: measured") == 1, again.stderr
+def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
+    for _ in range(2):  # searched, then read
+        done = _under_torchrun(*command, "finalists=2")
+        assert done.stdout.count("task 0: measured") == 1, done.stderr  # the other process only took part
+    assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
     plan = str(next(Path(tmp_path / "found" / "plans").iterdir()))
     measured = _under_torchrun("evaluate", plan, f"out={tmp_path}/measured", *TIMED)
     assert measured.stdout.count("results:") == 1, measured.stderr
