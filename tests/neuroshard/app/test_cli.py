@@ -93,35 +93,6 @@ def test_sweeps_run_every_combination(here, capsys):
     assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("x,-1,16,2", "rows=-1"),
-        ("x,0,16,2", "rows=0"),
-        ("x,5,6,2", "dim=6"),
-    ],
-)
-def test_bad_tables(here, capsys, row, message):
-    (here / "tables.csv").write_text(f"{TABLES}{row}\n")
-    _refused(capsys, message, *_search(here))
-
-
-def test_histogram_that_does_not_sum_to_one(here, capsys):
-    names = ",".join(f"reuse_{i}" for i in range(17))
-    (here / "tables.csv").write_text(f"{TABLES.strip()},{names}\na,5,4,1,0.5{',0' * 16}\n")
-    _refused(capsys, "sums to 0.5", *_search(here))
-
-
-def test_missing_column(here, capsys):
-    (here / "tables.csv").write_text("name,rows,dim\na,5,4\n")
-    _refused(capsys, "no column 'pooling_factor'", *_search(here))
-
-
-def test_empty_task(here, capsys):
-    (here / "tables.csv").write_text(TABLES)
-    _refused(capsys, "no table", *_search(here))
-
-
 def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
     code, _, err = run_command(capsys, *_search(here, "topology.memory_bytes=1500", "out=short"))
     assert code == 2
@@ -130,36 +101,102 @@ def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
     assert run_command(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))[0] == 0
 
 
-def test_unknown_searcher(here, capsys):
-    _refused(capsys, "did you mean 'neuroshard'", *_search(here, "searcher=neurosard"))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (f"{TABLES}x,-1,16,2\n", "rows=-1"),
+        (f"{TABLES}x,0,16,2\n", "rows=0"),
+        (f"{TABLES}x,5,6,2\n", "dim=6"),
+        (f"{TABLES.strip()},{','.join(f'reuse_{i}' for i in range(17))}\na,5,4,1,0.5{',0' * 16}\n", "sums to 0.5"),
+        ("name,rows,dim\na,5,4\n", "no column 'pooling_factor'"),
+        (TABLES, "no table"),
+    ],
+)
+def test_wrong_tables(here, capsys, content, message):
+    (here / "tables.csv").write_text(content)
+    _refused(capsys, message, *_search(here))
 
 
-def test_unknown_key(here, capsys):
-    _refused(capsys, "did you mean 'searcher.beam_width'", *_search(here, "searcher.beam_with=2"))
-    _refused(capsys, "did you mean 'topology.num_devices'", *_search(here, "topology.num_device=2"))
-    _refused(capsys, "malformed", *_search(here, "topology"))
+SAME_PLACE = "would write to the same out="
 
 
-def test_setting_that_one_choice_of_a_sweep_lacks(here, capsys):
-    sweep = ("-m", "searcher=neuroshard,random", "searcher.beam_width=1,3")
-    _refused(capsys, "searcher.beam_width is not a setting of searcher=random", *_search(here, *sweep))
+@pytest.mark.parametrize(
+    ("message", "settings"),
+    [
+        ("did you mean 'neuroshard'", ["searcher=neurosard"]),
+        ("did you mean 'searcher.beam_width'", ["searcher.beam_with=2"]),
+        ("did you mean 'topology.num_devices'", ["topology.num_device=2"]),
+        ("malformed", ["topology"]),
+        ("write topology.num_devices=..., topology.memory_bytes=..., ", ["topology=8"]),
+        ("; a datasheet is model=roofline:h100", ["topology=h100"]),
+        ("topology=null is no setting but a group", ["topology=null"]),
+        ("write searcher.grid.points=..., searcher.grid.max_factor=...", ["searcher.grid=2"]),
+        ("beam_width='many'", ["searcher.beam_width=many"]),
+        ("made for 4 devices, the task has 2", ["topology.num_devices=2"]),
+        ("no model bundle", ["model=./nowhere"]),
+        ("did you mean 'cpu'", ["model=cup"]),
+        ("unknown field 'table'; did you mean 'tables'", ["constraints.rules=[{table: a}]"]),
+        ("memory_bytes lists 2 devices", ["topology.memory_bytes=[1,2]"]),
+        ("no policy (installed: autoshard, dreamshard) at nowhere", ["searcher=dreamshard", "searcher.policy=nowhere"]),
+        ("needs searcher.start=...: the running job's plan", ["searcher=replan"]),
+        ("method=", ["method=a/b"]),
+        ("method=", [f"method={'n' * 300}"]),
+        ("out=[1, 2] must be text", ["out=[1,2]"]),
+        ("of a length of at least 1", ["out="]),
+        ("of a length of at least 1", ["method="]),
+        ("must be text", ["model={a: 1}"]),
+        ("batch_size=-1", ["batch_size=-1"]),
+        ("at most 4096", ["topology.num_devices=10000000"]),
+        ("a size up to 2^60 bytes", ["topology.memory_bytes=99999999999999999999"]),
+        ("a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB", ["topology.memory_bytes=lots"]),
+        (
+            "searcher.beam_width is not a setting of searcher=random",
+            ["-m", "searcher=neuroshard,random", "searcher.beam_width=1,3"],
+        ),
+        (f"{SAME_PLACE}x; name them apart: out='x-${{method}}'", ["-m", "searcher=random,dim_greedy", "out=x"]),
+        ("write -m to run a job for each", ["searcher=random,dim_greedy"]),
+        (f"differ in searcher {SAME_PLACE}x,y", ["-m", "searcher=random,dim_greedy", "out=x,y"]),
+        (
+            "more than 10,000 jobs",
+            ["-m", "searcher=random", "searcher.seed=range(0,100000000)", "out='x${searcher.seed}'"],
+        ),
+        ("can't be set", ["-m", "hydra.launcher._target_=pandas.read_pickle"]),
+        ("Could not override 'hydra.launcher.nothing'", ["-m", "hydra.launcher.nothing=1"]),
+        ("Could not find 'hydra/launcher/nothing'", ["-m", "hydra/launcher=nothing"]),
+        ("hydra.launcher.n_jobs=many", ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=many"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_wrong_settings_of_a_search(here, capsys, message, settings):
+    _refused(capsys, message, *_search(here, *settings))
 
 
-def test_setting_of_the_wrong_type(here, capsys):
-    _refused(capsys, "beam_width='many'", *_search(here, "searcher.beam_width=many"))
-
-
-def test_unknown_command(here, capsys):
-    _refused(capsys, "did you mean 'search'", "serach")
-
-
-def test_missing_mandatory_setting(here, capsys):
-    _refused(capsys, "tables.path", "search", "tables=user_file")
-
-
-def test_missing_bundle(here, capsys):
-    _refused(capsys, "no model bundle", "search", "model=./nowhere", *_search(here)[2:])
-    _refused(capsys, "did you mean 'cpu'", "search", "model=cup", *_search(here)[2:])
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("did you mean 'search'", "serach"),
+        ("tables.path", "search tables=user_file"),
+        ("needs tables.path=...: FILE.pt", "search tables=dlrm"),
+        ("neuroshard explain needs plans=...: one plan file", "explain"),
+        ("no data manifest at nowhere", "pretrain data=nowhere"),
+        ("takes one name at most", "models a b"),
+        ("unknown model", "models nothing"),
+        ("unknown learner 'random'; valid: autoshard, dreamshard", "train-policy searcher=random"),
+        ("differ in seed", "train-policy -m seed=0,1"),
+        ("", "report runs=3"),
+        ("", "report runs=a out=1"),
+        ("", "pretrain max_samples=-1"),
+        ("", "pretrain out=[1]"),
+        ("", "pretrain compute_model.members=1_000"),
+        ("", "pretrain compute_model.member.corrections=10000000000"),
+        ("", "pretrain comm_model.parts=9223372036854775807"),
+        ("", "pretrain comm_model.training.learning_rate=1_000"),
+        ("", "search tasks.memory=5"),
+        ("", "search tasks.tables=x"),
+    ],
+)
+def test_wrong_commands(here, capsys, message, arguments):
+    _refused(capsys, message, *arguments.split())
 
 
 def test_truncated_bundle(here, capsys):
@@ -174,10 +211,6 @@ def test_bundle_for_other_features(here, capsys):
     content["models"]["compute"]["settings"]["columns"] = ["dim"]
     path.write_text(json.dumps(content))
     _refused(capsys, "other features", *_search(here))
-
-
-def test_bundle_for_another_number_of_devices(here, capsys):
-    _refused(capsys, "made for 4 devices, the task has 2", *_search(here, "topology.num_devices=2"))
 
 
 def test_malformed_plan(here, capsys):
@@ -207,10 +240,6 @@ def test_more_splits_than_columns(here, capsys):
     thin = [whole | {"column": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
     (here / "plan.json").write_text(json.dumps(content | {"placements": thin[:4]}))
     _refused(capsys, "placements[0].dim=2 must be a whole number of at least 4", "evaluate", f"{here}/plan.json")
-
-
-def test_nothing_collected_yet(here, capsys):
-    _refused(capsys, "no data manifest at nowhere", "pretrain", "data=nowhere")
 
 
 def test_help_lists_choices_and_settings(capsys, here):
@@ -293,11 +322,7 @@ def test_listings_say_what_they_are(here, capsys):
             assert out.endswith(f"usage: neuroshard {takes}\n")
 
 
-def test_a_group_of_settings_takes_no_value(here, capsys):
-    _refused(capsys, "write topology.num_devices=..., topology.memory_bytes=..., ", *_search(here, "topology=8"))
-    _refused(capsys, "; a datasheet is model=roofline:h100", *_search(here, "topology=h100"))
-    _refused(capsys, "topology=null is no setting but a group", *_search(here, "topology=null"))
-    _refused(capsys, "write searcher.grid.points=..., searcher.grid.max_factor=...", *_search(here, "searcher.grid=2"))
+def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
     code, _, err = run_command(capsys, *_search(here, "searcher.choice=null", "searcher.grid={points: 1}", "out=a"))
     assert code == 0, err
 
@@ -324,12 +349,10 @@ def test_constraints_and_memory_on_the_command_line(here, capsys):
     assert [t.dim for t in plan.device_tables[3]] == [8]
 
 
-def test_contradictory_constraints(here, capsys):
+def test_a_file_of_contradictory_constraints(here, capsys):
     (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
     file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
     _refused(capsys, "no table's name matches 'z*'", *_search(here, *file))
-    _refused(capsys, "unknown field 'table'; did you mean 'tables'", *_search(here, "constraints.rules=[{table: a}]"))
-    _refused(capsys, "memory_bytes lists 2 devices", *_search(here, "topology.memory_bytes=[1,2]"))
 
 
 def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
@@ -349,8 +372,6 @@ def test_models_are_listed_and_described(here, capsys):
     code, out, _ = run_command(capsys, "models", "cpu")
     assert code == 0
     assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
-    _refused(capsys, "takes one name at most", "models", "a", "b")
-    _refused(capsys, "unknown model", "models", "nothing")
     code, out, _ = run_command(capsys, "models", "roofline:h100")
     assert code == 0
     assert json.loads(out)["memory_gb_per_s"] == 3350.0
@@ -385,15 +406,6 @@ def test_a_policy_is_trained_then_used(capsys, here, searcher):
     assert "solved 1 of 1 tasks" in out
 
 
-def test_methods_without_a_policy_are_not_trained(capsys, here):
-    _refused(capsys, "unknown learner 'random'; valid: autoshard, dreamshard", *_train(here, "searcher=random"))
-    _refused(
-        capsys,
-        "no policy (installed: autoshard, dreamshard) at nowhere",
-        *_search(here, "searcher=dreamshard", "searcher.policy=nowhere"),
-    )
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -419,19 +431,6 @@ def test_sweeps_run_in_parallel_and_go_on(capsys, here):
         assert code == 0, err
     found = {json.loads(path.read_text())["searcher"] for path in Path("swept").rglob("run.json")}
     assert found == {"random", "dim_greedy"}
-
-
-@pytest.mark.parametrize(
-    ("wiring", "message"),
-    [
-        (["hydra.launcher._target_=pandas.read_pickle"], "can't be set"),
-        (["hydra.launcher.nothing=1"], "Could not override 'hydra.launcher.nothing'"),
-        (["hydra/launcher=nothing"], "Could not find 'hydra/launcher/nothing'"),
-        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=many"], "hydra.launcher.n_jobs=many"),
-    ],
-)
-def test_launchers_that_nobody_can_start_are_one_line(here, capsys, wiring, message):
-    _refused(capsys, message, *_search(here, "-m", *wiring))
 
 
 def test_values_build_nothing(here, capsys):
@@ -492,17 +491,6 @@ def test_nothing_is_written_but_to_out(here, capsys, launcher):
     assert {path.name for path in (here / "swept").iterdir()} == {"random", "dim_greedy"}
 
 
-def test_a_sweep_to_one_place_is_refused(here, capsys):
-    sweep = _search(here, "-m", "searcher=random,dim_greedy", "out=x")
-    _refused(capsys, "would write to the same out=x; name them apart: out='x-${method}'", *sweep)
-    _refused(capsys, "write -m to run a job for each", *_search(here, "searcher=random,dim_greedy"))
-    both = _search(here, "-m", "searcher=random,dim_greedy", "out=x,y")
-    _refused(capsys, "differ in searcher would write to the same out=x,y", *both)
-    _refused(capsys, "differ in seed", "train-policy", "-m", "seed=0,1")
-    many = ("searcher=random", "searcher.seed=range(0,100000000)", "out='x${searcher.seed}'")
-    _refused(capsys, "more than 10,000 jobs", *_search(here, "-m", *many))
-
-
 def test_a_run_goes_on_with_the_same_models_only(here, capsys):
     code, _, err = run_command(capsys, *_search(here, "searcher=random", "out=x"))
     assert code == 0, err
@@ -510,11 +498,6 @@ def test_a_run_goes_on_with_the_same_models_only(here, capsys):
     code, _, err = run_command(capsys, *_search(here, "searcher=random", "out=x"))
     assert code == 2
     assert "x holds a run already" in err
-
-
-@pytest.mark.parametrize("name", ["a/b", "n" * 300])
-def test_a_method_is_a_name_for_a_file(here, capsys, name):
-    _refused(capsys, "method=", *_search(here, f"method={name}"))
 
 
 def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
@@ -532,47 +515,10 @@ def test_paths_are_paths_and_nothing_else(here, capsys):
     assert Path("http:/x/results.parquet").exists()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("report", "runs=3"), ("report", "runs=a", "out=1"), ("pretrain", "max_samples=-1"), ("pretrain", "out=[1]"),
-        ("pretrain", "compute_model.members=1_000"), ("pretrain", "compute_model.member.corrections=10000000000"),
-        ("pretrain", "comm_model.parts=9223372036854775807"), ("pretrain", "comm_model.training.learning_rate=1_000"),
-        ("search", "tasks.memory=5"), ("search", "tasks.tables=x"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_wrong_values_are_refused_before_anything_is_read(here, capsys, command):
-    _refused(capsys, "", *command)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("out=[1,2]", "out=[1, 2] must be text"),
-        ("out=", "of a length of at least 1"),
-        ("model={a: 1}", "must be text"),
-        ("batch_size=-1", "batch_size=-1"),
-        ("topology.num_devices=10000000", "at most 4096"),
-        ("topology.memory_bytes=99999999999999999999", "a size up to 2^60 bytes"),
-        ("topology.memory_bytes=lots", "a size up to 2^60 bytes, such as 34359738368, 32GiB or 16GB"),
-        ("method=", "of a length of at least 1"),
-    ],
-)
-def test_settings_out_of_range(here, capsys, setting, message):
-    _refused(capsys, message, *_search(here, setting))
-
-
 def test_sizes_are_written_as_people_do(here, capsys):
     code, _, err = run_command(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
     assert code == 0, err
     assert Plan.load("a/plans/task-0000.json").task.topology.memory_bytes == 3 << 29
-
-
-def test_needed_settings_are_named_with_what_they_are(here, capsys):
-    _refused(capsys, "neuroshard explain needs plans=...: one plan file", "explain")
-    _refused(capsys, "needs searcher.start=...: the running job's plan", *_search(here, "searcher=replan"))
-    _refused(capsys, "needs tables.path=...: FILE.pt", "search", "tables=dlrm")
 
 
 def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypatch):
