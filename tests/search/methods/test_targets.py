@@ -65,17 +65,18 @@ def test_torchrec_has_words_for_everything():
     assert ns.search(_hot_task(), SIMULATOR, target="torchrec") == ns.search(_hot_task(), SIMULATOR)
 
 
-def test_equal_widths_have_plans_wherever_there_are_any():
+@pytest.mark.parametrize("tasks", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_equal_widths_have_plans_wherever_there_are_any(tasks):
     found, equal = 0, (TableRule("*", equal_widths=True),)
     searcher = NeuroShard(forms=("columns",))
-    for seed in range(150):
+    for seed in range(tasks):
         if plan := checked_plan(searcher, tiny_task(seed, rules=equal), seed):
             found += 1
             widths = {}
             for placed in plan.placements:
                 widths.setdefault(placed.shard.table, set()).add(placed.shard.dim)
             assert all(len(its) == 1 for its in widths.values()), seed
-    assert found > 20
+    assert found > tasks / 8
 
 
 def test_the_target_is_in_the_plan():
