@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,57 +20,38 @@ CORE_ROOMS = (
 SEARCH_ROOMS = ("space", "kernels", "placement", "local", "rl", "methods", "results", "report", "runs")
 
 
-def _imports(path):
-    """Names of all modules that a file imports at run time, imports under TYPE_CHECKING left out."""
-    return (module for module, _ in _imported_names(path))
-
-
+@cache
 def _imported_names(path, for_types=False):
     """(module, name) of everything that a file imports at run time, wherever it does; None for a whole module.
 
     With `for_types`, also of what it imports under TYPE_CHECKING.
     """
-    tree = ast.parse(path.read_text())
-    checking = (
-        set()
-        if for_types
-        else {
-            node
-            for branch in ast.walk(tree)
-            if isinstance(branch, ast.If) and getattr(branch.test, "id", "") == "TYPE_CHECKING"
-            for node in ast.walk(branch)
-        }
-    )
-    for node in ast.walk(tree):
-        if node in checking:
-            continue
+    found, nodes = [], [ast.parse(path.read_text())]
+    for node in nodes:
+        if for_types or not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"):
+            nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.ImportFrom):
-            yield from ((node.module or "", alias.name) for alias in node.names)
+            found += [(node.module or "", alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
+            found += [(alias.name, None) for alias in node.names]
+    return found
 
 
 def _stages_imported(path):
-    return {
-        stage for name in _imports(path) for stage in STAGES if f"{name}.".startswith(f"neuroshard.stages.{stage}.")
-    }
+    names = [f"{name}." for name, _ in _imported_names(path)]
+    return {stage for stage in STAGES if any(name.startswith(f"neuroshard.stages.{stage}.") for name in names)}
 
 
 def _files(directory):
     return [path for path in (ROOT / directory).rglob("*.py") if not any(p.is_symlink() for p in path.parents)]
 
 
-@pytest.mark.parametrize("path", _files("neuroshard"), ids=str)
-def test_core_imports_no_stage(path):
-    assert _stages_imported(path) == set()
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_stages_import_the_core_only(stage):
-    files = _files(stage)
+@pytest.mark.parametrize(("folder", "its_own"), [("neuroshard", set()), *((stage, {stage}) for stage in STAGES)])
+def test_the_core_imports_no_stage_and_stages_no_other(folder, its_own):
+    files = _files(folder)
     assert files
     for path in files:
-        assert _stages_imported(path) <= {stage}, path
+        assert _stages_imported(path) <= its_own, path
 
 
 @pytest.mark.parametrize("name", [*(f"stages/{stage}" for stage in STAGES), "conf"])

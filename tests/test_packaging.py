@@ -56,27 +56,21 @@ def test_only_the_package_is_at_its_top(unpacked):
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"neuroshard"}
 
 
-def test_it_searches_outside_the_checkout(unpacked, tmp_path):
+@pytest.mark.parametrize("searcher", ["dim_greedy", pytest.param("neuroshard", marks=pytest.mark.slow)])  # compiles
+def test_a_first_search_works_outside_the_checkout_with_the_configs_and_models_inside(unpacked, tmp_path, searcher):
+    """From Python, then as a command, in one process: importing takes longest."""
+    given = ["search", "tables=criteo", "topology.memory_bytes=34359738368", f"searcher={searcher}", "out=found"]
     code = (
         "import neuroshard as ns; print(ns.__file__)\n"
+        "from neuroshard.app.cli import main\n"
         "from neuroshard.testing import linear_models, toy_task\n"
-        "task = toy_task()\n"
-        "print(ns.search(task, ns.Simulator(linear_models()), searcher='dim_greedy').fits)\n"
+        "print(ns.search(toy_task(), ns.Simulator(linear_models()), searcher='dim_greedy').fits)\n"
+        f"main(['search', '--help']); main({given})\n"
     )
-    where, fits = _run(unpacked, tmp_path, sys.executable, "-c", code).splitlines()
+    where, fits, *shown = _run(unpacked, tmp_path, sys.executable, "-c", code).splitlines()
     assert Path(where).is_relative_to(unpacked)
     assert fits == "True"
-
-
-def test_its_command_line_finds_its_configs(unpacked, tmp_path):
-    code = "from neuroshard.app.cli import main; main(['search', '--help'])"
-    assert "size_lookup_greedy" in _run(unpacked, tmp_path, sys.executable, "-c", code)
-
-
-@pytest.mark.parametrize("searcher", ["dim_greedy", pytest.param("neuroshard", marks=pytest.mark.slow)])  # compiles
-def test_a_first_search_works_with_the_models_inside(unpacked, tmp_path, searcher):
-    command = [sys.executable, "-m", "neuroshard", "search", "tables=criteo", "topology.memory_bytes=34359738368"]
-    out = _run(unpacked, tmp_path, *command, f"searcher={searcher}", "out=found")
-    assert "solved 1 of 1 tasks" in out
+    assert "size_lookup_greedy" in "\n".join(shown)
+    assert any("solved 1 of 1 tasks" in line for line in shown)
     plan = json.loads((tmp_path / "found" / "plans" / "task-0000.json").read_text())
     assert (plan["format"], plan["prediction"]["models"]) == ("neuroshard-plan-2", "cpu")
