@@ -9,7 +9,6 @@ equal can be decided or fitted differently on another machine: there, make the f
 import hashlib
 import json
 import os
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,10 +17,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from golden_tasks import all_tasks, replanned
-
 import neuroshard as ns
 from neuroshard.hardware import DeviceSpec, Link
 from neuroshard.plumbing.configs import choices
@@ -29,6 +24,7 @@ from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.testing.devices import MADE_UP
 from neuroshard.testing.devices.cpu import drawn_cpu
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from tests.golden.golden_tasks import all_tasks, replanned
 from tests.kit.hydra_configs import compose_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:neuroshard.*")]

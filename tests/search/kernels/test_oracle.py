@@ -1,18 +1,13 @@
 """The compiled lockstep search agrees with the plain one."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.testing import linear_models, random_models, toy_task
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from oracle import oracle_search
+from tests.search.kernels.oracle import oracle_search
 
 
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 24))])

@@ -1,8 +1,6 @@
 import re
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -26,10 +24,7 @@ from neuroshard.testing import (
     random_models,
     toy_task,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-
-from oracle import oracle_search
+from tests.search.kernels.oracle import oracle_search
 
 ONCE = (1.0, *(0.0,) * 16)
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}

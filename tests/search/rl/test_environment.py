@@ -1,9 +1,7 @@
 """The environment: what is legal, what is seen, what it costs, and where it ends."""
 
-import sys
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +16,7 @@ from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from toys import task
+from tests.search.rl.toys import task
 
 
 def _environment(tasks, models=None):

@@ -1,7 +1,6 @@
 """Learning: toy tasks whose optimum is known, cost networks that fit, killed runs that go on."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +25,7 @@ from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.stages.search.runs.train_policy import TrainPolicy
 from neuroshard.testing import linear_models, toy_task
 from tests.kit.hydra_configs import compose_config
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from toys import NETWORK, autoshard, dreamshard, task
+from tests.search.rl.toys import NETWORK, autoshard, dreamshard, task
 
 POLICIES = Path(policies.__file__).parent
 # Best on two devices: the 9 beside the 1 and the 2, the rest together.

@@ -1,8 +1,6 @@
 """Policies and cost networks: what they are invariant to, and that playing and replaying agree."""
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +16,7 @@ from neuroshard.stages.search.rl.encoder import Reduction
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Policy, greedy, play, replay, sampling
 from neuroshard.testing import random_models, toy_task
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from toys import NETWORK, SMALL
+from tests.search.rl.toys import NETWORK, SMALL
 
 POLICIES = {
     "dreamshard": partial(DreamShardPolicy, **SMALL),
