@@ -9,7 +9,7 @@ import pytest
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.parquet_schema import COMM_SCHEMA, COMPUTE_SCHEMA
+from neuroshard.records.parquet_schema import COMM_SCHEMA, COMPUTE_SCHEMA, read_tables, tables_rows
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
@@ -235,3 +235,15 @@ def test_of_a_sample_measured_again_the_fastest_counts(directory):
     assert found == [(first, False, None), (second, False, None), (first, True, "MemoryError")]
     assert parts.read()[0].repeats.times_ms.tolist() == [2.0, 2.0]
     assert parts.end == 4
+
+
+def test_tables_come_back_with_what_is_known_of_their_lookups():
+    """A run that goes on compares them with its own."""
+    known, unknown = toy_tables(2)
+    tables = [replace(known, row_lookups=(0.75, 0.25)), unknown]
+    assert list(read_tables(tables_rows(tables).to_pylist()).values()) == tables
+
+
+def test_tables_from_before_are_read():
+    rows = [{key: row[key] for key in row if key != "row_lookups"} for row in tables_rows(toy_tables(2)).to_pylist()]
+    assert tuple(read_tables(rows).values()) == toy_tables(2)
