@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, Outcome
 from neuroshard.hardware.workers import forked_warm
@@ -24,6 +23,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
 from neuroshard.words.collective import name_of
+from tests.kit.commands import shown
 from tests.kit.processes import PATIENCE_S, die_at_file
 
 TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=4, flush_bytes=0)
@@ -97,9 +97,7 @@ def test_failed_samples_are_recorded_and_summed_up(tmp_path):
     failed = [m for m in DataDirectory(tmp_path / "data").compute().read() if not m.second_pass and m.error is not None]
     assert summary.compute.failed == len(failed) > 0
     assert summary.compute.measured + summary.compute.failed == 18
-    console = Console(record=True, width=120)
-    summary.show(console)
-    assert "MemoryError: too much" in console.export_text()
+    assert "MemoryError: too much" in shown(summary)
 
 
 def test_a_finished_run_measures_nothing_again(tmp_path):
@@ -208,10 +206,8 @@ def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
 
 def test_any_noise_may_be_taken_and_is_said(tmp_path):
     summary = _busy_run(tmp_path / "busy", [3], max_noise=None).run()
-    console = Console(record=True, width=120)
-    summary.show(console)
     assert summary.compute.noise == pytest.approx(1.0)
-    assert "compute: noise p90 100.0% (drift +200.0%): this machine was busy" in console.export_text()
+    assert "compute: noise p90 100.0% (drift +200.0%): this machine was busy" in shown(summary)
     with pytest.raises(UserError, match="max_noise=0"):
         _busy_run(tmp_path / "busy", [], max_noise=0)
 
@@ -246,9 +242,7 @@ def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     assert {table.features for m in measured for table in m.sample.tables} == {1, 3}
     assert [part.name for part in summary.comm.parts] == sorted(COLLECTIVES)
     assert sum(part.measured for part in summary.compute.parts) == summary.compute.measured == 24
-    console = Console(record=True, width=120)
-    summary.show(console)
-    assert "reduce_scatter" in console.export_text()
+    assert "reduce_scatter" in shown(summary)
 
 
 def test_one_form_is_summed_up_in_one_line(tmp_path):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from rich.console import Console
+
 from neuroshard.app import cli
 
 
@@ -14,3 +16,10 @@ def run_command(capsys: Any, *arguments: object) -> tuple[int, str, str]:
         code = stop.code
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+def shown(result: Any, width: int = 160) -> str:
+    """Return what a result, by its `show`, writes to a terminal of this width."""
+    console = Console(record=True, width=width)
+    result.show(console)
+    return console.export_text()

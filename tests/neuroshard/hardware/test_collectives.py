@@ -6,13 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.collectives import Circles, make_exchange
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
-from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample
 from neuroshard.words.collective import BETWEEN_HOSTS, Collective
+from tests.kit.measuring import CPU
 from tests.kit.processes import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("measures")
@@ -95,10 +94,6 @@ def test_input_brings_every_device_the_indices_of_its_tables(run):
         own = sizes[rank] // 8 // DEVICES
         assert counted == [own] * DEVICES
         assert got == [10**other for other in range(DEVICES) for _ in range(own)]
-
-
-TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
-CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, timeout_s=PATIENCE_S)
 
 
 def test_every_collective_is_measured_both_ways():

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, two_hosts
+from neuroshard.hardware import Link, two_hosts
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.timing import TimingProtocol, typical_ms
+from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.samples import CommSample
+from tests.kit import measuring
 from tests.kit.processes import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("measures")
-TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
-CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, timeout_s=PATIENCE_S, link=Link(20))
+CPU = replace(measuring.CPU, link=Link(20))
 
 
 @pytest.fixture(scope="module")

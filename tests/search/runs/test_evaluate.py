@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from neuroshard.cost.cost import Prediction
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
@@ -16,7 +15,6 @@ from neuroshard.models.trust import DATASHEET
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import exclusive
-from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
@@ -24,10 +22,9 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models, toy_task
+from tests.kit.commands import shown
 from tests.kit.costs import cost_of
-
-TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
-CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
+from tests.kit.measuring import CPU
 
 
 @pytest.fixture
@@ -46,12 +43,6 @@ def _search(bundle, method, out):
     return Search(str(bundle), _tasks(), Greedy(method), method, str(out)).run()
 
 
-def _text(result):
-    console = Console(record=True, width=140)
-    result.show(console)
-    return console.export_text()
-
-
 def test_search_runs_come_back_exactly(bundle, tmp_path):
     result = _search(bundle, "dim", tmp_path / "dim")
     loaded = SearchRun.load(tmp_path / "dim")
@@ -61,7 +52,7 @@ def test_search_runs_come_back_exactly(bundle, tmp_path):
     assert loaded.records[2].predicted_ms is None
     assert "give each at least" in loaded.records[2].error
     assert list(loaded.plans()) == [0, 1]
-    assert "solved 2 of 3 tasks" in _text(result)
+    assert "solved 2 of 3 tasks" in shown(result)
 
 
 def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
@@ -74,7 +65,7 @@ def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
             assert entry.measured.compute.shape == (2,)
             assert entry.measured_ms > max(entry.measured.compute)
             assert entry.predicted_ms >= 0
-    text = _text(result)
+    text = shown(result)
     assert text.count("2/3") == 2
     frame = pd.read_parquet(tmp_path / "out" / "results.parquet")
     assert frame.measured_ms.notna().sum() == 4
@@ -89,7 +80,7 @@ def test_one_plan_shows_its_devices(bundle, tmp_path):
     cost = result.entries[0].measured
     assert cost.compute[1] == 0  # an empty device
     assert cost.forward[1] >= cost.compute[0] * 0.8  # waits for the full one
-    assert "lopsided" in _text(result)
+    assert "lopsided" in shown(result)
     assert np.isfinite(result.entries[0].predicted_ms)
 
 
@@ -103,7 +94,7 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
     result = Evaluate(plans, None, CPU, None, 0, str(tmp_path / "out")).run()
     assert "doesn't fit" in result.entries[0].error
     assert result.entries[1].measured is not None
-    assert "0/1" in _text(result)
+    assert "0/1" in shown(result)
     with pytest.raises(UserError, match="nothing to run"):
         Evaluate(plans[0], None, CPU, None, 0, str(tmp_path / "other")).run()
     assert not (tmp_path / "other").exists()
@@ -120,7 +111,7 @@ def test_plans_in_all_forms_are_measured(tmp_path):
     assert entry.error is None
     assert (entry.measured.ms("input") > 0).all()
     assert entry.measured_ms == max(entry.measured.device_ms) > max(entry.measured.compute + entry.measured.forward)
-    assert "input ms" in _text(result)
+    assert "input ms" in shown(result)
     assert (entry.measured.compute > 0).all()
     assert (entry.measured.forward > 0).all()
     assert (entry.measured.backward > 0).all()

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PHASES, StepProtocol
@@ -15,6 +14,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
+from tests.kit.commands import shown
 
 STEPS = InSteps(StepProtocol(builds=2, turns=2, steps=2, dense=(8,)))
 
@@ -52,9 +52,7 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
     assert phases.loc["columns", list(PHASES[6:])].max() == 0  # there are no copies
     assert phases.loc["mixed"].drop("task").min() > 0
     assert (out / "steps.png").read_bytes().startswith(b"\x89PNG")
-    console = Console(record=True, width=160)
-    result.show(console)
-    assert "differs from itself by" in console.export_text()
+    assert "differs from itself by" in shown(result)
 
     first = (out / "builds/task-0000/build-0000.json").read_bytes()
     (out / "builds/task-0000/build-0001.json").unlink()

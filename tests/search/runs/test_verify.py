@@ -11,17 +11,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from neuroshard.app import cli
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.hardware import Outcome
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import layout_key
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -39,13 +37,13 @@ from neuroshard.tasks.task import Topology
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from tests.kit.commands import shown
+from tests.kit.measuring import CPU
 from tests.kit.processes import PATIENCE_S, as_if_under_torchrun
 
 HOME = MADE_UP["cpu"]
 AWAY = replace(HOME, compute=MadeUpCpu(table_ms=0.5, rest_vectors=4.0))
 SMALL = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=3), choice=None, forms=("columns",))
-TIMING = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
-CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, 60)
 
 
 def _dlrm_tasks(count):
@@ -65,15 +63,10 @@ def _search(model, out, verify, tasks=None, searcher=SMALL, **settings):
     return Search(str(model), its, searcher, "neuroshard", str(out), verify=verify, **settings)
 
 
-def _shown(result):
-    console = Console(record=True, width=160)
-    result.show(console)
-    return console.export_text()
-
-
-def test_the_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkeypatch):
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_the_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkeypatch, count):
     monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
-    tasks, truth = _dlrm_tasks(8), Simulator(AWAY.truth)
+    tasks, truth = _dlrm_tasks(count), Simulator(AWAY.truth)
     verify = Verify(MadeUpHardware(made_up=AWAY, noise=0.01), finalists=6, passes=6)
     plain = _search("home", tmp_path / "plain", None, tasks).run().saved.plans()
     verified = _search("home", tmp_path / "verified", verify, tasks).run().saved.plans()
@@ -81,7 +74,7 @@ def test_the_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, mo
         np.array([truth.cost(plan.task, plan).total_ms for plan in its.values()]) for its in (plain, verified)
     )
     assert (after / before).mean() < 0.99
-    assert (after < before * 0.99).sum() >= 3
+    assert (after < before * 0.99).mean() > 1 / 4
     assert (after <= before).all()
 
 
@@ -103,7 +96,7 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
     assert frame.finalist.tolist() == [0, 1, 2, 3] * 2
     assert (frame.groupby("task").taken.sum() == 1).all()
     assert (frame.passes == 3).all()
-    simulator, shown = Simulator(CostModels.load(bundle)), _shown(result)
+    simulator, text = Simulator(CostModels.load(bundle)), shown(result)
     for row in frame.itertuples():
         plan = Plan.load(tmp_path / "run" / row.plan)
         cost = simulator.cost(plan.task, plan)
@@ -115,10 +108,10 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
         assert Plan.load(tmp_path / "run" / taken.plan) == plan
         assert record.measured_ms == taken.measured_ms
         assert plan.prediction.cost_ms == record.predicted_ms == taken.predicted_ms
-        assert record.remark in shown
-        assert f"{record.measured_ms:.2f}" in shown
-    assert "measured ms" in shown
-    assert f"finalists: {tmp_path}/run/finalists.parquet" in shown
+        assert record.remark in text
+        assert f"{record.measured_ms:.2f}" in text
+    assert "measured ms" in text
+    assert f"finalists: {tmp_path}/run/finalists.parquet" in text
     assert _search(bundle, tmp_path / "run", Verify(hardware, 4, 3)).run().saved.plans() == loaded.plans()
     for other in (Verify(hardware, 4, 4), Verify(hardware, 5, 3), None, Verify(replace(hardware, noise=0.1), 4, 3)):
         with pytest.raises(UserError, match="holds a run already, begun with verify"):
@@ -127,7 +120,7 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
 
 def test_nothing_is_said_of_measuring_where_nothing_is_measured(bundle, tmp_path):
     result = _search(bundle, tmp_path / "run", None).run()
-    assert "measured" not in _shown(result)
+    assert "measured" not in shown(result)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "plans", "records", "results.parquet", "run.json", "settings.json", "tasks.json"
     }  # fmt: skip
@@ -211,10 +204,10 @@ def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     assert frame[frame.taken].error.isna().all()
     assert frame.error.dropna().str.contains("MemoryError: too many tables").all()
     if largest[0] == limit:
-        assert "the predicted best could not be measured" in _shown(run)
+        assert "the predicted best could not be measured" in shown(run)
     none = _search(bundle, tmp_path / "none", Verify(_counted(fails=1), 3, 2), (task,)).run()
     kept = "none of the finalists could be measured; the predicted best is kept"
-    assert f"{kept} (device 0: MemoryError: too many tables)" in _shown(none)
+    assert f"{kept} (device 0: MemoryError: too many tables)" in shown(none)
     assert none.saved.plans() == _search(bundle, tmp_path / "plain", None, (task,)).run().saved.plans()
 
 
@@ -307,7 +300,7 @@ def test_a_tiny_verified_search_on_real_hardware(bundle, tmp_path):
     assert (frame.measured_ms > 0).all()
     plans = [Plan.load(tmp_path / "run" / name) for name in frame[frame.task == 0].plan]
     assert len(set(map(layout_key, plans))) == len(plans) == 3
-    assert "solved 2 of 2 tasks" in _shown(result)
+    assert "solved 2 of 2 tasks" in shown(result)
 
 
 TABLES = "name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\nc,70,32,3\nd,90,16,2\n"
