@@ -105,12 +105,18 @@ def test_every_setting_is_said_in_a_line(command, group, name):
 
 
 def _composable():
-    """What each command is composed with: its defaults, every choice of every group, every experiment."""
+    """What each command is composed with: its defaults, every choice of every group, every experiment.
+
+    A choice of each group at a time, since Hydra is slow; what other commands had already is left to the slow tests.
+    """
+    seen = set()
     for command in COMMANDS:
         yield command, {}
         groups = GROUPS.get(command, [])
-        for names in zip_longest(*map(choices, groups)):  # a choice of each group at a time: Hydra is slow
-            yield command, {group: name for group, name in zip(groups, names, strict=True) if name}
+        for names in zip_longest(*map(choices, groups)):
+            given = {group: name for group, name in zip(groups, names, strict=True) if name}
+            yield pytest.param(command, given, marks=[pytest.mark.slow] if given.items() <= seen else [])
+            seen |= given.items()
     for name in choices("experiment"):
         yield name.split("_")[0], {"experiment": name}
 
