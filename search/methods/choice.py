@@ -17,12 +17,12 @@ _WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
 @dataclass(frozen=True)
 @checked
 class Choice:
-    """Takes the plan with the least expected cost; of models that don't know how far they are off, with caution.
+    """Takes the plan with the least expected cost of those that are predicted to cost less than the first; with doubt.
 
     A search for lower predictions finds better plans, and errors of the models as well. Expected costs
-    (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known; what is
-    left of a gain comes true in half and more (docs/results.md), so it is taken. Models that know no margins are
-    believed as they are.
+    (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they
+    also favour plans that only look better known: where a plan is expected to cost less and predicted to cost more, it
+    truly costs more (docs/results.md). So a gain must be both. Models that know no margins are believed as they are.
 
     Attributes:
         doubt: share of both plans' margins that a gain must exceed, or the published search's plan is kept. Where the
@@ -50,20 +50,18 @@ class Choice:
         Plans are told apart by their number among `costs`. With it the one that is predicted to cost least, where that
         costs less.
         """
-        believes = self._believes if _have_members(simulator, task) else self._believes_blindly
-        believed = [0, *(number for number in range(1, len(costs)) if believes(costs[0], costs[number]))]
-        chosen = min(believed, key=lambda i: costs[i].likely_ms)
+        first, believed = costs[0], [number for number, cost in enumerate(costs) if cost.total_ms < costs[0].total_ms]
+        if first.margin is not None:
+            believes = self._believes if _have_members(simulator, task) else self._believes_blindly
+            believed = [number for number in believed if believes(first, costs[number])]
+        chosen = min([0, *believed], key=lambda number: costs[number].likely_ms)
         least = cheapest(costs)
         return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
 
     def _believes(self, before: Cost, after: Cost) -> bool:
-        if before.margin is None:
-            return after.total_ms < before.total_ms
         return before.expected_ms - after.expected_ms > self.doubt * (before.margin_ms + after.margin_ms)
 
     def _believes_blindly(self, before: Cost, after: Cost) -> bool:
-        if before.margin is None:
-            return after.total_ms < before.total_ms
         saved_ms = max(0.0, float((before.compute - after.compute).mean()))
         gain_ms = before.expected_ms - after.expected_ms - saved_ms
         return gain_ms > self.blind_doubt * (before.margin_ms + after.margin_ms)

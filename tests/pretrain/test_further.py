@@ -206,7 +206,7 @@ def test_the_same_samples_give_the_same_models():
 def test_what_is_measured_has_its_own_speed():
     """From four samples on; with fewer it goes with columns, as what isn't measured does."""
     start = random_form_models()
-    columns, copies = (start.compute.of_form(form) for form in (Form.COLUMNS, Form.COPIES))
+    columns, copies = (start.compute.of_call(Call(form)) for form in (Form.COLUMNS, Form.COPIES))
     calls = _calls(columns, 8, lambda ms: 2 * ms)
     samples = [replace(m.sample, form=Form.COPIES) for m in calls]
     times = start.compute.predict(loads_of(samples))
@@ -216,7 +216,9 @@ def test_what_is_measured_has_its_own_speed():
     one = LoadSets.of([TABLES[:5]], 256)
     for measured, factor in ((copied, 5), (copied[:3], 2)):
         fitted = _further(start, [*calls, *measured], [])
-        assert fitted.compute.of_form(Form.COPIES).predict(one) == pytest.approx(factor * copies.predict(one), rel=1e-4)
+        assert fitted.compute.of_call(Call(Form.COPIES)).predict(one) == pytest.approx(
+            factor * copies.predict(one), rel=1e-4
+        )
         assert fitted.compute.calls == start.compute.calls
 
 
