@@ -12,7 +12,7 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import ModelTest
-from neuroshard.models.parts import EXCHANGES, compute_part
+from neuroshard.models.named_parts import EXCHANGES, compute_part
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, check_start

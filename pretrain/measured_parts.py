@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.models.parts import compute_part, exchange_part, of_calls, of_exchanges
+from neuroshard.models.named_parts import compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import Measurement

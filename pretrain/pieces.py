@@ -11,7 +11,7 @@ from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.host_tiers import HostLink, HostTiers
-from neuroshard.models.parts import compute_part, exchange_part
+from neuroshard.models.named_parts import compute_part, exchange_part
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.stages.pretrain.measured_parts import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective

@@ -119,7 +119,7 @@ class Step:
 
     @property
     def counted(self) -> tuple[Part, ...]:
-        """The parts that count."""
+        """The parts that the step takes longer for."""
         return tuple(part for part in self.parts if part.counts)
 
     @property

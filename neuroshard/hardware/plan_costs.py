@@ -104,6 +104,7 @@ def _measure_exchanges(
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
 
     def measured(its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Took:
+        """Measure the exchanges of all plans in a direction; note what fails."""
         each = zip(its, start_ms, np.zeros_like(start_ms), strict=True)
         chains = [_Chain(some, direction, starts, none) for some, starts, none in each]
         ended = _measure_chains(chains, meters, _num_devices(plans[0]), rng, advance)

@@ -19,7 +19,7 @@ class Devices(Protocol):
 
     @property
     def num_devices(self) -> int:
-        """How many there are."""
+        """D, the number of devices."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class Whole(Protocol):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """(T,) whole ones."""
+        """The T tables, whole."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class Whole(Protocol):
 
     @property
     def topology(self) -> Devices:
-        """The devices."""
+        """The devices that share the task."""
         ...
 
 

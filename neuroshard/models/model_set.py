@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel
-from neuroshard.models.parts import InputExchange
+from neuroshard.models.named_parts import InputExchange
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError

@@ -105,7 +105,7 @@ class RooflineComm(CommModel):
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """Return all of a step."""
+        """Return all collectives of a step."""
         return IN_STEP
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:

@@ -13,7 +13,7 @@ from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Step, Took, When, 
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.interface import CommModel, PartModel
-from neuroshard.models.parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
+from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
@@ -220,6 +220,7 @@ def _exchanges(
     """What a direction's exchanges take, one after the other."""
 
     def run(start_ms: FloatArray) -> Took:
+        """Chain them, with margins where they are known."""
         chain = model.chain(traffic, start_ms)
         if margins is None:
             return chain.total_ms, None

@@ -78,7 +78,7 @@ class Journal(Generic[Value]):
         return found
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Forget all values, on disk too."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:

@@ -14,9 +14,9 @@ from neuroshard.plumbing.errors import unknown_name
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.column_cuts import fewest_shards
 from neuroshard.stages.search.space.feasibility import no_room
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.layout import fewest_shards
 from neuroshard.stages.search.space.limits import open_devices
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.room import Room, devices_with_room, put

@@ -10,7 +10,7 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.layout import even_layout
+from neuroshard.stages.search.space.column_cuts import even_layout
 
 _EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
 _NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards find room

@@ -12,8 +12,8 @@ from neuroshard.models.model_set import ModelSet
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.column_cuts import even_layout
 from neuroshard.stages.search.space.forms import known_calls
-from neuroshard.stages.search.space.layout import even_layout
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, Call, Form

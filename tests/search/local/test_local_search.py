@@ -12,8 +12,8 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.column_cuts import even_layout
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.layout import even_layout
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology

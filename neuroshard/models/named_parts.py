@@ -67,5 +67,5 @@ class InputExchange(PartModel):
         return self.model.predict(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
-        """As of every exchange."""
+        """Return the amounts of this exchange by itself."""
         return of_exchanges(traffic.alone(Collective.INPUT))
