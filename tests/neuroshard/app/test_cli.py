@@ -473,7 +473,7 @@ def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
     assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+@pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
 def test_nothing_is_written_but_to_out(here, capsys, launcher):
     sweep = ("-m", "searcher=random,dim_greedy", f"hydra/launcher={launcher}", f"out='{here}/swept/${{method}}'")
     code, out, err = run_command(capsys, *_search(here, *sweep))

@@ -50,7 +50,10 @@ def _best_ms(one, simulator):
     [
         dreamshard(rounds=30, episodes=16),
         autoshard(rounds=40, episodes=16),
-        replace(dreamshard(rounds=25, episodes=16), cost_network=replace(NETWORK, placements=40, steps=60)),
+        pytest.param(
+            replace(dreamshard(rounds=25, episodes=16), cost_network=replace(NETWORK, placements=40, steps=60)),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["dreamshard on models", "autoshard on models", "dreamshard on its own cost network"],
 )
