@@ -69,7 +69,8 @@ class Base:
         devices = task.topology.num_devices
         places = np.array([placed.device for placed in others], dtype=np.int64)
         loads = placed_loads(task.tables, others, task.batch_size, devices)
-        size_bytes, given = placed_bytes(task, others), np.zeros((devices, len(Collective)))
+        size_bytes, given = np.zeros(devices, dtype=np.int64), np.zeros((devices, len(Collective)))
+        np.add.at(size_bytes, places, task.memory.device_bytes(loads))
         np.add.at(given, places, given_bytes(loads, devices))
         _check_devices(task, size_bytes)
         _check_hosts(task, task.memory.host_bytes(loads), places)
