@@ -12,6 +12,7 @@ from rich.table import Table as Grid
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.cost.parts import PARTS
 from neuroshard.models.bundle import bundle_at, load_bundle
+from neuroshard.models.checked_sheets import checks
 from neuroshard.models.cost_models import CostModels
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
@@ -28,8 +29,10 @@ def show_models(arguments: list[str], console: Console) -> None:
     if len(arguments) > 1:
         raise UserError(f"neuroshard models takes one name at most, not {len(arguments)}")
     if arguments and arguments[0].startswith(ROOFLINE):
-        described_by = OmegaConf.to_container(described("roofline", arguments[0].removeprefix(ROOFLINE)))
-        console.print_json(json.dumps(described_by))
+        sheet = arguments[0].removeprefix(ROOFLINE).partition("+")[0]
+        figures = OmegaConf.to_container(described("roofline", sheet))
+        errors = {check.kind: str(check) for check in checks(CostModels.load(arguments[0]))}
+        console.print_json(json.dumps({"figures": figures, "beside published points": errors}))
         return
     if arguments:
         CostModels.load(arguments[0])  # which says what is wrong with the name
@@ -59,7 +62,9 @@ def _shipped_bundles() -> Grid:
 
 
 def _datasheets() -> Grid:
-    grid = Grid(title="Arithmetic on datasheets, not measured (any batch size, any number of devices)")
+    grid = Grid(
+        title="Arithmetic on datasheets and published points, not measured here (any batch size, any number of devices)"
+    )
     for column in ("name", "source"):
         grid.add_column(column)
     for name in choices("roofline"):

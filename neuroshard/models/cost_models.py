@@ -33,14 +33,16 @@ class CostModels(ModelSet):
     def load(cls, path: str | Path) -> "CostModels":
         """Models by name or place.
 
-        "roofline:NAME" is arithmetic on a datasheet's bandwidths; the name of a shipped bundle, such as "cpu", is that;
+        "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
+        an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
         anything else is a bundle's directory, or that of a run of `neuroshard refine`.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
         if str(path).startswith(ROOFLINE):
-            models: CostModels = build("roofline", str(path).removeprefix(ROOFLINE))
+            sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
+            models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))
             return replace(models, name=str(path))
         shipped = shipped_path(str(path))
         if shipped is None and not os.path.lexists(path) and Path(path).name == str(path):

@@ -12,6 +12,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.words.collective import Collective
+from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 
 NUM_WAITS = 5
@@ -34,6 +35,10 @@ class ComputeModel(ABC):
     def arithmetic(self) -> frozenset[Call]:
         """Of these the ones whose costs are arithmetic on a datasheet, fitted to no measurement: by default none."""
         return frozenset()
+
+    def coverage(self, loads: Loads) -> Coverage | None:
+        """How near published points are to these loads, where costs are a datasheet's; None for others."""
+        return None
 
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
@@ -125,6 +130,10 @@ class CommModel(ABC):
     def is_arithmetic(self) -> bool:
         """Whether its costs are arithmetic on a datasheet, fitted to no measurement."""
         return False
+
+    def coverage(self, traffic: Traffic) -> Coverage | None:
+        """How near published points are to this traffic, where costs are a datasheet's; None for others."""
+        return None
 
     @property
     @abstractmethod

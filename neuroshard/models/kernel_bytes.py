@@ -9,7 +9,7 @@ from neuroshard.tables.misses import cache_misses, touched_rows
 from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES
 from neuroshard.words.home import TIERS, Tier
 
-_SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
+SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
 
 
 def memory_bytes(loads: Loads) -> FloatArray:
@@ -20,14 +20,24 @@ def memory_bytes(loads: Loads) -> FloatArray:
     clears and reads the gradient of the whole table, and reads and writes all its weights. Rows that lie in host memory
     without a cache don't come by; behind a cache they are in it by the time that they are read.
     """
-    unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
-    row_bytes = np.where(loads.tier == TIERS.index(Tier.HOST), 0, _row_bytes(loads))
-    gradient_bytes = _in_sectors(loads.dim * ELEMENT_BYTES)
-    moved = loads.lookups * (2 * INDEX_BYTES + row_bytes + gradient_bytes) + loads.outputs * gradient_bytes
-    fused = 2 * unique * row_bytes
-    dense = unique * gradient_bytes + 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES)
-    total: FloatArray = moved + np.where(are(loads, lambda layout: layout.dense), dense, fused)
+    total: FloatArray = np.sum(passes(loads), axis=0)
     return total
+
+
+def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(n,) bytes each of `memory_bytes`: looked up; outputs; gradients read; rows updated one by one; dense updates."""
+    unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
+    row_bytes = np.where(loads.tier == TIERS.index(Tier.HOST), 0, moved_row_bytes(loads))
+    gradient_bytes = in_sectors(loads.dim * ELEMENT_BYTES)
+    copied = are(loads, lambda layout: layout.dense)
+    dense = unique * gradient_bytes + 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES)
+    return (
+        loads.lookups * (INDEX_BYTES + row_bytes),
+        loads.outputs * gradient_bytes,
+        loads.lookups * (INDEX_BYTES + gradient_bytes),
+        np.where(copied, 0, 2 * unique * row_bytes),
+        np.where(copied, dense, 0),
+    )
 
 
 def link_bytes(loads: Loads) -> FloatArray:
@@ -38,11 +48,17 @@ def link_bytes(loads: Loads) -> FloatArray:
     """
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
     rows = np.where(loads.tier == TIERS.index(Tier.HOST), loads.lookups + unique, 0.0)
-    behind_cache = np.flatnonzero(loads.tier == TIERS.index(Tier.CACHED))
+    moved: FloatArray = rows * moved_row_bytes(loads) + cached_miss_bytes(loads)
+    return moved
+
+
+def cached_miss_bytes(loads: Loads) -> FloatArray:
+    """(n,) bytes of the rows that caches miss."""
+    missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.CACHED))
     if len(behind_cache):
         its = loads.take(behind_cache)
-        rows[behind_cache] = cache_misses(its.rows, its.lookups, its.reuse, its.cached)
-    moved: FloatArray = rows * _row_bytes(loads)
+        missed[behind_cache] = cache_misses(its.rows, its.lookups, its.reuse, its.cached)
+    moved: FloatArray = missed * moved_row_bytes(loads)
     return moved
 
 
@@ -51,11 +67,12 @@ def managed_lookups(loads: Loads) -> FloatArray:
     return np.where(loads.tier == TIERS.index(Tier.CACHED), loads.lookups, 0.0)
 
 
-def _row_bytes(loads: Loads) -> FloatArray:
-    return _in_sectors(loads.dim * loads.bytes_per_element)
+def moved_row_bytes(loads: Loads) -> FloatArray:
+    """(n,) bytes that are moved to read a row of weights."""
+    return in_sectors(loads.dim * loads.bytes_per_element)
 
 
-def _in_sectors(row_bytes: FloatArray) -> FloatArray:
+def in_sectors(row_bytes: FloatArray) -> FloatArray:
     """(n,) bytes that are moved to read so many in a row."""
-    moved: FloatArray = np.ceil(row_bytes / _SECTOR_BYTES) * _SECTOR_BYTES
+    moved: FloatArray = np.ceil(row_bytes / SECTOR_BYTES) * SECTOR_BYTES
     return moved

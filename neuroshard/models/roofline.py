@@ -1,7 +1,8 @@
-"""Cost models that are arithmetic on published bandwidths, not measurements: for scales that nobody here can measure.
+"""Cost models that are arithmetic on datasheets and published measurements: for scales that nobody here can measure.
 
-A kernel takes as long as its bytes take at the memory's full bandwidth; an exchange as long as its bytes take at the
-links' full bandwidth. Real ones take longer.
+A kernel takes as long as its bytes take at the memory's bandwidth, by as much longer as was published for rows of that
+width, and an exchange as long as was published for its bytes and devices (`neuroshard/models/published.py`). How near
+that comes to what is published: docs/datasheets.md.
 """
 
 from collections.abc import Sequence
@@ -11,37 +12,92 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import are
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.host_tiers import HostLink, HostTiers
+from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, PartModel, ReluHead, SumModel
-from neuroshard.models.kernel_bytes import memory_bytes
-from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.plumbing.errors import UserError
-from neuroshard.words.collective import IN_STEP, Collective
+from neuroshard.models.kernel_bytes import (
+    SECTOR_BYTES,
+    cached_miss_bytes,
+    in_sectors,
+    managed_lookups,
+    moved_row_bytes,
+    passes,
+)
+from neuroshard.models.published import Curves, Widths, curves_of, kernel_points
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
+from neuroshard.plumbing.errors import UserError, unknown_name
+from neuroshard.tables.misses import touched_rows
+from neuroshard.tasks.memory import STATE_FLOATS
+from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
+from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call
-from neuroshard.words.home import Tier
+from neuroshard.words.home import TIERS, Tier
 
 _BYTES_PER_MS = 1e6  # of 1 GB/s
-_MS_OF_GB_PER_S = 1e3  # that 10^9 bytes take
+_NS = 1e-6  # of a ms
+
+# Calibrated on the points of kernels.csv. A call's fixed time: FBGEMM PR #5749, B200, 640 lookups.
+FORWARD_CALL_MS, BACKWARD_CALL_MS = 0.022, 0.108
+# Backward and update of the H100's SGD and, as 1.7 times that, Adam's (recsys-examples): what sorting takes of a
+# lookup, and the share of the bandwidth that rows get which are read and written one by one.
+_SORT_NS, _UPDATE_SHARE = 0.123, 0.5
+# recsys-examples, H100 SXM and PCIe, shares of PCIe 5's 64 GB/s: lookups without a cache 69 to 72 GB/s; unique rows and
+# states read and written 79 to 87 together; what a cache fetches 52 to 56, as copies do.
+_LOOKED_UP, _UPDATED, _FETCHED = 72 / 64, 84 / 64, 54 / 64
+_CACHE_BACKWARD_MS = 0.06  # a call's fixed time backward behind a cache: recsys-examples, 0.234 ms for 65,536 lookups
+# Of a network card. All-to-all: nccl #1138 0.8, nccl-tests #267 0.96. Rings: 4 x 8 B200, 4 GiB and, for the fixed time,
+# 1 MiB, an all-reduce counting as two of them.
+_CARD_ALONE, _CARD_IN_RING = 0.88, 0.73
+_BETWEEN_HOSTS_MS = 0.17
+
+_NCCL = {
+    Collective.ALL_TO_ALL: "alltoall",
+    Collective.REDUCE_SCATTER: "reduce_scatter",
+    Collective.HOST_REDUCE_SCATTER: "reduce_scatter",
+    Collective.ALL_REDUCE: "all_reduce",
+}
 
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Bytes moved over memory bandwidth (`memory_bytes`), plus a fixed time for every call: the fused one of column
-    shards, the fused one of row blocks, and the dense one of copies.
+    """Bytes over memory bandwidth and what was published beside that, plus a fixed time for every call.
 
-    With a link to the host it knows calls of tables in host memory too (`HostTiers`), each one's rows over the link.
+    There is a fused one of column shards, a fused one of row blocks, and a dense one of copies.
+
+    With a link to the host it knows calls of tables in host memory too, whose rows go over the link.
+
+    Attributes:
+        memory_gb_per_s: by the datasheet.
+        host: the link and its cache's care; None: host memory isn't known.
+        optimizer: sgd | rowwise_adagrad | adam: whose states are read and written too.
+        widths: how much longer than its bytes a lookup takes forward.
+        published: whether kernels' times were published for this GPU; else an H100's utilisation stands in.
+        tier: the memory of the calls whose fixed time `head` has.
     """
 
     memory_gb_per_s: float
-    launch_ms: float
     host: HostLink | None = None
+    optimizer: str = "sgd"
+    widths: Widths = Widths.EVEN
+    published: bool = True
+    tier: Tier = Tier.DEVICE
 
     @property
     def head(self) -> ReluHead:
-        """Of tables in device memory: the sum of the times, plus the launch."""
-        return ReluHead.of_cost(self.launch_ms)
+        """The sum of the times, plus the call's."""
+        return ReluHead.of_cost(self.forward_call_ms + self.backward_call_ms)
+
+    @property
+    def forward_call_ms(self) -> float:
+        """A call's fixed time forward."""
+        return FORWARD_CALL_MS + (0 if self.host is None else self.host.call_ms(self.tier))
+
+    @property
+    def backward_call_ms(self) -> float:
+        """A call's fixed time backward, with its update."""
+        return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.CACHED else 0)
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -54,44 +110,90 @@ class RooflineCompute(SumModel):
         return self.calls
 
     def of_call(self, call: Call) -> SumModel:
-        """The call's own: itself of tables in device memory."""
-        if call.tier is Tier.DEVICE or self.host is None:
-            return self
-        return HostTiers(
-            memory_ms_per_gb=_MS_OF_GB_PER_S / self.memory_gb_per_s,
-            link_ms_per_gb=self.host.ms_per_gb,
-            cache_lookup_ns=self.host.cache_lookup_ns,
-            call_ms=self.launch_ms + self.host.call_ms(call.tier),
-        )
+        """The same with that call's fixed time."""
+        return self if call.tier is self.tier or self.host is None else replace(self, tier=call.tier)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """(n, 1) ms of each load's bytes, in device memory; those of other calls are those of `of_call`."""
-        cost_ms: Float32Array = (memory_bytes(loads) / (self.memory_gb_per_s * _BYTES_PER_MS))[:, None].astype(
-            np.float32
-        )
+        """(n, 1) ms of each load, forward and backward."""
+        cost_ms: Float32Array = (self.forward_ms(loads) + self.backward_ms(loads))[:, None].astype(np.float32)
         return cost_ms
+
+    def forward_ms(self, loads: Loads) -> FloatArray:
+        """(n,) ms of each load's lookups: from the device's memory, and over the link."""
+        looked_up, outputs = passes(loads)[:2]
+        ms: FloatArray = self._memory_ms(looked_up * self.widths(moved_row_bytes(loads)) + outputs)
+        if self.host is not None:
+            rows = _at(loads, Tier.HOST) * loads.lookups * moved_row_bytes(loads) / _LOOKED_UP
+            ms = ms + self._link_ms(rows + cached_miss_bytes(loads) / _FETCHED)
+            ms = ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
+        return ms
+
+    def backward_ms(self, loads: Loads) -> FloatArray:
+        """(n,) ms of each load's gradients and update, with the optimizer's states; a cache doesn't hold these."""
+        _, _, gradients, update, dense = passes(loads)
+        unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
+        floats, per_row = STATE_FLOATS[self.optimizer]
+        states = 2 * unique * floats * in_sectors(loads.dim * ELEMENT_BYTES)
+        on_host, copied = ~_at(loads, Tier.DEVICE), are(loads, lambda layout: layout.dense)
+        states = np.where(copied, 2 * floats * loads.rows * loads.dim * ELEMENT_BYTES * _UPDATE_SHARE, states)
+        one_by_one = update + ~on_host * states + 2 * unique * per_row * SECTOR_BYTES
+        ms: FloatArray = self._memory_ms(gradients + dense + one_by_one / _UPDATE_SHARE)
+        ms = ms + loads.lookups * _SORT_NS * _NS
+        if self.host is not None:
+            rows = _at(loads, Tier.HOST) * 2 * unique * moved_row_bytes(loads)
+            ms = ms + self._link_ms((rows + on_host * states) / _UPDATED)
+        return ms
+
+    def _memory_ms(self, size_bytes: FloatArray) -> FloatArray:
+        return size_bytes / (self.memory_gb_per_s * _BYTES_PER_MS)
+
+    def _link_ms(self, size_bytes: FloatArray) -> FloatArray:
+        assert self.host is not None
+        return size_bytes / (self.host.link_gb_per_s * _BYTES_PER_MS)
+
+    def coverage(self, loads: Loads) -> Coverage:
+        """How near published points are to these loads."""
+        if (are(loads, lambda layout: layout.dense)).any():
+            return Coverage.GUESSED
+        known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
+        return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads; those of a set are of one call."""
-        if not sets.loads.tier.any():
+        if self.tier is not Tier.DEVICE or not sets.loads.tier.any():
             return super().predict(sets)
         return ComputeByForm({call: self.of_call(call) for call in self.calls}).predict(sets)
 
 
+def _at(loads: Loads, tier: Tier) -> BoolArray:
+    where: BoolArray = loads.tier == TIERS.index(tier)
+    return where
+
+
 @dataclass(frozen=True)
 class RooflineComm(CommModel):
-    """Bytes over link bandwidth, once the last device has started; all devices wait for the straggler, the busiest one.
+    """What was published for as many bytes and devices, once the last device has started; all wait for the busiest one.
 
     Up to `devices_per_host` devices talk over the fast links. With more hosts, the share of the bytes that leaves a
-    host goes over the network, at the same time. Bandwidths are of one device, in one direction. Sums are made on each
-    host first, so that a device sends over the network what it has summed up; an all-reduce is a reduce-scatter and an
-    all-gather. One collective runs after the other; those of a task's hosts stay on them or go between them.
+    host goes over the network, at the same time. Sums are made on each host first, so that a device sends over the
+    network what it has summed up; an all-reduce is a reduce-scatter and an all-gather. One collective runs after the
+    other; those of a task's hosts stay on them or go between them.
+
+    Attributes:
+        curves: of the collectives of one host.
+        network_gb_per_s: of one device's card, in one direction.
+        devices_per_host: that talk over the fast links.
+        gathers: whether sums of rows come back, in an all-gather, instead of being made.
+        rounds: all-to-alls that one stands for; all but one are empty.
+        speed: of the links, beside those that the curves are of.
     """
 
-    link_gb_per_s: float
+    curves: Curves
     network_gb_per_s: float
     devices_per_host: int
-    latency_ms: float
+    gathers: bool = False
+    rounds: int = 1
+    speed: float = 1.0
 
     @property
     def is_arithmetic(self) -> bool:
@@ -111,48 +213,69 @@ class RooflineComm(CommModel):
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms, the same for all devices."""
         devices, host = traffic.num_devices, traffic.host_size or traffic.num_devices
-        local = min(devices, self.devices_per_host)
-        scattered = (local - 1) / local, (1 - local / devices) / local  # of what a device puts in: inside, outside
-        shares = {
-            Collective.ALL_TO_ALL: self._all_to_all(devices),
-            Collective.REDUCE_SCATTER: scattered,
-            Collective.HOST_REDUCE_SCATTER: ((host - 1) / host, 0.0),
-            Collective.HOST_ALL_TO_ALL: (0.0, 1 - host / devices),
-            Collective.ALL_REDUCE: (2 * scattered[0], 2 * scattered[1]),
-        }
-        parts = [self._collective_ms(traffic.given(which), *shares[which]) for which in traffic.held if which in shares]
+        parts = [
+            self._collective_ms(traffic.given(one), one, devices, host)
+            for one in traffic.held
+            if one is not Collective.INPUT
+        ]
         return np.broadcast_to(np.sum(parts, axis=0), wait_ms.shape)
 
     def least_outline(self, known: OneDevice) -> Outline:
-        """As the widest device's, the same for all."""
-        given = known.widest_least_bytes[:, None]
-        parts = self._collective_ms(given, *self._all_to_all(known.num_devices))[..., None]
-        return Outline(parts, np.ones(1), np.zeros((1, NUM_WAITS)))
+        """As the widest device's, the same for all: more bytes never take less."""
+        devices = known.num_devices
+        parts = self._collective_ms(known.widest_least_bytes[:, None], Collective.ALL_TO_ALL, devices, devices)
+        return Outline(parts[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
-    def _all_to_all(self, devices: int) -> tuple[float, float]:
-        """The shares of what a device gives out that stay inside its host, and that don't."""
-        local = min(devices, self.devices_per_host)
-        return (local - 1) / devices, (devices - local) / devices
+    def coverage(self, traffic: Traffic) -> Coverage:
+        """How near published points are to what these devices exchange."""
+        within = traffic.num_devices <= self.devices_per_host and traffic.size_bytes.max() <= self.curves.sizes[-1]
+        if self.speed != 1:
+            return Coverage.GUESSED
+        return Coverage.COVERED if within else Coverage.EXTRAPOLATED
 
-    def _collective_ms(self, given: FloatArray, inside: float, outside: float) -> FloatArray:
-        """(B, 1) ms, of what each device puts in, (B, D), and the shares of it that go over links and network."""
-        busiest = np.maximum(given, given.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True)
-        slower = max(inside / self.link_gb_per_s, outside / self.network_gb_per_s) / _BYTES_PER_MS
-        cost: FloatArray = busiest * slower + self.latency_ms * (busiest >= 1)  # less than a byte is rounding
+    def _collective_ms(self, given: FloatArray, collective: Collective, devices: int, host: int) -> FloatArray:
+        """(B, 1) ms, of what each device puts in, (B, D)."""
+        busiest, local = given.max(axis=1, keepdims=True), min(devices, self.devices_per_host)
+        if collective is Collective.ALL_TO_ALL:
+            inside = self._inside_ms(collective, local, busiest * (local / devices))
+            outside = self._outside_ms(busiest * ((devices - local) / devices), _CARD_ALONE)
+        elif collective is Collective.HOST_ALL_TO_ALL:
+            inside, outside = np.zeros_like(busiest), self._outside_ms(busiest * (1 - host / devices), _CARD_ALONE)
+        elif collective is Collective.HOST_REDUCE_SCATTER:
+            inside, outside = self._inside_ms(collective, host, busiest), np.zeros_like(busiest)
+        else:
+            times = 2 if collective is Collective.ALL_REDUCE else 1
+            inside = self._inside_ms(collective, local, busiest)
+            outside = times * self._outside_ms(busiest * ((1 - local / devices) / local), _CARD_IN_RING)
+        cost: FloatArray = np.maximum(inside, outside) * (busiest >= 1)  # less than a byte is rounding
         return cost
+
+    def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
+        """(B, 1) ms over the links of a host."""
+        name = _NCCL[collective]
+        if self.gathers and name == "reduce_scatter":
+            name = "all_gather"
+        empty = (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
+        return self.curves(name, devices, size_bytes / self.speed) + empty
+
+    def _outside_ms(self, size_bytes: FloatArray, share: float) -> FloatArray:
+        """(B, 1) ms over the network."""
+        ms: FloatArray = size_bytes / (share * self.network_gb_per_s * _BYTES_PER_MS)
+        return ms + self.rounds * _BETWEEN_HOSTS_MS * (size_bytes > 0)
 
 
 def roofline(
     source: str,  # noqa: ARG001  # for readers of the config
     memory_gb_per_s: float,
-    link_gb_per_s: float,
     network_gb_per_s: float,
     host_link_gb_per_s: float,
+    exchanges: str,
+    exchange_speed: float = 1.0,
+    kernels_published: bool = False,
     devices_per_host: int = 8,
-    launch_ms: float = 0.02,
-    latency_ms: float = 0.02,
-    cache_lookup_ns: float = 3.0,
-    cache_call_ms: float = 0.1,
+    cache_lookup_ns: float = 2.2,
+    cache_call_ms: float = 0.12,
+    optimizer: str = "sgd",
     more: Sequence[PartModel] = (),
 ) -> CostModels:
     """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
@@ -160,21 +283,25 @@ def roofline(
     Args:
         source: where the figures stand.
         memory_gb_per_s: from the device's memory.
-        link_gb_per_s: NVLink.
         network_gb_per_s: one network card for each GPU.
         host_link_gb_per_s: PCIe to the host, by the datasheet.
+        exchanges: the GPU in `points/nccl.csv` whose collectives these are.
+        exchange_speed: of the links, beside that GPU's; other than 1 is a guess.
+        kernels_published: whether `points/kernels.csv` has this GPU's; else an H100's utilisation stands in.
         devices_per_host: that talk over the fast links.
-        launch_ms: of the fused call.
-        latency_ms: of an exchange.
-        cache_lookup_ns: of a lookup behind a cache: calibrated on one published figure of an H100, docs/tiers.md.
-        cache_call_ms: of a call behind a cache: some ten kernels more than without one; assumed.
+        cache_lookup_ns: of a lookup behind a cache: 1.8 with one table (H100 PCIe), 2.7 with ten (SXM).
+        cache_call_ms: of a call behind a cache: some ten kernels more than without one.
+        optimizer: sgd | rowwise_adagrad | adam: whose states the update reads and writes.
         more: other parts of a step.
     """
-    comm = RooflineComm(link_gb_per_s, network_gb_per_s, devices_per_host, latency_ms)
-    before = replace(comm, latency_ms=2 * latency_ms)  # the number of indices, then the indices
+    if optimizer not in STATE_FLOATS:
+        raise unknown_name("optimizer", optimizer, STATE_FLOATS)
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
-    compute = RooflineCompute(memory_gb_per_s, launch_ms, host)
-    return CostModels(compute, comm, comm, None, input=before, more=tuple(more))
+    widths = Widths.of(kernel_points(), FORWARD_CALL_MS)
+    compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)
+    forward = RooflineComm(curves_of(exchanges), network_gb_per_s, devices_per_host, speed=exchange_speed)
+    before = replace(forward, rounds=2)  # the number of indices, then the indices
+    return CostModels(compute, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:

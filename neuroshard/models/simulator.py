@@ -16,7 +16,7 @@ from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -29,16 +29,14 @@ class Called(NamedTuple):
     Attributes:
         ms: (B, D, K).
         spread_ms: (B, D, K) by which the models' members disagree; zeros where nobody asks.
-        made: (B, D, K) whether there is anything to call for.
     """
 
     ms: FloatArray
     spread_ms: FloatArray
-    made: BoolArray
 
     def beside(self, other: "Called") -> "Called":
         """These calls and others that the same devices make besides."""
-        return Called(self.ms + other.ms, self.spread_ms + other.spread_ms, self.made | other.made)
+        return Called(self.ms + other.ms, self.spread_ms + other.spread_ms)
 
 
 class Simulator:
@@ -85,9 +83,9 @@ class Simulator:
                 raise UserError("the plan was made for another task")
             self.models.check_plan(plan)
         loads = LoadSets.joined([plan.device_loads for plan in plans])
-        return self.costs_of(
-            self.called(loads, task.topology.num_devices), Traffic.joined([plan.traffic for plan in plans])
-        )
+        traffic = Traffic.joined([plan.traffic for plan in plans])
+        costs = self.costs_of(self.called(loads, task.topology.num_devices), traffic)
+        return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
         """The kernel calls of B plans, from the loads of their devices, (B D) sets."""
@@ -96,17 +94,16 @@ class Simulator:
         spread = np.zeros_like(ms)
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
-        return Called(ms, spread, calls.counts.reshape(shape) > 0)
+        return Called(ms, spread)
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
-        """The cost of each of B plans with such kernel calls and traffic, the input's too."""
+        """The cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
         margins, margin = self.models.margins, None
         if margins is not None:
             each = zip(CALLS, np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0), strict=True)
             margin = _together([margins.of(compute_part(call))(ms, spread) for call, ms, spread in each])
         step = self._step(traffic, (called.ms.sum(axis=-1), margin), self.models.parts, margins)
-        caveats = [self._caveat(made.any(axis=0)) for made in called.made]
-        return [Cost(step[plan].parts, caveat) for plan, caveat in enumerate(caveats)]
+        return [Cost(step[plan].parts) for plan in range(len(traffic))]
 
     def step(self, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """The steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D)."""
@@ -148,17 +145,13 @@ class Simulator:
 
         Costs that nobody measured on this kind of machine may be off by more than any margin says.
         """
-        made = np.zeros(len(CALLS), dtype=np.bool_)
-        made[plan.device_loads.loads.call] = True
-        return self._caveat(made)
-
-    def _caveat(self, made: BoolArray) -> str | None:
-        """The same of a plan with such kernel calls, (K,)."""
         arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
-        if any(model.is_arithmetic for model in exchanges):
-            return DATASHEET
-        if not arithmetic.isdisjoint(CALLS[number] for number in np.flatnonzero(made)):
-            return DATASHEET
+        calls = {CALLS[number] for number in plan.device_loads.loads.call.tolist()}
+        if any(model.is_arithmetic for model in exchanges) or not arithmetic.isdisjoint(calls):
+            kernels = self.models.compute.coverage(plan.device_loads.loads)
+            near = {"kernels": kernels, "exchanges": self.models.backward.coverage(plan.traffic)}
+            told = [f"{what} {known}" for what, known in near.items() if known is not None]
+            return ": ".join([DATASHEET, *([", ".join(told)] if told else [])])
         return None if self._elsewhere is None else ELSEWHERE
 
     @cached_property
@@ -175,8 +168,9 @@ class Simulator:
         return self._unmeasured(plan) + plan.task.warnings + self._outside(plan)
 
     def _unmeasured(self, plan: Plan) -> tuple[str, ...]:
-        told = f"predicted costs: {DATASHEET}; the order of plans carries over better"
-        found = (told if self.caveat(plan) == DATASHEET else None, self._elsewhere)
+        caveat = self.caveat(plan)
+        told = f"predicted costs: {caveat}; the order of plans carries over better"
+        found = (None if caveat in (None, ELSEWHERE) else told, self._elsewhere)
         return tuple(line for line in found if line is not None)
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ _SLACK = 0.05
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
 _MOST = 1e6
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
-DATASHEET = "from a datasheet, not measured: hardware may take twice as long"  # where from: docs/models.md
+DATASHEET = "from a datasheet and published points, not measured here"  # how good they are: docs/datasheets.md
 ELSEWHERE = "measured on other hardware: may be off by 30% and more"
 ADAPT = (
     "the order of plans carries over better than the milliseconds; adapt the models to this machine: "

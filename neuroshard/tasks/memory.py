@@ -23,7 +23,7 @@ _INDEX_BYTES = 8
 _CACHED_ROW_BYTES, _KNOWN_ROW_BYTES = 16, 4
 
 # Floats of optimizer state: for every element of the weights, and for every row of a shard.
-_STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
+STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class MemoryUse:
     batches_in_flight: Annotated[int, Meta(ge=0, le=1000)] = 0
 
     def __post_init__(self) -> None:
-        if self.optimizer not in _STATE_FLOATS:
-            raise unknown_name("optimizer", self.optimizer, _STATE_FLOATS)
+        if self.optimizer not in STATE_FLOATS:
+            raise unknown_name("optimizer", self.optimizer, STATE_FLOATS)
 
     def state_bytes(self, loads: Loads) -> IntArray:
         """(n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
-        per_element, per_row = _STATE_FLOATS[self.optimizer]
+        per_element, per_row = STATE_FLOATS[self.optimizer]
         state: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
         return state
 
     def host_bytes(self, loads: Loads) -> IntArray:
         """(n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
-        per_element, _ = _STATE_FLOATS[self.optimizer]
+        per_element, _ = STATE_FLOATS[self.optimizer]
         size = _weights(loads, per_element)
         host: IntArray = np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, size)
         return host
@@ -91,7 +91,7 @@ class MemoryUse:
 
     def _cache_bytes(self, loads: Loads) -> IntArray:
         """(n,) bytes on the device of tables in host memory: the cache, its lists, and the state of every row."""
-        _, per_row = _STATE_FLOATS[self.optimizer]
+        _, per_row = STATE_FLOATS[self.optimizer]
         rows = _whole(loads.rows)
         room = np.minimum(_whole(np.ceil(loads.rows * loads.cached)), rows)
         cache = room * (_whole(loads.dim) * _whole(loads.bytes_per_element) + _CACHED_ROW_BYTES)

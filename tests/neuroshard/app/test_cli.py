@@ -14,6 +14,7 @@ from neuroshard.app import cli
 from neuroshard.app.completion import bash_script, completions
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.files import exclusive
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint
@@ -282,7 +283,7 @@ def test_completion_in_a_shell(tmp_path):
         ("samples", "search", ["experiment=search_samples"], ["samples="]),
         ("searcher.start", "search", ["searcher=replan"], ["searcher.start="]),
         ("t", "nothing", [], []),
-        ("model=r", "search", [], ["model=roofline:a100", "model=roofline:h100", "model=roofline:h200"]),
+        ("model=r", "search", [], [f"model=roofline:{name}" for name in choices("roofline")]),
         ("c", "models", [], ["cpu"]),
         (
             "har",
@@ -374,7 +375,9 @@ def test_models_are_listed_and_described(here, capsys):
     assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
     code, out, _ = run_command(capsys, "models", "roofline:h100")
     assert code == 0
-    assert json.loads(out)["memory_gb_per_s"] == 3350.0
+    told = json.loads(out)
+    assert told["figures"]["memory_gb_per_s"] == 3350.0
+    assert told["beside published points"]["alltoall, 8 devices"].startswith("21 published, off by")
 
 
 def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):

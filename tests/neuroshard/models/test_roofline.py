@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -6,6 +8,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import placed_loads
 from neuroshard.models import CostModels
 from neuroshard.models.host_tiers import HostLink
+from neuroshard.models.published import Curves
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
@@ -15,35 +18,66 @@ from neuroshard.words.collective import Collective
 from neuroshard.words.shard import Placement, Shard
 
 ONCE = (1.0, *(0.0,) * 16)
+CALL_MS, SORT_MS = 0.13, 0.123e-6  # of a call, and of a lookup going backward
+
+
+def curves(gb_per_s):
+    """Collectives without latency: what leaves a device of its buffer, at one bandwidth; all-reduces go twice."""
+    sizes = np.array([1.0, 1e9])
+    once = {count: (count - 1) / count * sizes / gb_per_s / 1e6 for count in (2, 4, 8)}
+    twice = {count: 2 * ms for count, ms in once.items()}
+    return Curves(sizes, {"alltoall": once, "reduce_scatter": once, "all_gather": once, "all_reduce": twice})
 
 
 class TestRooflineCompute(PhysicalComputeConformance):
     def make(self):
-        return RooflineCompute(1000.0, 0.02)
+        return RooflineCompute(1000.0)
 
 
 class TestRooflineWithHost(PhysicalComputeConformance):
     def make(self):
-        return RooflineCompute(1000.0, 0.02, HostLink(20.0, 3.0, 0.1))
+        return RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1), "adam")
+
+
+class TestDatasheet(PhysicalComputeConformance):
+    def make(self):
+        return CostModels.load("roofline:h100").compute
 
 
 class TestRooflineComm(PhysicalCommConformance):
     def make(self):
-        return RooflineComm(100.0, 10.0, 8, 0.01)
+        return RooflineComm(curves(100.0), 10.0, 8)
+
+
+class TestDatasheetsExchange(PhysicalCommConformance):
+    def make(self):
+        return CostModels.load("roofline:l40s").backward
+
+
+class TestDatasheetsNetwork(PhysicalCommConformance):
+    def make(self):
+        return replace(CostModels.load("roofline:h100").forward, devices_per_host=2)
 
 
 def test_bytes_over_bandwidth_by_hand():
+    """What is updated row by row gets half of it; adam's states are two more rows of each."""
     table = Table("t", 10**6, 32, 2.0, ONCE)
     lookups, row = 2000, 128
-    moved = lookups * (16 + 2 * row) + 2 * lookups * row + 1000 * row
-    (cost,) = RooflineCompute(1.0, 0.5).predict(LoadSets.of([[table]], 1000))
-    assert cost == pytest.approx(0.5 + moved / 1e6)
+    forward = (lookups * (8 + row) + 1000 * row) / 1e6
+    backward = lookups * (8 + row) / 1e6 + lookups * SORT_MS
+    loads = LoadSets.of([[table]], 1000)
+    for optimizer, rows in (("sgd", 1), ("adam", 3)):
+        model = RooflineCompute(1.0, optimizer=optimizer)
+        update = 2 * 2 * lookups * row * rows / 1e6
+        assert model.forward_ms(loads.loads) == pytest.approx(forward)
+        assert model.backward_ms(loads.loads) == pytest.approx(backward + update)
+        assert model.predict(loads) == pytest.approx(CALL_MS + forward + backward + update)
 
 
 def test_narrow_rows_are_moved_in_whole_sectors():
     """32 bytes: 4 columns cost what 8 do in fp32, and what 16 do where weights are fp16, but for their gradients."""
     tables = [Table("t", 10**6, dim, 2.0, ONCE) for dim in (4, 8, 12, 16)]
-    four, eight, twelve, sixteen = RooflineCompute(1.0, 0.0).predict(LoadSets.of([[t] for t in tables], 1000))
+    four, eight, twelve, sixteen = RooflineCompute(1.0).predict(LoadSets.of([[t] for t in tables], 1000))
     assert four == eight
     assert twelve == sixteen > eight
 
@@ -57,20 +91,20 @@ def test_bytes_of_a_copy_by_hand():
     """Its own samples' lookups, and an update that goes over the whole table."""
     table = Table("t", 5000, 32, 2.0, ONCE)
     copies = [Placement(Shard(0, 0, 32, 0, 5000), device) for device in range(4)]
-    costs = _predicted(RooflineCompute(1.0, 0.5), *copies, tables=[table])
+    costs = _predicted(RooflineCompute(1.0), *copies, tables=[table])
     lookups, row = 500, 128
     moved = lookups * (16 + 2 * row) + 250 * row + lookups * row + 4 * 5000 * row
-    assert costs == pytest.approx([0.5 + moved / 1e6] * 4)
+    assert costs == pytest.approx([CALL_MS + moved / 1e6 + lookups * SORT_MS] * 4)
 
 
 def test_bytes_of_a_block_of_rows_by_hand():
     """Its share of the lookups, and a part of every output."""
     table = Table("t", 4000, 32, 2.0, ONCE, row_lookups=(0.5, 0.25, 0.125, 0.125))
     blocks = [Placement(Shard(0, 0, 32, 1000 * device, 1000), device) for device in range(4)]
-    costs = _predicted(RooflineCompute(1.0, 0.5), *blocks, tables=[table])
+    costs = _predicted(RooflineCompute(1.0), *blocks, tables=[table])
     lookups, row = 2000 * np.array(table.row_lookups), 128
-    moved = lookups * (16 + 2 * row) + 1000 * row + 2 * np.minimum(lookups, 1000) * row
-    assert costs == pytest.approx(0.5 + moved / 1e6)
+    moved = lookups * (16 + 2 * row) + 1000 * row + 2 * 2 * np.minimum(lookups, 1000) * row
+    assert costs == pytest.approx(CALL_MS + moved / 1e6 + lookups * SORT_MS)
 
 
 def _exchange_ms(comm, collective, given, host_size=None):
@@ -80,40 +114,39 @@ def _exchange_ms(comm, collective, given, host_size=None):
 
 
 @pytest.mark.parametrize(
-    ("collective", "on_links", "on_network"),
+    ("collective", "on_links", "on_network", "between_ms"),
     [
-        (Collective.REDUCE_SCATTER, 3 / 4, 1 / 4 * 1 / 2),
-        (Collective.HOST_REDUCE_SCATTER, 3 / 4, 0),
-        (Collective.HOST_ALL_TO_ALL, 0, 1 / 2),
-        (Collective.ALL_REDUCE, 6 / 4, 1 / 4),
-        (Collective.ALL_TO_ALL, 3 / 8, 4 / 8),
+        (Collective.REDUCE_SCATTER, 3 / 4, 1 / 4 * 1 / 2 / 0.73, 0.17),
+        (Collective.HOST_REDUCE_SCATTER, 3 / 4, 0, 0),
+        (Collective.HOST_ALL_TO_ALL, 0, 1 / 2 / 0.88, 0.17),
+        (Collective.ALL_REDUCE, 6 / 4, 1 / 4 / 0.73, 0.34),
+        (Collective.ALL_TO_ALL, 3 / 8, 4 / 8 / 0.88, 0.17),
     ],
 )
-def test_collectives_by_hand(collective, on_links, on_network):
+def test_collectives_by_hand(collective, on_links, on_network, between_ms):
     """Two hosts of four devices: what a device sends inside its host and out of it, of 1e6 bytes that it puts in."""
     given = np.full(8, 1e6)
-    slow_network = _exchange_ms(RooflineComm(1000.0, 1.0, 4, 0.25), collective, given, 4)
-    slow_links = _exchange_ms(RooflineComm(1.0, 1000.0, 4, 0.25), collective, given, 4)
-    assert slow_network == pytest.approx(0.25 + max(on_network, on_links / 1000))
-    assert slow_links == pytest.approx(0.25 + max(on_links, on_network / 1000))
+    fast_links = _exchange_ms(RooflineComm(curves(1e6), 1.0, 4), collective, given, 4)
+    slow_links = _exchange_ms(RooflineComm(curves(0.1), 1e6, 4), collective, given, 4)
+    assert fast_links == pytest.approx(on_network + between_ms, abs=1e-5)
+    assert slow_links == pytest.approx(max(10 * on_links, between_ms), rel=1e-4)
 
 
 def test_the_busiest_device_holds_the_others_up_and_nothing_takes_no_time():
-    comm = RooflineComm(1.0, 1.0, 8, 0.25)
+    comm = RooflineComm(curves(1.0), 1.0, 8)
     given = np.array([0.0, 4e6, 0.0, 0.0])
-    assert _exchange_ms(comm, Collective.HOST_REDUCE_SCATTER, given, 2) == pytest.approx(0.25 + 2)
+    assert _exchange_ms(comm, Collective.HOST_REDUCE_SCATTER, given, 2) == pytest.approx(2)
     assert (_exchange_ms(comm, Collective.REDUCE_SCATTER, 0 * given) == 0).all()
 
 
-def test_the_network_is_used_beyond_one_host():
-    comm = RooflineComm(100.0, 10.0, 2, 0.0)
-    dims = np.full((1, 4), 100.0)
-    assert comm.predict(Traffic.of_columns(dims, 400), np.zeros((1, 4)))[0, 0] == pytest.approx(
-        2 * 100 * 100 * 4 / 10e6
-    )
-    assert comm.predict(Traffic.of_columns(dims[:, :2], 400), np.zeros((1, 2)))[0, 0] == pytest.approx(
-        100 * 200 * 4 / 100e6
-    )
+def test_sums_of_rows_come_back_in_an_all_gather():
+    models = CostModels.load("roofline:b200")
+    given, n = np.full(8, 2.0**24), Collective.REDUCE_SCATTER
+    forward, backward = (_exchange_ms(comm, n, given)[0] for comm in (models.forward, models.backward))
+    points = models.forward.curves.points
+    at = np.searchsorted(models.forward.curves.sizes, 2.0**24)
+    assert forward == pytest.approx(points["reduce_scatter"][8][at] * 1.0, rel=0.06)
+    assert backward == pytest.approx(points["all_gather"][8][at] * 1.0, rel=0.06)
 
 
 @pytest.mark.parametrize("name", choices("roofline"))
@@ -126,3 +159,9 @@ def test_every_datasheet_loads_for_any_number_of_devices(name):
 def test_unknown_datasheets_name_the_nearest():
     with pytest.raises(UserError, match="did you mean 'h100'"):
         CostModels.load("roofline:h10")
+
+
+def test_an_optimizer_is_named_behind_a_datasheet():
+    assert CostModels.load("roofline:h100+adam").compute.optimizer == "adam"
+    with pytest.raises(UserError, match="unknown optimizer 'adams'; did you mean 'adam'"):
+        CostModels.load("roofline:h100+adams")

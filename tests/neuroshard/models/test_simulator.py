@@ -43,7 +43,12 @@ def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
     there = Simulator(replace(fitted, name="mine", hardware=replace(here, device=f"not {here.device}")))
     same = Simulator(replace(fitted, hardware=replace(here, revision="1/2/3")))
     monkeypatch.setattr("neuroshard.models.trust.fingerprint", lambda kind: replace(here, revision="1/2/3"))
-    for simulator, caveat in ((sheet, DATASHEET), (there, ELSEWHERE), (same, None), (Simulator(fitted), None)):
+    for simulator, caveat in (
+        (sheet, f"{DATASHEET}: kernels covered, exchanges covered"),
+        (there, ELSEWHERE),
+        (same, None),
+        (Simulator(fitted), None),
+    ):
         cost = simulator.cost(task, plan)
         assert cost.caveat == caveat
         assert (f"({caveat})" in str(cost)) == (caveat is not None)
@@ -93,15 +98,15 @@ def test_kernels_of_different_forms_are_called_one_after_the_other():
     for device, end in enumerate(ends):
         here = loads.loads.take(np.arange(end - loads.counts[device], end))
         alone = models.compute.embed(here)[:, 0].astype(np.float64).sum()
-        launches = len(set(here.form.tolist())) * models.compute.launch_ms
+        launches = len(set(here.form.tolist())) * models.compute.head.offset
         assert cost.compute[device] == pytest.approx(alone + launches, rel=1e-5)
     assert {len(set(loads.loads.form.tolist()))} == {3}
-    copied = sum(t.rows * t.dim * 4 for t in task.tables[1:2])
-    reduced = 2 * copied * 3 / 4 / (models.backward.link_gb_per_s * 1e6) + models.backward.latency_ms
-    there_and_back = cost.backward - (
-        cost.forward - (cost.compute + cost.backward).max() + cost.compute + cost.backward
-    )
-    np.testing.assert_allclose(there_and_back, reduced, rtol=1e-6)
+    rows, copied, whole = (plan.traffic.given(one).max(axis=1) for one in (1, 4, 0))
+    of = models.backward.curves
+    back = of("alltoall", 4, whole) + of("all_gather", 4, rows) + of("all_reduce", 4, copied)
+    np.testing.assert_allclose(cost.backward, back[0], rtol=1e-6)
+    there = cost.forward - (cost.compute + cost.backward).max() + cost.compute + cost.backward
+    np.testing.assert_allclose(there, (of("alltoall", 4, whole) + of("reduce_scatter", 4, rows))[0], rtol=1e-6)
 
 
 def test_many_plans_cost_what_each_costs_alone():

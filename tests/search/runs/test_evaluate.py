@@ -146,7 +146,7 @@ def test_a_method_that_solves_nothing_keeps_others_from_nothing():
 def test_predicted_costs_that_nobody_measured_say_so():
     plan = Greedy("dim").find(toy_task(3), simulator := Simulator(CostModels.load("roofline:h100"))).plan
     entries = [replace(_entry("a", 0, 10.0), plan=simulator.predicted(plan)), _entry("b", 0, 10.0)]
-    assert list(trust_lines(entries)) == [f"predicted costs of a are {DATASHEET}"]
+    assert list(trust_lines(entries)) == [f"predicted costs of a are {DATASHEET}: kernels covered, exchanges covered"]
 
 
 def test_plan_loading_is_checked(tmp_path):

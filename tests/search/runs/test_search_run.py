@@ -49,12 +49,12 @@ def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
 def test_costs_that_nobody_measured_say_so_wherever_they_stand(tmp_path, capsys):
     run = Search("roofline:h100", (toy_task(6),), Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()
     shown = _shown(run, capsys).splitlines()
-    assert f"predicted costs are {DATASHEET}" in shown
+    assert f"predicted costs are {DATASHEET}: kernels covered, exchanges covered" in shown
     numbers = [line for line in shown if " ms" in line and "predicted ms" not in line]
     assert len(numbers) == 2  # the plan's line, and the mean
     assert all(DATASHEET in line for line in numbers)
     plan = SearchRun.load(tmp_path / "out").plans()[0]
-    assert plan.prediction.caveat == DATASHEET
+    assert plan.prediction.caveat == f"{DATASHEET}: kernels covered, exchanges covered"
     assert DATASHEET in str(plan)
     found = explain(plan, Simulator(CostModels.load("roofline:h100")))
     assert DATASHEET in dict(sections(found)[0].facts)["predicted cost"]

@@ -1,0 +1,195 @@
+"""Published measurements of GPUs that datasheets stand on: collectives by bytes and devices, kernels by width."""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads
+from neuroshard.models.kernel_bytes import in_sectors, moved_row_bytes, passes
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import MEAN_COUNTS
+from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.home import Home, Tier
+
+_POINTS = Path(__file__).resolve().parent / "points"
+_MS = 1e-3  # of a microsecond
+_SWEPT, _SWEPT_BYTES_PER_MS = "h100_meta", 2.4e9  # whose forward points are of many widths, and its memory
+
+
+@dataclass(frozen=True)
+class KernelPoint:
+    """A kernel's published time, ms: of a whole call, by what it is asked for over all its tables."""
+
+    sheet: str
+    backward: bool
+    home: Home
+    optimizer: str
+    tables: int
+    rows: int
+    dim: int
+    lookups: float
+    unique: float
+    pooled: bool
+    outputs: float
+    ms: float
+    source: str
+
+    @property
+    def loads(self) -> Loads:
+        """(n,) of its tables, which share lookups evenly; a histogram that has as many unique rows."""
+        pooling = self.lookups / self.outputs if self.pooled else 1.0
+        table = Table("t", self.rows, self.dim, pooling, _reuse(self.lookups / self.unique), pooled=self.pooled)
+        return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at([self.home] * self.tables)
+
+
+def _reuse(mean: float) -> tuple[float, ...]:
+    """A histogram by which a row that is touched is touched so often on average."""
+    above = min(max(int(np.searchsorted(MEAN_COUNTS, mean)), 1), len(MEAN_COUNTS) - 1)
+    below = above - 1
+    share = float(np.clip((mean - MEAN_COUNTS[below]) / (MEAN_COUNTS[above] - MEAN_COUNTS[below]), 0, 1))
+    bins = np.zeros(len(MEAN_COUNTS))
+    bins[below], bins[above] = 1 - share, share
+    return tuple(bins.tolist())
+
+
+@cache
+def kernel_points() -> tuple[KernelPoint, ...]:
+    """Every published time of a kernel; where nobody said how many rows are unique, a third of the lookups is taken."""
+    return tuple(
+        KernelPoint(
+            row["sheet"],
+            row["pass"] == "backward",
+            Home(Tier(row["home"]), 1.0 if row["home"] == "cached" else None),
+            row["optimizer"] or "sgd",
+            int(row["tables"]),
+            int(row["rows"]),
+            int(row["dim"]),
+            float(row["lookups"]),
+            float(row["unique"] or float(row["lookups"]) / 3),
+            row["pooled"] == "true",
+            float(row["outputs"]),
+            float(row["ms"]),
+            row["source"],
+        )
+        for row in _rows("kernels.csv")
+    )
+
+
+@dataclass(frozen=True)
+class Widths:
+    """How much longer lookups take forward than their bytes at the memory's full bandwidth, by the bytes of a row.
+
+    Narrow rows keep few of a kernel's threads busy; wide ones are found in caches less often. Interpolated in
+    logarithms; beyond the points the outermost stands.
+
+    Attributes:
+        row_bytes: (W,) rising, of rows as they are moved; none: lookups take as long as their bytes.
+        factor: (W,) of each.
+    """
+
+    row_bytes: tuple[float, ...]
+    factor: tuple[float, ...]
+
+    EVEN: ClassVar["Widths"]
+
+    def __call__(self, row_bytes: FloatArray) -> FloatArray:
+        """(n,) factors of rows of so many bytes."""
+        if not self.row_bytes:
+            return np.ones_like(row_bytes)
+        found: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
+        return found
+
+    def holds(self, dim: FloatArray) -> BoolArray:
+        """(n,) whether points surround tables of so many columns."""
+        least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
+        row_bytes = in_sectors(dim * ELEMENT_BYTES)
+        found: BoolArray = (row_bytes >= least) & (row_bytes <= most)
+        return found
+
+    @classmethod
+    def of(cls, points: Iterable[KernelPoint], call_ms: float) -> "Widths":
+        """From Meta's forward points, less a call's fixed time; of widths that move as many bytes their mean."""
+        found: dict[float, list[float]] = {}
+        for point in points:
+            if point.sheet == _SWEPT:
+                looked_up, outputs = (float(part.sum()) for part in passes(point.loads)[:2])
+                seen = (point.ms - call_ms) * _SWEPT_BYTES_PER_MS - outputs
+                found.setdefault(float(moved_row_bytes(point.loads)[0]), []).append(seen / looked_up)
+        widths = sorted(found)
+        return cls(tuple(widths), tuple(float(np.exp(np.mean(np.log(found[one])))) for one in widths))
+
+
+Widths.EVEN = Widths((), ())
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """A GPU's collectives on one host, as nccl-tests measures them.
+
+    Between sizes, times are interpolated in logarithms, and between numbers of devices what a byte on the way takes;
+    beyond the largest size time grows with the bytes. More bytes never take less.
+
+    Attributes:
+        sizes: (S,) bytes of a device's whole buffer, rising.
+        points: (S,) ms as published, by collective (of NCCL's names) and number of devices.
+    """
+
+    sizes: FloatArray
+    points: Mapping[str, Mapping[int, FloatArray]]
+
+    @cached_property
+    def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
+        """What (S,) would take if all went over links, in logarithms, falling nowhere."""
+        return {
+            collective: {count: np.log(rising(ms) / _on_the_way(count)) for count, ms in by_count.items()}
+            for collective, by_count in self.points.items()
+        }
+
+    def __call__(self, collective: str, devices: int, size_bytes: FloatArray) -> FloatArray:
+        """(...,) ms of so many devices that put in (...,) bytes each; nothing for one alone."""
+        if devices == 1:
+            return np.zeros_like(size_bytes)
+        log_bytes, log_sizes = np.log(np.maximum(size_bytes, 1.0)), np.log(self.sizes)
+        curves = self._log_ms[collective]
+        counts = sorted(curves)
+        share = np.interp(np.log(devices), np.log(counts), np.arange(len(counts)))  # a place between two of them
+        parts = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
+        each = [np.interp(log_bytes, log_sizes, curves[count]) for count in counts]
+        log_ms = np.tensordot(parts, each, 1) + np.maximum(log_bytes - log_sizes[-1], 0)
+        found: FloatArray = np.exp(log_ms) * _on_the_way(devices)
+        return found
+
+
+def _on_the_way(devices: int) -> float:
+    """The share of a buffer that doesn't stay on its device."""
+    return (devices - 1) / devices
+
+
+@cache
+def curves_of(gpu: str) -> Curves:
+    """The curves of that GPU, whose name there is a file of points for."""
+    rows = [row for row in _rows("nccl.csv") if row["gpu"] == gpu]
+    sizes = [name for name in rows[0] if name.isdigit()]
+    ms: dict[str, dict[int, FloatArray]] = {}
+    for row in rows:
+        times = np.array([float(row[size]) for size in sizes]) * _MS
+        ms.setdefault(row["collective"], {})[int(row["num_gpus"])] = times
+    return Curves(np.array(sizes, dtype=np.float64), ms)
+
+
+def rising(times: FloatArray) -> FloatArray:
+    """(S,) the times, made to fall nowhere: where they do, half-way (of factors) between what is before and after."""
+    before, after = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
+    found: FloatArray = np.sqrt(before * after)
+    return found
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with (_POINTS / name).open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)

@@ -1,0 +1,53 @@
+"""Datasheets beside published measurements: docs/datasheets.md."""
+
+import numpy as np
+import pytest
+
+from neuroshard.models import CostModels
+from neuroshard.models.checked_sheets import checks
+from neuroshard.models.published import Widths, curves_of, kernel_points
+from neuroshard.plumbing.configs import choices
+
+SHEETS = choices("roofline")
+
+
+@pytest.mark.parametrize("sheet", SHEETS)
+def test_published_points_are_met(sheet):
+    """Each within 30%, each kind within 10% in the mean; from the other points within 15%."""
+    for check in checks(CostModels.load(f"roofline:{sheet}")):
+        off, left_out = (np.abs(ms / check.published - 1) for ms in (check.predicted, check.left_out))
+        assert off.mean() < 0.1, str(check)
+        assert off.max() < 0.3, str(check)
+        assert np.isnan(left_out).all() or np.nanmean(left_out) < 0.15, str(check)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "b200", "l40s"])
+def test_exchanges_take_longer_the_more_there_is(gpu):
+    curves, sizes = curves_of(gpu), np.logspace(0, 10, 400)
+    for collective in curves.points:
+        assert curves(collective, 1, sizes).max() == 0
+        for devices in range(2, 9):
+            assert (np.diff(curves(collective, devices, sizes)) >= 0).all()
+
+
+def test_between_numbers_of_devices_links_carry_what_they_carry_beside():
+    curves, size = curves_of("h100"), np.array([2.0**29])
+    ms = np.array([curves("alltoall", count, size)[0] / ((count - 1) / count) for count in (2, 4, 8)])
+    assert ms[1] == pytest.approx(np.sqrt(ms[0] * ms[2]))
+
+
+def test_wider_rows_take_no_less():
+    """In steps of the sectors that memory moves, with their indices."""
+    row_bytes = np.arange(32.0, 8192, 32)
+    widths = Widths.of(kernel_points(), 0.022)
+    assert (np.diff((8 + row_bytes) * widths(row_bytes)) > 0).all()
+    assert widths.holds(np.array([4.0, 512, 520])).tolist() == [True, True, False]
+
+
+def test_points_have_the_unique_rows_that_are_published():
+    from neuroshard.tables.misses import touched_rows
+
+    for point in kernel_points():
+        its = point.loads
+        assert its.lookups.sum() == pytest.approx(point.lookups, rel=1e-3)
+        assert touched_rows(its.rows, its.lookups, its.reuse).sum() == pytest.approx(point.unique, rel=1e-3)
