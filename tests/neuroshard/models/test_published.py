@@ -1,5 +1,8 @@
 """Datasheets beside published measurements: docs/datasheets.md."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,7 +10,9 @@ from neuroshard.models import CostModels
 from neuroshard.models.checked_sheets import checks
 from neuroshard.models.published import Widths, curves_of, kernel_points
 from neuroshard.plumbing.configs import choices
+from neuroshard.tables.misses import touched_rows
 
+ROOT = Path(__file__).resolve().parents[3]
 SHEETS = choices("roofline")
 
 
@@ -45,9 +50,15 @@ def test_wider_rows_take_no_less():
 
 
 def test_points_have_the_unique_rows_that_are_published():
-    from neuroshard.tables.misses import touched_rows
-
     for point in kernel_points():
         its = point.loads
         assert its.lookups.sum() == pytest.approx(point.lookups, rel=1e-3)
         assert touched_rows(its.rows, its.lookups, its.reuse).sum() == pytest.approx(point.unique, rel=1e-3)
+
+
+def test_the_page_of_datasheets_is_current():
+    spec = importlib.util.spec_from_file_location("datasheets", ROOT / "docs" / "datasheets.py")
+    datasheets = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(datasheets)
+    page = datasheets.PAGE.read_text()
+    assert datasheets.with_tables(page) == page, "make it anew: python docs/datasheets.py"

@@ -1,0 +1,55 @@
+"""Writes the tables of docs/datasheets.md: published points beside what datasheets predict."""
+
+from pathlib import Path
+
+import numpy as np
+
+from neuroshard.models import CostModels
+from neuroshard.models.checked_sheets import Check, checks
+from neuroshard.plumbing.configs import choices
+
+PAGE = Path(__file__).resolve().parent / "datasheets.md"
+_OWN = ("a100", "h100", "h200", "b200", "l40s")  # whose collectives are published
+
+
+def tables() -> dict[str, str]:
+    """What stands between the page's marks, by their names."""
+    found = {sheet: checks(CostModels.load(f"roofline:{sheet}")) for sheet in choices("roofline")}
+    return {"kernels": "\n".join(_kernels(found)), "exchanges": "\n".join(_exchanges(found))}
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables made anew."""
+    for name, table in tables().items():
+        first, last = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        page = page[: page.index(first) + len(first)] + table + page[page.index(last) :]
+    return page
+
+
+def _kernels(found: dict[str, tuple[Check, ...]]) -> list[str]:
+    head = ["| datasheet | call | published, ms | predicted, ms | off by | from other points |", "| --- " * 6 + "|"]
+    rows = []
+    for sheet, kinds in found.items():
+        for check in kinds:
+            if "devices" in check.kind:
+                continue
+            for what, published, *ms in zip(check.what, check.published, check.predicted, check.left_out, strict=True):
+                off = [f"{one / published - 1:+.0%}" if np.isfinite(one) else "" for one in ms]
+                rows.append(f"| {sheet} | {check.kind}: {what} | {published:.3f} | {ms[0]:.3f} | {' | '.join(off)} |")
+    return head + rows
+
+
+def _exchanges(found: dict[str, tuple[Check, ...]]) -> list[str]:
+    head = ["| datasheet | collective | mean | worst | from other points: mean | worst |", "| --- " * 6 + "|"]
+    rows = []
+    for sheet in _OWN:
+        for check in found[sheet]:
+            if check.kind.endswith("8 devices"):
+                off = [np.abs(ms / check.published - 1) for ms in (check.predicted, check.left_out)]
+                told = " | ".join(f"{np.nanmean(one):.1%} | {np.nanmax(one):.1%}" for one in off)
+                rows.append(f"| {sheet} | {check.kind} | {told} |")
+    return head + rows
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
