@@ -98,9 +98,9 @@ def _gap(task, simulator):
     return simulator.cost(task, plan).total_ms / _bound(task, simulator) - 1
 
 
-@pytest.mark.parametrize(("models", "batch_size", "most"), [("roofline:h100", 65536, 0.02), ("cpu", 4096, 0.1)])
+@pytest.mark.parametrize(("models", "batch_size", "most"), [("roofline:h100", 65536, 0.04), ("cpu", 4096, 0.1)])
 def test_the_bound_is_close_for_models_that_keep_to_physics(models, batch_size, most):
-    """Many tables of many sizes on a few devices leave little to be gained."""
+    """Many tables of many sizes on a few devices leave little to be gained, but that each shard sorts all lookups."""
     simulator, tables = Simulator(CostModels.load(models)), dlrm_like(batch_size=batch_size, seed=1)
     for num_devices in (4, 8):
         (task,) = drawn(tables, Topology(num_devices, 4 << 30), batch_size, TaskDraw(count=1))
