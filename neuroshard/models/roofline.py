@@ -153,7 +153,7 @@ class RooflineCompute(SumModel):
 
     def coverage(self, loads: Loads) -> Coverage:
         """How near published points are to these loads."""
-        if (are(loads, lambda layout: layout.dense)).any():
+        if are(loads, lambda layout: layout.dense).any():
             return Coverage.GUESSED
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED

@@ -126,5 +126,5 @@ def test_narrow_shards_find_room_where_memory_is_nearly_full():
     catalog = Catalog.checked(Base.empty(task), simulator)
     packed, even = (catalog.items.plan(start.first_held(catalog)) for start in (BeamSearch(), EvenLayouts()))
     costs = [simulator.cost(task, plan).total_ms for plan in (packed, even)]
-    assert costs[1] < costs[0] / 2
+    assert costs[1] < costs[0] / 1.5
     assert not even.violations

@@ -33,7 +33,7 @@ def _ms(plan, simulator=SIMULATOR):
 
 
 def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
-    task = Task(criteo(), Topology(8, "80GiB"), 65536)
+    task = Task(criteo(), Topology(4, "80GiB"), 65536)
     cheapest, plan = (replace(ALL, tolerance=tolerance).find(task, SIMULATOR).plan for tolerance in (0.0, 0.005))
     assert len(plan.placements) < len(cheapest.placements)
     assert _ms(cheapest) < _ms(plan) <= _ms(cheapest) * 1.005
