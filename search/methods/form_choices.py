@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.models.side_by_side import columns_model
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, IntArray
@@ -71,8 +70,7 @@ class FormChoices:
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
             sizes = Sizes.of(Items.of(Base.empty(task, may)))
-            model = columns_model(simulator.models.compute, task.loads.take(may))
-            catalog = Catalog.costed(sizes, simulator, model)
+            catalog = Catalog.costed(sizes, simulator, simulator.models.compute)
             fitting[_too_large(sizes), COLUMNS] = False
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)

@@ -60,7 +60,7 @@ class Greedy(Searcher):
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the greedy plan; the simulator isn't asked."""
-        sizes = Sizes.of(Items.of(Base.empty(task)))
+        sizes = _sizes(task)
         return Found(sizes.items.plan(self.held(sizes)))
 
     def held(self, sizes: Sizes) -> IntArray:
@@ -101,7 +101,7 @@ class Random(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the random plan; the simulator isn't asked."""
         rng = np.random.default_rng(self.seed)
-        sizes = Sizes.of(Items.of(Base.empty(task)))
+        sizes = _sizes(task)
         room = _Room(sizes, "random", self.max_halvings)
         confined = room.items.confined[[shard.item for shard in room.shards]]
         order = rng.permutation(len(room.shards))
@@ -109,6 +109,17 @@ class Random(Searcher):
             for part, devices in room.places(room.shards[index]):
                 room.take(part, int(rng.choice(devices)))
         return Found(sizes.items.plan(room.held))
+
+
+def _sizes(task: Task) -> Sizes:
+    """Sizes of all shards of a task's tables.
+
+    Raises:
+        InfeasibleError: nothing in columns can fit.
+    """
+    sizes = Sizes.of(Items.of(Base.empty(task)))
+    check_total(sizes)
+    return sizes
 
 
 class _Shard(NamedTuple):
@@ -130,7 +141,6 @@ class _Room:
         self.items = sizes.items
         self._method = method
         self._max_halvings = max_halvings
-        check_total(sizes)
         self._sizes = sizes
         self._room = Room.empty(sizes, self.items.free_bytes)
         layout = fewest_shards(sizes)

@@ -53,12 +53,13 @@ class Catalog(Sizes):
         simulator.models.check(base.task)
         sizes = Sizes.of(Items.of(base))
         check_total(sizes)
-        model = columns_model(simulator.models.compute, base.task.loads.take(base.in_columns))
-        return cls.costed(sizes, simulator, model)
+        return cls.costed(sizes, simulator, simulator.models.compute)
 
     @classmethod
     def costed(cls, sizes: Sizes, simulator: Simulator, model: ComputeModel) -> "Catalog":
-        """Cost every shard, in one call of a compute model of what lies in columns."""
+        """Cost every shard, in one call of a compute model."""
+        base = sizes.items.base
+        model = columns_model(model, base.task.loads.take(base.in_columns))
         vectors, cost_ms = _vectors_and_costs(sizes, model)
         return cls(
             sizes.items, sizes.first, sizes.full_width, sizes.size_bytes, sizes.state_bytes, sizes.given,
