@@ -19,6 +19,7 @@ _POSITIONAL = {
     "explain": "plans",
     "evaluate": "plans",
     "export": "plan",
+    "calibrate": "traces",
 }  # what paths without a key are
 _SINGLE = ("plan",)  # that take one path, not a list
 _KEY = re.compile(r"([\w./@-]+)=(.*)", re.DOTALL)

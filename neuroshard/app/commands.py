@@ -3,6 +3,7 @@
 COMMANDS = {
     "collect": "measure table combinations and exchanges on real hardware",
     "pretrain": "fit the cost models to measurements",
+    "calibrate": "correct a datasheet by traces of training steps: calibrate TRACE.json ... model=roofline:h100",
     "refine": "fit cost models further to what their own plans ask of this machine",
     "search": "find sharding plans for tasks",
     "evaluate": "run plans on real hardware and compare with the prediction: evaluate PLAN.json RUN_DIR ...",

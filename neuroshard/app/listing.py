@@ -12,6 +12,7 @@ from rich.table import Table as Grid
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.cost.parts import PARTS
 from neuroshard.models.bundle import bundle_at, load_bundle
+from neuroshard.models.calibration import Calibration, is_calibration
 from neuroshard.models.checked_sheets import checks
 from neuroshard.models.cost_models import CostModels
 from neuroshard.plumbing.configs import choices
@@ -36,6 +37,9 @@ def show_models(arguments: list[str], console: Console) -> None:
         return
     if arguments:
         CostModels.load(arguments[0])  # which says what is wrong with the name
+        if is_calibration(Path(arguments[0])):
+            console.print_json(json.dumps(asdict(Calibration.load(Path(arguments[0])))))
+            return
         card = load_bundle(shipped_path(arguments[0]) or bundle_at(Path(arguments[0])))[1]
         console.print_json(json.dumps(asdict(card)))
         return

@@ -57,22 +57,14 @@ def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:
 
 
 def _of_kind(model: RooflineCompute, kind: str, points: list[KernelPoint]) -> Check:
-    times = [(point.ms, kernel_ms(model, point), _left_out_ms(model, point)) for point in points]
+    times = [(point.ms, model.point_ms(point), _left_out_ms(model, point)) for point in points]
     what = tuple(f"{point.dim} columns, {point.lookups:,.0f} lookups, {point.optimizer}" for point in points)
     return Check(kind, what, *np.array(times).T)
 
 
 def _left_out_ms(model: RooflineCompute, point: KernelPoint) -> float:
     rest = Widths.of((one for one in kernel_points() if one is not point), FORWARD_CALL_MS)
-    return kernel_ms(replace(model, widths=rest), point) if rest != model.widths else float("nan")
-
-
-def kernel_ms(model: RooflineCompute, point: KernelPoint) -> float:
-    """What the model says of a published call, with its optimizer, ms."""
-    its, loads = replace(model, optimizer=point.optimizer, tier=point.home.tier), point.loads
-    if point.backward:
-        return its.backward_call_ms + float(its.backward_ms(loads).sum())
-    return its.forward_call_ms + float(its.forward_ms(loads).sum())
+    return replace(model, widths=rest).point_ms(point) if rest != model.widths else float("nan")
 
 
 def _of_curves(curves: Curves) -> list[Check]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.models.bundle import bundle_at, load_with_digest
+from neuroshard.models.calibration import Calibration, is_calibration
 from neuroshard.models.model_set import ModelSet
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
@@ -35,7 +36,7 @@ class CostModels(ModelSet):
 
         "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
         an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
-        anything else is a bundle's directory, or that of a run of `neuroshard refine`.
+        anything else is a bundle's directory, or that of a run of `neuroshard refine`, or of `neuroshard calibrate`.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
@@ -49,6 +50,10 @@ class CostModels(ModelSet):
             if f"{ROOFLINE}{path}" in known_names():
                 raise UserError(f"unknown model {str(path)!r}; did you mean '{ROOFLINE}{path}'?")
             raise unknown_name("model (and no directory is called so)", str(path), known_names())
+        if shipped is None and is_calibration(Path(path)):
+            its = Calibration.load(Path(path))
+            models = build("roofline", its.sheet, optimizer=its.optimizer, calibration=str(path))
+            return replace(models, name=str(Path(path).absolute()))
         bundle = shipped or bundle_at(Path(path))
         name = str(path) if shipped is not None else str(bundle.absolute())
         loaded, card, digest = load_with_digest(bundle)

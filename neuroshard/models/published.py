@@ -5,13 +5,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.cost.loads import Loads
 from neuroshard.models.kernel_bytes import in_sectors, moved_row_bytes, passes
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import Devices, Dim, Name, Positive, Rows, TableCount
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
@@ -19,26 +22,39 @@ from neuroshard.words.home import Home, Tier
 
 _POINTS = Path(__file__).resolve().parent / "points"
 _MS = 1e-3  # of a microsecond
+AtLeastOne = Annotated[float, Meta(ge=1, le=1e15)]
+Optimizer = Annotated[str, Meta(pattern="^(sgd|rowwise_adagrad|adam)$")]
+CollectiveName = Annotated[str, Meta(pattern="^(alltoall|all_reduce|reduce_scatter|all_gather)$")]
 _SWEPT, _SWEPT_BYTES_PER_MS = "h100_meta", 2.4e9  # whose forward points are of many widths, and its memory
 
 
 @dataclass(frozen=True)
+@checked
 class KernelPoint:
     """A kernel's published time, ms: of a whole call, by what it is asked for over all its tables."""
 
-    sheet: str
+    sheet: Name
     backward: bool
     home: Home
-    optimizer: str
-    tables: int
-    rows: int
-    dim: int
-    lookups: float
-    unique: float
+    optimizer: Optimizer
+    tables: TableCount
+    rows: Rows
+    dim: Dim
+    lookups: AtLeastOne
+    unique: Positive
     pooled: bool
-    outputs: float
-    ms: float
-    source: str
+    outputs: AtLeastOne
+    ms: Positive
+    source: Name
+
+    def __str__(self) -> str:
+        way = "backward" if self.backward else "forward"
+        return f"{way}, {self.home.tier.value}, {self.dim} columns, {self.lookups:,.0f} lookups, {self.optimizer}"
+
+    @property
+    def row_bytes(self) -> float:
+        """Of a row as it is moved."""
+        return float(moved_row_bytes(self.loads)[0])
 
     @property
     def loads(self) -> Loads:
@@ -46,6 +62,21 @@ class KernelPoint:
         pooling = self.lookups / self.outputs if self.pooled else 1.0
         table = Table("t", self.rows, self.dim, pooling, _reuse(self.lookups / self.unique), pooled=self.pooled)
         return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at([self.home] * self.tables)
+
+
+@dataclass(frozen=True)
+@checked
+class ExchangePoint:
+    """A collective's measured time, ms; `size_bytes` are a device's whole buffer, the name is NCCL's."""
+
+    collective: CollectiveName
+    devices: Devices
+    size_bytes: AtLeastOne
+    ms: Positive
+    source: Name
+
+    def __str__(self) -> str:
+        return f"{self.collective}, {self.devices} devices, {self.size_bytes:,.0f} bytes"
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
@@ -120,7 +151,7 @@ class Widths:
             if point.sheet == _SWEPT:
                 looked_up, outputs = (float(part.sum()) for part in passes(point.loads)[:2])
                 seen = (point.ms - call_ms) * _SWEPT_BYTES_PER_MS - outputs
-                found.setdefault(float(moved_row_bytes(point.loads)[0]), []).append(seen / looked_up)
+                found.setdefault(point.row_bytes, []).append(seen / looked_up)
         widths = sorted(found)
         return cls(tuple(widths), tuple(float(np.exp(np.mean(np.log(found[one])))) for one in widths))
 

@@ -5,7 +5,6 @@ width, and an exchange as long as was published for its bytes and devices (`neur
 that comes to what is published: docs/datasheets.md.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +13,8 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import are
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
-from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, PartModel, ReluHead, SumModel
+from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, ReluHead, SumModel
 from neuroshard.models.kernel_bytes import (
     SECTOR_BYTES,
     cached_miss_bytes,
@@ -25,9 +23,8 @@ from neuroshard.models.kernel_bytes import (
     moved_row_bytes,
     passes,
 )
-from neuroshard.models.published import Curves, Widths, curves_of, kernel_points
+from neuroshard.models.published import Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
-from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables.misses import touched_rows
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
@@ -58,6 +55,12 @@ _NCCL = {
     Collective.HOST_REDUCE_SCATTER: "reduce_scatter",
     Collective.ALL_REDUCE: "all_reduce",
 }
+_COLLECTIVES = {
+    "alltoall": Collective.ALL_TO_ALL,
+    "all_reduce": Collective.ALL_REDUCE,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "all_gather": Collective.REDUCE_SCATTER,  # whose way back it is
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class RooflineCompute(SumModel):
         optimizer: sgd | rowwise_adagrad | adam: whose states are read and written too.
         widths: how much longer than its bytes a lookup takes forward.
         published: whether kernels' times were published for this GPU; else an H100's utilisation stands in.
+        measured: how much longer lookups and their backward pass take from the device's memory than all that says.
         tier: the memory of the calls whose fixed time `head` has.
     """
 
@@ -82,6 +86,7 @@ class RooflineCompute(SumModel):
     optimizer: str = "sgd"
     widths: Widths = Widths.EVEN
     published: bool = True
+    measured: tuple[Widths, Widths] = (Widths.EVEN, Widths.EVEN)
     tier: Tier = Tier.DEVICE
 
     @property
@@ -118,12 +123,20 @@ class RooflineCompute(SumModel):
         cost_ms: Float32Array = (self.forward_ms(loads) + self.backward_ms(loads))[:, None].astype(np.float32)
         return cost_ms
 
+    def point_ms(self, point: KernelPoint) -> float:
+        """Return the ms of a call whose time was published or measured, with its own optimizer."""
+        its, loads = replace(self, optimizer=point.optimizer, tier=point.home.tier), point.loads
+        if point.backward:
+            return its.backward_call_ms + float(its.backward_ms(loads).sum())
+        return its.forward_call_ms + float(its.forward_ms(loads).sum())
+
     def forward_ms(self, loads: Loads) -> FloatArray:
         """(n,) ms of each load's lookups: from the device's memory, and over the link."""
         looked_up, outputs = passes(loads)[:2]
-        ms: FloatArray = self._memory_ms(looked_up * self.widths(moved_row_bytes(loads)) + outputs)
+        row_bytes = moved_row_bytes(loads)
+        ms: FloatArray = self._memory_ms(looked_up * self.widths(row_bytes) + outputs) * self.measured[0](row_bytes)
         if self.host is not None:
-            rows = _at(loads, Tier.HOST) * loads.lookups * moved_row_bytes(loads) / _LOOKED_UP
+            rows = _at(loads, Tier.HOST) * loads.lookups * row_bytes / _LOOKED_UP
             ms = ms + self._link_ms(rows + cached_miss_bytes(loads) / _FETCHED)
             ms = ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
         return ms
@@ -138,7 +151,7 @@ class RooflineCompute(SumModel):
         states = np.where(copied, 2 * floats * loads.rows * loads.dim * ELEMENT_BYTES * _UPDATE_SHARE, states)
         one_by_one = update + ~on_host * states + 2 * unique * per_row * SECTOR_BYTES
         ms: FloatArray = self._memory_ms(gradients + dense + one_by_one / _UPDATE_SHARE)
-        ms = ms + loads.lookups * _SORT_NS * _NS
+        ms = (ms + loads.lookups * _SORT_NS * _NS) * self.measured[1](moved_row_bytes(loads))
         if self.host is not None:
             rows = _at(loads, Tier.HOST) * 2 * unique * moved_row_bytes(loads)
             ms = ms + self._link_ms((rows + on_host * states) / _UPDATED)
@@ -233,6 +246,14 @@ class RooflineComm(CommModel):
             return Coverage.GUESSED
         return Coverage.COVERED if within else Coverage.EXTRAPOLATED
 
+    def point_ms(self, point: ExchangePoint) -> float:
+        """Return the ms of a collective whose time was measured."""
+        given, one = (
+            np.full((1, 1), point.size_bytes),
+            replace(self, gathers=point.collective == "all_gather", rounds=1),
+        )
+        return float(one._collective_ms(given, _COLLECTIVES[point.collective], point.devices, point.devices).item())
+
     def _collective_ms(self, given: FloatArray, collective: Collective, devices: int, host: int) -> FloatArray:
         """(B, 1) ms, of what each device puts in, (B, D)."""
         busiest, local = given.max(axis=1, keepdims=True), min(devices, self.devices_per_host)
@@ -262,63 +283,3 @@ class RooflineComm(CommModel):
         """(B, 1) ms over the network."""
         ms: FloatArray = size_bytes / (share * self.network_gb_per_s * _BYTES_PER_MS)
         return ms + self.rounds * _BETWEEN_HOSTS_MS * (size_bytes > 0)
-
-
-def roofline(
-    source: str,  # noqa: ARG001  # for readers of the config
-    memory_gb_per_s: float,
-    network_gb_per_s: float,
-    host_link_gb_per_s: float,
-    exchanges: str,
-    exchange_speed: float = 1.0,
-    kernels_published: bool = False,
-    devices_per_host: int = 8,
-    cache_lookup_ns: float = 2.2,
-    cache_call_ms: float = 0.12,
-    optimizer: str = "sgd",
-    more: Sequence[PartModel] = (),
-) -> CostModels:
-    """The models of one kind of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
-
-    Args:
-        source: where the figures stand.
-        memory_gb_per_s: from the device's memory.
-        network_gb_per_s: one network card for each GPU.
-        host_link_gb_per_s: PCIe to the host, by the datasheet.
-        exchanges: the GPU in `points/nccl.csv` whose collectives these are.
-        exchange_speed: of the links, beside that GPU's; other than 1 is a guess.
-        kernels_published: whether `points/kernels.csv` has this GPU's; else an H100's utilisation stands in.
-        devices_per_host: that talk over the fast links.
-        cache_lookup_ns: of a lookup behind a cache: 1.8 with one table (H100 PCIe), 2.7 with ten (SXM).
-        cache_call_ms: of a call behind a cache: some ten kernels more than without one.
-        optimizer: sgd | rowwise_adagrad | adam: whose states the update reads and writes.
-        more: other parts of a step.
-    """
-    if optimizer not in STATE_FLOATS:
-        raise unknown_name("optimizer", optimizer, STATE_FLOATS)
-    host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
-    widths = Widths.of(kernel_points(), FORWARD_CALL_MS)
-    compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)
-    forward = RooflineComm(curves_of(exchanges), network_gb_per_s, devices_per_host, speed=exchange_speed)
-    before = replace(forward, rounds=2)  # the number of indices, then the indices
-    return CostModels(compute, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
-
-
-def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
-    """The models, and for calls of tables in host memory that they don't know, a datasheet's link and cache besides.
-
-    Args:
-        models: whose compute model is a sum over tables.
-        sheet: a datasheet's name, such as "roofline:h100".
-
-    Raises:
-        UserError: there is no such datasheet, or the compute model isn't a sum over tables.
-    """
-    figures = CostModels.load(sheet).compute
-    if not isinstance(figures, RooflineCompute) or figures.host is None:
-        raise UserError(f"host_tiers={sheet} is no datasheet; take one, such as roofline:h100")
-    known = models.compute
-    if not isinstance(known, SumModel):
-        raise UserError("tables in host memory can be added to compute models only that are sums over tables")
-    by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
-    return replace(models, compute=ComputeByForm(by_call, figures.host))

@@ -5,7 +5,7 @@ import pytest
 
 from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import CostModels
-from neuroshard.models.roofline import with_host_tiers
+from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
 from neuroshard.plans.plan import Plan, assemble

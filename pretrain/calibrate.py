@@ -1,0 +1,146 @@
+"""The calibrate run: what traces of a training job say of a machine corrects the datasheet that is nearest to it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+from rich.console import Console
+from rich.table import Table as Grid
+
+from neuroshard.models import CostModels
+from neuroshard.models.bundle import check_place
+from neuroshard.models.calibrated import with_exchanges, with_kernels
+from neuroshard.models.calibration import Calibration
+from neuroshard.models.published import ExchangePoint, KernelPoint
+from neuroshard.models.roofline import RooflineComm, RooflineCompute
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import PathName
+from neuroshard.records.run_directory import RunDirectory
+from neuroshard.stages.pretrain.traces import Points, read_traces
+
+_SHEET = "roofline:"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A datasheet's models of kernels and of collectives on the way forward."""
+
+    compute: RooflineCompute
+    comm: RooflineComm
+
+    @classmethod
+    def load(cls, name: str) -> "Sheet":
+        """Load a datasheet by its name.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        models = CostModels.load(name)
+        compute, comm = models.compute, models.forward
+        if not (name.startswith(_SHEET) and isinstance(compute, RooflineCompute) and isinstance(comm, RooflineComm)):
+            raise UserError(f"model={name} is no datasheet; calibrate one, such as model=roofline:h100")
+        return cls(compute, comm)
+
+    def corrected(self, points: "Calibration") -> "Sheet":
+        """Return the same, corrected by points."""
+        return Sheet(with_kernels(self.compute, points.kernels), with_exchanges(self.comm, points.exchanges))
+
+    def ms(self, point: KernelPoint | ExchangePoint) -> float:
+        """Predict the ms of a call or a collective."""
+        return self.compute.point_ms(point) if isinstance(point, KernelPoint) else self.comm.point_ms(point)
+
+
+@dataclass(frozen=True)
+@checked
+class Calibrate:
+    """Everything `neuroshard calibrate` needs.
+
+    Attributes:
+        traces: files that PyTorch's profiler wrote (record_shapes=True), of one rank each; the more ranks, the better
+            are collectives told from waiting.
+        out: directory for the calibrated datasheet; model=DIRECTORY takes it.
+        model: the datasheet of the GPU that is most like the one of the traces, roofline:NAME.
+    """
+
+    traces: Annotated[tuple[PathName, ...], Meta(min_length=1)]
+    out: PathName
+    model: str
+
+    def run(self) -> "CalibrateResult":
+        """Read the traces, correct the datasheet, write the points.
+
+        Raises:
+            UserError: there is no such datasheet, a file is no trace, or the traces hold no call and no collective.
+        """
+        out = Path(self.out)
+        check_place(out)
+        sheet = Sheet.load(self.model)
+        points = read_traces([Path(path) for path in self.traces])
+        if not points.kernels and not points.exchanges:
+            raise UserError(
+                f"{', '.join(self.traces)}: no call of FBGEMM's with the sizes of its tensors, and no collective of "
+                f"NCCL's{_why(points.skipped)}; profile training steps with record_shapes=True"
+            )
+        name, _, optimizer = self.model.removeprefix(_SHEET).partition("+")
+        updated_by = [one.optimizer for one in points.kernels if one.backward]
+        calibration = Calibration(name, optimizer or next(iter(updated_by), "sgd"), points.kernels, points.exchanges)
+        with RunDirectory(out).held(["datasheet.json"]):
+            calibration.save(out)
+        return CalibrateResult(out, sheet, calibration, points)
+
+
+@dataclass(frozen=True)
+class CalibrateResult:
+    """A calibrated datasheet, and how far it was off."""
+
+    path: Path
+    sheet: Sheet
+    calibration: Calibration
+    points: Points
+
+    def show(self, console: Console) -> None:
+        """Print a row for every point, the errors on average, and what was left out."""
+        points: list[KernelPoint | ExchangePoint] = [*self.calibration.kernels, *self.calibration.exchanges]
+        measured = np.array([one.ms for one in points])
+        by_sheet, corrected, left_out = (np.array(ms) for ms in zip(*map(self._predicted, points), strict=True))
+        grid = Grid(title=f"Measured, and off by, with roofline:{self.calibration.sheet}")
+        grid.add_column("call or collective")
+        for column in ("measured ms", "datasheet", "calibrated", "from other points"):
+            grid.add_column(column, justify="right")
+        for point, ms, *predicted in zip(points, measured, by_sheet, corrected, left_out, strict=True):
+            grid.add_row(str(point), f"{ms:.3f}", *(f"{one / ms - 1:+.0%}" for one in predicted))
+        console.print(grid)
+        console.print(
+            f"off on average: the datasheet {_error(by_sheet, measured)}, calibrated {_error(corrected, measured)}; "
+            f"each point predicted from the others {_error(left_out, measured)}, as sizes that weren't measured may be",
+            soft_wrap=True,
+        )
+        if self.points.skipped:
+            console.print(f"left out{_why(self.points.skipped)}", soft_wrap=True)
+        console.print(f"calibrated datasheet: model={self.path}", soft_wrap=True)
+
+    def _predicted(self, point: KernelPoint | ExchangePoint) -> tuple[float, float, float]:
+        """By the datasheet, with all points, and with all others."""
+        its = self.calibration
+        others = replace(
+            its,
+            kernels=tuple(one for one in its.kernels if one is not point),
+            exchanges=tuple(one for one in its.exchanges if one is not point),
+        )
+        sheets = (self.sheet, self.sheet.corrected(its), self.sheet.corrected(others))
+        return sheets[0].ms(point), sheets[1].ms(point), sheets[2].ms(point)
+
+
+def _error(predicted: FloatArray, measured: FloatArray) -> str:
+    return f"{np.abs(predicted / measured - 1).mean():.1%}"
+
+
+def _why(skipped: dict[str, int]) -> str:
+    """In words, of what no points were made."""
+    told: Sequence[str] = [f"{count} calls: {why}" for why, count in skipped.items()]
+    return f" ({'; '.join(told)})" if told else ""

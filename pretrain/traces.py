@@ -1,0 +1,263 @@
+"""Times of FBGEMM's kernels and of collectives, read from traces that PyTorch's profiler wrote (Chrome's JSON).
+
+FBGEMM's calls are known by their operators' names, with the sizes of their tensors (`record_shapes=True`). On a GPU a
+call takes as long as the kernels that were launched within it, elsewhere as long as the operator. Collectives are
+NCCL's kernels, which carry what they exchange.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuroshard.models.published import ExchangePoint, KernelPoint
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.files import regular_file
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.tasks.memory import STATE_FLOATS
+from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.home import Home, Tier
+
+_MS = 1e-3  # of a microsecond
+_FORWARD = re.compile(r"fbgemm::split_embedding_(?P<nobag>nobag_)?codegen_forward_(?:un)?weighted_pt2_wrapper")
+_BACKWARD = re.compile(
+    r"fbgemm::split_embedding_(?P<nobag>nobag_)?backward_codegen_(?P<optimizer>\w+?)_(?:un)?weighted_pt2_wrapper"
+)
+_OPTIMIZERS = {"rowwise_adagrad": "rowwise_adagrad", "sgd": "sgd", "adam": "adam"}
+_COLLECTIVES = {
+    "all_to_all": "alltoall",
+    "alltoall": "alltoall",
+    "reduce_scatter": "reduce_scatter",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+}
+_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Double": 8}
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_LAST_TO_COME = 0.1  # quantile of a collective's times: those of ranks that waited for no other
+_LOOKUPS_OF_A_ROW = 3  # that is looked up at all: as of published calls where nobody said; traces don't
+_PER_OCTAVE = 4  # sizes that count as one
+# Arguments of a call: memory of four kinds, then where tables are, the columns, and further back the indices.
+_HOST, _DEVICE, _MANAGED, _CACHE, _PLACEMENTS = range(5)
+_COLUMNS, _INDICES = 6, (8, 10)  # of sequence tables, and the latter of pooled ones; one further backward
+
+
+@dataclass(frozen=True)
+class Points:
+    """What traces hold.
+
+    Attributes:
+        kernels, exchanges: the median call of a kind, and collectives that nobody waited in.
+        skipped: calls of which no point was made, by why.
+    """
+
+    kernels: tuple[KernelPoint, ...]
+    exchanges: tuple[ExchangePoint, ...]
+    skipped: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator's time on the thread that called it, in microseconds, and the sizes of its arguments."""
+
+    thread: tuple[Any, Any]
+    start: float
+    end: float
+    dims: list[Any]
+    values: list[Any]
+
+    def holds(self, thread: tuple[Any, Any], moment: float) -> bool:
+        return thread == self.thread and self.start <= moment <= self.end
+
+    def size(self, argument: int) -> int:
+        return int(np.prod(self.dims[argument])) if self.dims[argument] else 0
+
+
+def read_traces(paths: Sequence[Path]) -> Points:
+    """Read every trace, of one rank each, or of several steps.
+
+    Raises:
+        UserError: a file is missing or no trace.
+    """
+    kernels: list[KernelPoint] = []
+    exchanges: list[ExchangePoint] = []
+    skipped: dict[str, int] = {}
+    for path in paths:
+        with _understood(path):
+            events = _events(path)
+            kernels += _kernels(events, path.name, skipped)
+            exchanges += _exchanges(events, path.name)
+    return Points(_median_calls(kernels), _undisturbed(exchanges), skipped)
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Whatever can't be read is no trace."""
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        OSError,
+        TypeError,
+        ValueError,
+        zlib.error,
+    ) as error:
+        raise UserError(
+            f"{path} is no trace of PyTorch's profiler, or damaged ({type(error).__name__}: {error}); write one with "
+            "profiler.export_chrome_trace(...)"
+        ) from None
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """Everything in a trace that took time."""
+    raw = regular_file(path, "trace").read_bytes()
+    content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    return [event for event in content["traceEvents"] if event.get("ph") == "X"]
+
+
+def _kernels(events: list[dict[str, Any]], source: str, skipped: dict[str, int]) -> Iterator[KernelPoint]:
+    """FBGEMM's calls, each by itself."""
+    launched = _launched(events)
+    widths: dict[str, int] = {}  # columns of a call's tables, which only its forward pass tells
+    for event in sorted(events, key=lambda one: float(one.get("ts", 0))):
+        name, arguments = str(event.get("name")), event.get("args", {})
+        forward, backward = _FORWARD.fullmatch(name), _BACKWARD.fullmatch(name)
+        if not (forward or backward) or "Input Dims" not in arguments:
+            continue
+        start = float(event["ts"])
+        call = _Call(
+            (event.get("pid"), event.get("tid")),
+            start,
+            start + float(event["dur"]),
+            arguments["Input Dims"][bool(backward) :],  # behind the gradient
+            arguments.get("Concrete Inputs", [])[bool(backward) :],
+        )
+        on_gpu = [us for thread, moment, us in launched if call.holds(thread, moment)]
+        ms = (sum(on_gpu) if launched else float(event["dur"])) * _MS
+        point = _point(call, (forward or backward).groupdict(), widths, ms, source)  # type: ignore[union-attr]
+        if isinstance(point, KernelPoint):
+            yield point
+        else:
+            skipped[point] = skipped.get(point, 0) + 1
+
+
+def _launched(events: list[dict[str, Any]]) -> list[tuple[tuple[Any, Any], float, float]]:
+    """Of every kernel on a GPU who launched it, when, and how long it ran, in microseconds."""
+    took = {
+        event["args"]["correlation"]: float(event["dur"])
+        for event in events
+        if event.get("cat") == "kernel" and "correlation" in event.get("args", {})
+    }
+    return [
+        ((event.get("pid"), event.get("tid")), float(event["ts"]), took[event["args"]["correlation"]])
+        for event in events
+        if event.get("cat") in _LAUNCHES and event.get("args", {}).get("correlation") in took
+    ]
+
+
+def _point(call: _Call, words: dict[str, Any], widths: dict[str, int], ms: float, source: str) -> KernelPoint | str:
+    """A call's point; or why there is none."""
+    backward, pooled = "optimizer" in words, not words["nobag"]
+    columns, indices = (_COLUMNS + pooled, _INDICES[pooled] + backward)
+    tables, lookups = call.size(_PLACEMENTS), call.size(indices)
+    key = json.dumps([call.dims[:5], call.dims[indices : indices + 2]])
+    if not backward:
+        widths[key] = int(call.values[columns])
+    optimizer = _OPTIMIZERS.get(words.get("optimizer") or "sgd")
+    if optimizer is None:
+        return f"the optimizer {words['optimizer']} is none of {', '.join(STATE_FLOATS)}"
+    if key not in widths:
+        return "of the backward pass the forward one isn't in the trace"
+    if not lookups or not tables or not ms:
+        return "nothing is looked up"
+    home = _home(call)
+    if home is None:
+        return "tables in device and host memory in one call"
+    dim = max(DIM_MULTIPLE, round(widths[key] / (tables if pooled else 1) / DIM_MULTIPLE) * DIM_MULTIPLE)
+    rows = max(1, sum(call.size(place) for place in (_HOST, _DEVICE, _MANAGED)) // (dim * tables))
+    outputs = call.size(indices + 1) - 1 if pooled else lookups
+    return KernelPoint(
+        "trace",
+        backward,
+        home,
+        optimizer,
+        tables,
+        rows,
+        dim,
+        lookups,
+        lookups / _LOOKUPS_OF_A_ROW,
+        pooled,
+        outputs,
+        ms,
+        source,
+    )
+
+
+def _home(call: _Call) -> Home | None:
+    """Where all tables of a call are."""
+    on_device, managed, cache = (call.size(place) for place in (_DEVICE, _MANAGED, _CACHE))
+    if not managed:
+        return Home()
+    if on_device:
+        return None
+    return Home(Tier.CACHED, min(1.0, cache / managed)) if cache else Home(Tier.HOST)
+
+
+def _exchanges(events: Iterable[dict[str, Any]], source: str) -> Iterator[ExchangePoint]:
+    """NCCL's collectives, each by itself."""
+    for event in events:
+        arguments = event.get("args", {})
+        name = str(arguments.get("Collective name", "")).strip("_")
+        kind = next((ours for start, ours in _COLLECTIVES.items() if name.startswith(start)), None)
+        if event.get("cat") != "kernel" or kind is None:
+            continue
+        elements = max(arguments.get("In msg nelems", 0), arguments.get("Out msg nelems", 0))
+        size = elements * _BYTES.get(str(arguments.get("dtype")), ELEMENT_BYTES)
+        devices, ms = int(arguments.get("Group size", 1)), float(event["dur"]) * _MS
+        if devices > 1 and size > 0 and ms > 0:
+            yield ExchangePoint(kind, devices, float(size), ms, source)
+
+
+def _median_calls(points: Sequence[KernelPoint]) -> tuple[KernelPoint, ...]:
+    """Of calls of the same tables, whose lookups hardly differ, one with the median time."""
+    groups: dict[Any, list[KernelPoint]] = {}
+    for one in points:
+        about = (one.backward, one.home, one.optimizer, one.tables, one.rows, one.dim, one.pooled)
+        groups.setdefault((*about, _octave(one.lookups)), []).append(one)
+    return tuple(_median_call(its) for its in groups.values())
+
+
+def _median_call(points: Sequence[KernelPoint]) -> KernelPoint:
+    ms = float(np.median([one.ms for one in points]))
+    lookups = float(np.mean([one.lookups for one in points]))
+    return replace(points[0], ms=ms, lookups=lookups, unique=lookups / _LOOKUPS_OF_A_ROW)
+
+
+def _undisturbed(points: Sequence[ExchangePoint]) -> tuple[ExchangePoint, ...]:
+    """Of collectives of about the same size, one with the time of those who wait for no other rank."""
+    groups: dict[Any, list[ExchangePoint]] = {}
+    for one in points:
+        groups.setdefault((one.collective, one.devices, _octave(one.size_bytes)), []).append(one)
+    return tuple(
+        replace(
+            its[0],
+            ms=float(np.quantile([one.ms for one in its], _LAST_TO_COME)),
+            size_bytes=float(np.mean([one.size_bytes for one in its])),
+        )
+        for its in groups.values()
+    )
+
+
+def _octave(size: float) -> int:
+    return round(float(np.log2(size)) * _PER_OCTAVE)
