@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from msgspec import Meta
@@ -12,9 +12,11 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import NonNegative
 from neuroshard.plumbing.units import readable_number
-from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
+
+if TYPE_CHECKING:
+    from neuroshard.records.samples import CommSample, ComputeSample
 
 _SLACK = 0.05
 _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
@@ -95,11 +97,11 @@ class Ranges:
     others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
+    def of(cls, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
         """The ranges of the samples that models of columns and all-to-alls are fitted to."""
         return cls(**_of_calls(compute), **_of_exchanges(comm))
 
-    def widened(self, compute: Sequence[ComputeSample], comm: Sequence[CommSample]) -> "Ranges":
+    def widened(self, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
         """With what these samples ranged over besides, of either kind or none."""
         found = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
         return replace(self, **{name: getattr(self, name).joined(one) for name, one in found.items()})
@@ -139,7 +141,7 @@ class Ranges:
         return tuple(warning for warning in found if warning is not None)
 
 
-def _of_calls(samples: Sequence[ComputeSample]) -> dict[str, Any]:
+def _of_calls(samples: "Sequence[ComputeSample]") -> dict[str, Any]:
     """Ranges by the names of `Ranges`' fields."""
     tables = [table for sample in samples for table in sample.tables]
     return {
@@ -153,7 +155,7 @@ def _of_calls(samples: Sequence[ComputeSample]) -> dict[str, Any]:
     }
 
 
-def _of_exchanges(samples: Sequence[CommSample]) -> dict[str, Any]:
+def _of_exchanges(samples: "Sequence[CommSample]") -> dict[str, Any]:
     """Ranges by the names of `Ranges`' fields."""
     return {
         "devices": Range.of("devices", [len(sample.dims) for sample in samples]),

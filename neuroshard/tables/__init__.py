@@ -1,7 +1,6 @@
 """Embedding tables and where they come from: one file per source."""
 
 from neuroshard.tables.reuse import zipf_reuse
-from neuroshard.tables.statistics.trace import table_from_trace
 from neuroshard.tables.table import Table, check_unique_names, halvings
 
-__all__ = ["Table", "check_unique_names", "halvings", "table_from_trace", "zipf_reuse"]
+__all__ = ["Table", "check_unique_names", "halvings", "zipf_reuse"]
