@@ -32,7 +32,8 @@ def show_models(arguments: list[str], console: Console) -> None:
     if arguments and arguments[0].startswith(ROOFLINE):
         sheet = arguments[0].removeprefix(ROOFLINE).partition("+")[0]
         figures = OmegaConf.to_container(described("roofline", sheet))
-        errors = {check.kind: str(check) for check in checks(CostModels.load(arguments[0]))}
+        CostModels.load(arguments[0])  # which says what is wrong with the words behind the sheet's name
+        errors = {check.kind: str(check) for check in checks(CostModels.load(f"{ROOFLINE}{sheet}"))}
         console.print_json(json.dumps({"figures": figures, "beside published points": errors}))
         return
     if arguments:

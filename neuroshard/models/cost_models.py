@@ -8,6 +8,7 @@ from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.models.bundle import bundle_at, load_with_digest
 from neuroshard.models.calibration import Calibration, is_calibration
 from neuroshard.models.model_set import ModelSet
+from neuroshard.models.precision import Precisions
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
@@ -36,11 +37,16 @@ class CostModels(ModelSet):
 
         "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
         an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
+        "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
         anything else is a bundle's directory, or that of a run of `neuroshard refine`, or of `neuroshard calibrate`.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
+        base, _, precisions = str(path).rpartition("+")
+        if base and Precisions.is_name(precisions):
+            narrowed: CostModels = Precisions.named(precisions).of(cls.load(base))
+            return replace(narrowed, name=f"{narrowed.name}+{precisions}")
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
             models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))

@@ -4,6 +4,7 @@ import pytest
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, FreeComm
+from neuroshard.models.precision import Narrowed
 from neuroshard.testing import (
     CommModelConformance,
     ComputeModelConformance,
@@ -100,6 +101,11 @@ def test_the_installed_models_keep_time_for_any_number_of_devices(name, devices)
 class TestFreeComm(PhysicalCommConformance):
     def make(self):
         return FreeComm()
+
+
+class TestNarrowed(PhysicalCommConformance):
+    def make(self):
+        return Narrowed(random_set_comm(), 0.5)
 
 
 class TestInstalledCompute(PhysicalComputeConformance):

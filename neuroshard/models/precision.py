@@ -1,0 +1,160 @@
+"""Exchanges of pooled embeddings and gradients in fewer bits than fp32, as TorchRec's `QCommsConfig` asks for."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from neuroshard.cost.parts import When
+from neuroshard.cost.traffic import Traffic
+from neuroshard.models.interface import Chain, CommModel, OneDevice, Outline, PartModel
+from neuroshard.models.model_set import ModelSet
+from neuroshard.models.roofline import RooflineCompute
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.form import Form
+from neuroshard.words.home import Word
+
+_MS = 1e-6  # of a byte at 1 GB/s
+_AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers
+
+
+class Precision(Word):
+    """How an element of an exchange is stored on its way."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element; scales of rows, which 8 bits need, are left out."""
+        return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """Of embeddings on the way forward, and of gradients on the way back."""
+
+    forward: Precision = Precision.FP32
+    backward: Precision = Precision.FP32
+
+    @classmethod
+    def named(cls, name: str) -> "Precisions":
+        """Both by one word, "fp16", or each by its own, "fp16/bf16".
+
+        Raises:
+            UserError: there is no such precision.
+        """
+        forward, _, backward = name.partition("/")
+        return cls(Precision(forward), Precision(backward or forward))
+
+    @staticmethod
+    def is_name(name: str) -> bool:
+        """Whether a word, before a slash if there is one, is a precision's."""
+        return name.partition("/")[0] in {one.value for one in Precision}
+
+    def of(self, models: ModelSet) -> Any:
+        """The same models where exchanges have these precisions.
+
+        With a datasheet, what turning elements from fp32 and back takes is a part of the step: a pass over memory on
+        either side of each exchange. Models that were measured don't know it.
+        """
+        forward, backward = (
+            model if one is Precision.FP32 else Narrowed(model, one.element_bytes / ELEMENT_BYTES)
+            for model, one in ((models.forward, self.forward), (models.backward, self.backward))
+        )
+        its = [one.element_bytes for one in (self.forward, self.backward) if one is not Precision.FP32]
+        more = models.more
+        if its and isinstance(models.compute, RooflineCompute):
+            passed_bytes = sum(ELEMENT_BYTES + one for one in its)
+            more = (*more, Conversion(passed_bytes * _MS / models.compute.memory_gb_per_s))
+        return replace(models, forward=forward, backward=backward, more=more)
+
+
+@dataclass(frozen=True)
+class Narrowed(CommModel):
+    """Exchanges of which only a share of the bytes goes over links.
+
+    Attributes:
+        model: of exchanges in fp32.
+        share: of the bytes of fp32.
+    """
+
+    model: CommModel
+    share: float
+
+    @property
+    def collectives(self) -> frozenset[Collective]:
+        """Those that the model knows."""
+        return self.model.collectives
+
+    @property
+    def forms(self) -> frozenset[Form]:
+        """The forms whose exchanges the model knows."""
+        return self.model.forms
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """Whether the model's costs are arithmetic on a datasheet."""
+        return self.model.is_arithmetic
+
+    @property
+    def num_devices(self) -> int | None:
+        """D, the number of devices the model was fitted for; None if it serves any."""
+        return self.model.num_devices
+
+    def of_collective(self, collective: Collective) -> CommModel:
+        """Return the model of that collective by itself."""
+        model = self.model.of_collective(collective)
+        return model if collective in _AS_THEY_ARE else replace(self, model=model)
+
+    def coverage(self, traffic: Traffic) -> Any:
+        """How near published points are to so much less traffic."""
+        return self.model.coverage(self._narrow(traffic))
+
+    def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
+        """(B, D) ms of so much less traffic."""
+        return self.model.predict(self._narrow(traffic), start_ms)
+
+    def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
+        """What `predict` says, exchange by exchange."""
+        return self.model.chain(self._narrow(traffic), start_ms)
+
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """(B, D) ms that are left when the last device has started."""
+        return self.model.transfer_ms(self._narrow(traffic), wait_ms)
+
+    def outline(self, traffic: Traffic) -> Outline:
+        """Transfers of so much less traffic."""
+        return self.model.outline(self._narrow(traffic))
+
+    def least_outline(self, known: OneDevice) -> Outline:
+        """Return the least that the model says of so much less traffic."""
+        names = ("least_bytes", "most_bytes", "widest_least_bytes", "widest_most_bytes", "total_bytes")
+        return self.model.least_outline(replace(known, **{name: getattr(known, name) * self.share for name in names}))
+
+    def _narrow(self, traffic: Traffic) -> Traffic:
+        shares = np.array([1.0 if one in _AS_THEY_ARE else self.share for one in traffic.held])
+        return replace(traffic, size_bytes=traffic.size_bytes * shares)
+
+
+@dataclass(frozen=True)
+class Conversion(PartModel):
+    """Turning what is exchanged from fp32 into fewer bits, and back where it arrives.
+
+    Attributes:
+        ms_per_element: of one that a device gives or gets, in all directions that have fewer bits.
+    """
+
+    name, when, about = "conversion", When.COMPUTE, "embeddings and gradients turned from fp32 and back"
+
+    ms_per_element: float
+
+    def ms(self, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """(B, D) ms: of its own elements, and of the share of all that comes to its samples."""
+        given = np.sum([traffic.given(one) for one in traffic.held if one not in _AS_THEY_ARE], axis=0) / ELEMENT_BYTES
+        ms: FloatArray = (given + given.mean(axis=1, keepdims=True)) * self.ms_per_element
+        return ms
