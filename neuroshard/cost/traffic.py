@@ -18,7 +18,8 @@ class Traffic:
         size_bytes: (B, D, C) that each device puts into every collective for all samples of a batch, what it would
             send to itself included; of the first C collectives only: there is nothing of the others.
         batch_size: (B,) samples over all devices.
-        host_size: devices that share a host; None where one host has all, or nothing is exchanged by hosts.
+        host_size: devices that share a host, or a domain of fast links of several; None where one has all, or nothing
+            is exchanged by hosts.
     """
 
     size_bytes: FloatArray
@@ -38,7 +39,7 @@ class Traffic:
 
     @classmethod
     def of(
-        cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int
+        cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
         """Of B plans, with the loads of their devices, (B D) sets, one plan after the other.
 

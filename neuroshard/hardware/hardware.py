@@ -92,7 +92,7 @@ class Hardware:
 
     def check_hosts(self, topology: Topology) -> None:
         """Raise UserError unless exchanges are measured here between hosts as the topology's."""
-        devices, wanted = topology.num_devices, topology.host_size
+        devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices
         if wanted != measured:
             raise UserError(

@@ -84,5 +84,5 @@ def _exchange(plan: Plan, collective: Collective, sizes: Sequence[float]) -> Com
         (0.0,) * topology.num_devices,
         plan.task.batch_size,
         collective,
-        topology.devices_per_host,
+        topology.fast_links,
     )

@@ -62,10 +62,10 @@ def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
     return given
 
 
-def traffic_between(device_loads: LoadSets, batch_size: int, host_size: int) -> Traffic:
+def traffic_between(device_loads: LoadSets, batch_size: int, fast_links: int | None) -> Traffic:
     """What the D devices of one plan (B = 1) with these loads exchange, at a global batch size.
 
-    On hosts of so many devices.
+    Fast links join so many devices; None: all.
     """
     devices = len(device_loads)
-    return Traffic.of(device_loads, given_bytes(device_loads.loads, devices), devices, batch_size, host_size)
+    return Traffic.of(device_loads, given_bytes(device_loads.loads, devices), devices, batch_size, fast_links)

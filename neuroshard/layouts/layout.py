@@ -23,8 +23,8 @@ class Devices(Protocol):
         ...
 
     @property
-    def host_size(self) -> int:
-        """How many share a host; hosts follow each other in order of rank."""
+    def domain_size(self) -> int:
+        """How many fast links join: those of a host, or of several; domains follow each other in order of rank."""
         ...
 
 

@@ -104,7 +104,7 @@ class Rows(Layout):
 
     def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
         """The sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
-        if topology.host_size == topology.num_devices:
+        if topology.domain_size == topology.num_devices:
             return {_ON_ALL, _ON_A_HOST, _ON_HOSTS}
         kind = self.sharding_type(placements, topology)
         return {kind, _ON_HOSTS} if kind == _ON_A_HOST else {kind}
@@ -173,15 +173,15 @@ def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placem
 
 def _is_group(devices: Sequence[int], topology: Devices) -> bool:
     """Whether these, each once and in order, are all devices or those of one host."""
-    count, size = len(devices), topology.host_size
+    count, size = len(devices), topology.domain_size
     one_host = count == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
     return count == topology.num_devices or one_host
 
 
 def _not_a_group(where: str, devices: Sequence[int], topology: Devices) -> UserError:
     named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
-    one_host = topology.host_size == topology.num_devices
-    hosts = "" if one_host else f", or on each of the {topology.host_size} of one host"
+    one_host = topology.domain_size == topology.num_devices
+    hosts = "" if one_host else f", or on each of the {topology.domain_size} of one host"
     return UserError(
         f"{where} are in blocks of rows on {len(devices)} device(s) ({named}); "
         f"put a block on each of the {topology.num_devices} devices{hosts}"

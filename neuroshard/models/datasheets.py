@@ -41,7 +41,7 @@ def roofline(
         exchanges: the GPU in `points/nccl.csv` whose collectives these are.
         exchange_speed: of the links, beside that GPU's; other than 1 is a guess.
         kernels_published: whether `points/kernels.csv` has this GPU's; else an H100's utilisation stands in.
-        devices_per_host: that talk over the fast links.
+        devices_per_host: that fast links join where the topology doesn't say.
         cache_lookup_ns: of a lookup behind a cache: 1.8 with one table (H100 PCIe), 2.7 with ten (SXM).
         cache_call_ms: of a call behind a cache: some ten kernels more than without one.
         optimizer: sgd | rowwise_adagrad | adam: whose states the update reads and writes.

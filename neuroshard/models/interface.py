@@ -226,6 +226,7 @@ class OneDevice:
         total_bytes: that all devices give out together.
         num_devices: D.
         batch_size: samples over all devices.
+        host_size: as in `Traffic`.
     """
 
     least_bytes: FloatArray
@@ -235,6 +236,7 @@ class OneDevice:
     total_bytes: float
     num_devices: int
     batch_size: int
+    host_size: int | None = None
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:

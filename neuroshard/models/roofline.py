@@ -187,15 +187,15 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 class RooflineComm(CommModel):
     """What was published for as many bytes and devices, once the last device has started; all wait for the busiest one.
 
-    Up to `devices_per_host` devices talk over the fast links. With more hosts, the share of the bytes that leaves a
-    host goes over the network, at the same time. Sums are made on each host first, so that a device sends over the
-    network what it has summed up; an all-reduce is a reduce-scatter and an all-gather. One collective runs after the
-    other; those of a task's hosts stay on them or go between them.
+    Fast links join the devices of a domain, as the topology says, else `devices_per_host`. The share of the bytes that
+    leaves a domain goes over the network, at the same time. Sums are made within each first, so that a device sends
+    over the network what it has summed up; an all-reduce is a reduce-scatter and an all-gather. One collective runs
+    after the other; those of a task's domains stay in them or go between them.
 
     Attributes:
         curves: of the collectives of one host.
         network_gb_per_s: of one device's card, in one direction.
-        devices_per_host: that talk over the fast links.
+        devices_per_host: that fast links join where the topology doesn't say.
         gathers: whether sums of rows come back, in an all-gather, instead of being made.
         rounds: all-to-alls that one stands for; all but one are empty.
         speed: of the links, beside those that the curves are of.
@@ -225,9 +225,8 @@ class RooflineComm(CommModel):
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
         """(B, D) ms, the same for all devices."""
-        devices, host = traffic.num_devices, traffic.host_size or traffic.num_devices
         parts = [
-            self._collective_ms(traffic.given(one), one, devices, host)
+            self._collective_ms(traffic.given(one), one, traffic.num_devices, traffic.host_size)
             for one in traffic.held
             if one is not Collective.INPUT
         ]
@@ -235,13 +234,14 @@ class RooflineComm(CommModel):
 
     def least_outline(self, known: OneDevice) -> Outline:
         """As the widest device's, the same for all: more bytes never take less."""
-        devices = known.num_devices
-        parts = self._collective_ms(known.widest_least_bytes[:, None], Collective.ALL_TO_ALL, devices, devices)
+        given, one = known.widest_least_bytes[:, None], Collective.ALL_TO_ALL
+        parts = self._collective_ms(given, one, known.num_devices, known.host_size)
         return Outline(parts[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
     def coverage(self, traffic: Traffic) -> Coverage:
         """How near published points are to what these devices exchange."""
-        within = traffic.num_devices <= self.devices_per_host and traffic.size_bytes.max() <= self.curves.sizes[-1]
+        joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
+        within = traffic.num_devices <= joined and traffic.size_bytes.max() <= self.curves.sizes[-1]
         if self.speed != 1:
             return Coverage.GUESSED
         return Coverage.COVERED if within else Coverage.EXTRAPOLATED
@@ -252,11 +252,14 @@ class RooflineComm(CommModel):
             np.full((1, 1), point.size_bytes),
             replace(self, gathers=point.collective == "all_gather", rounds=1),
         )
-        return float(one._collective_ms(given, _COLLECTIVES[point.collective], point.devices, point.devices).item())
+        return float(one._collective_ms(given, _COLLECTIVES[point.collective], point.devices, None).item())
 
-    def _collective_ms(self, given: FloatArray, collective: Collective, devices: int, host: int) -> FloatArray:
-        """(B, 1) ms, of what each device puts in, (B, D)."""
-        busiest, local = given.max(axis=1, keepdims=True), min(devices, self.devices_per_host)
+    def _collective_ms(
+        self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None
+    ) -> FloatArray:
+        """(B, 1) ms, of what each device puts in, (B, D); fast links join so many, None: those of a usual host."""
+        busiest, local = given.max(axis=1, keepdims=True), min(devices, fast_links or self.devices_per_host)
+        host = fast_links or devices
         if collective is Collective.ALL_TO_ALL:
             inside = self._inside_ms(collective, local, busiest * (local / devices))
             outside = self._outside_ms(busiest * ((devices - local) / devices), _CARD_ALONE)

@@ -188,7 +188,7 @@ class Simulator:
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
         """What each part of a plan's step hangs on, by its name; columns and all-to-alls left out."""
         topology = plan.task.topology
-        hosts = topology.num_devices / (topology.devices_per_host or topology.num_devices)
+        hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])}
         for part in filter(self._counts, self.models.parts):
             yield part.name, part.amounts(plan.traffic)

@@ -146,5 +146,5 @@ def _shape(table: Table) -> tuple[int, int, int]:
     return table.rows, table.dim, table.bytes_per_element
 
 
-def _devices(task: Task) -> tuple[int, int]:
-    return task.topology.num_devices, task.topology.host_size
+def _devices(task: Task) -> tuple[int, int, int]:
+    return task.topology.num_devices, task.topology.host_size, task.topology.domain_size

@@ -105,7 +105,7 @@ class Plan:
     @cached_property
     def traffic(self) -> Traffic:
         """What the devices exchange in a step (B = 1)."""
-        return traffic_between(self.device_loads, self.task.batch_size, self.task.topology.host_size)
+        return traffic_between(self.device_loads, self.task.batch_size, self.task.topology.fast_links)
 
     @cached_property
     def form_bytes(self) -> IntArray:

@@ -28,6 +28,8 @@ class Topology:
         reserved_bytes: of that, kept for the rest of the model; or a list, one for each.
         devices_per_host: hosts have so many each, in order of rank; None: one host has all. It divides num_devices.
         host_memory_bytes: of each host, for tables that devices have no room for; 0: none.
+        devices_per_domain: that fast links join, in order of rank, where these reach beyond a host, as NVLink does in a
+            GB200 NVL72: a whole number of hosts; None: a host's. It divides num_devices.
     """
 
     num_devices: Devices
@@ -35,11 +37,17 @@ class Topology:
     reserved_bytes: Size | tuple[Size, ...] = 0
     devices_per_host: Devices | None = None
     host_memory_bytes: Size = 0
+    devices_per_domain: Devices | None = None
 
     def __post_init__(self) -> None:
         if self.num_devices % self.host_size:
             raise UserError(
                 f"topology: devices_per_host={self.devices_per_host} must divide num_devices={self.num_devices}"
+            )
+        if self.num_devices % self.domain_size or self.domain_size % self.host_size:
+            raise UserError(
+                f"topology: devices_per_domain={self.devices_per_domain} must divide num_devices={self.num_devices}, "
+                f"and be a multiple of the {self.host_size} devices of a host"
             )
         for name in ("memory_bytes", "reserved_bytes"):
             value = getattr(self, name)
@@ -83,8 +91,25 @@ class Topology:
     @property
     def hosts(self) -> tuple[range, ...]:
         """The devices of every host."""
-        firsts = range(0, self.num_devices, self.host_size)
-        return tuple(range(first, first + self.host_size) for first in firsts)
+        return self._ranges(self.host_size)
+
+    @property
+    def fast_links(self) -> int | None:
+        """How many devices fast links join; None where nobody said that they don't join all."""
+        return self.devices_per_domain or self.devices_per_host
+
+    @property
+    def domain_size(self) -> int:
+        """Return the number of devices in each domain of fast links."""
+        return self.fast_links or self.num_devices
+
+    @property
+    def domains(self) -> tuple[range, ...]:
+        """The devices of every domain of fast links."""
+        return self._ranges(self.domain_size)
+
+    def _ranges(self, size: int) -> tuple[range, ...]:
+        return tuple(range(first, first + size) for first in range(0, self.num_devices, size))
 
     def _each(self, name: str) -> tuple[int, ...]:
         value: Any = getattr(self, name)
@@ -185,6 +210,8 @@ class Task:
         topology = asdict(self.topology)
         if not self.topology.host_bytes:
             del topology["host_memory_bytes"]
+        if self.topology.devices_per_domain is None:
+            del topology["devices_per_domain"]
         homes = [{"tier": home.tier.value, "cached": home.cached} for home in self.fixed_homes]
         return {
             "topology": topology,

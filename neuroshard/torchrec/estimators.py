@@ -86,7 +86,7 @@ class SimulatorShardEstimator(ShardEstimator):
     def _ms_per_column(self) -> tuple[float, float]:
         devices = self._task.topology.num_devices
         dims = np.full((1, devices), self._task.output_columns / devices)
-        traffic = Traffic.of_columns(dims, self._task.batch_size, self._task.topology.devices_per_host)
+        traffic = Traffic.of_columns(dims, self._task.batch_size, self._task.topology.fast_links)
         parts = self._simulator.communication(traffic, np.zeros_like(dims))
         forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
         return forward, backward

@@ -253,7 +253,7 @@ class LocalSearch:
         units[..., 0] = own[:, None]
         task = self._catalog.items.task
         columns = units.reshape(-1, devices) * DIM_MULTIPLE
-        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
+        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
         backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
         forward = models.forward.outline(traffic)
         shape = (_OWN_STEPS, _WIDEST_STEPS)

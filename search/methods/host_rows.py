@@ -25,7 +25,7 @@ def on_hosts(plan: Plan, simulator: Simulator) -> Plan:
     tables = _movable(plan, simulator)
     if not tables:
         return plan
-    task, hosts = plan.task, plan.task.topology.hosts
+    task, hosts = plan.task, plan.task.topology.domains
     blocks = ROWS.share(task.loads.take(np.array(tables)), len(hosts[0]))
     block_ms = simulator.models.compute.predict(LoadSets.alone(blocks))
     homes: dict[int, int] = {}
@@ -43,7 +43,7 @@ def on_hosts(plan: Plan, simulator: Simulator) -> Plan:
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:
     """Pooled tables, by their index, in rows on all devices that may lie in rows on those of any host."""
     task, models = plan.task, simulator.models
-    host, devices = task.topology.host_size, task.topology.num_devices
+    host, devices = task.topology.domain_size, task.topology.num_devices
     if not 1 < host < devices or not _NEEDED.issubset(models.forward.collectives & models.backward.collectives):
         return []
     bound = {name for group in (*task.constraints.together, *task.constraints.apart) for name in group}
@@ -61,7 +61,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
     """Return the plan with some tables, by their index, in rows on the host of that number."""
-    hosts = plan.task.topology.hosts
+    hosts = plan.task.topology.domains
     kept = (placed for placed in plan.placements if placed.shard.table not in homes)
     moved = (placed for table, home in homes.items() for placed in in_rows(plan.task, table, hosts[home]))
     return Plan(plan.task, (*kept, *moved))

@@ -191,8 +191,8 @@ def _key(table: Table) -> tuple[str, int, int, int]:
     return table.name, table.rows, table.dim, table.bytes_per_element
 
 
-def _devices(task: Task) -> tuple[int, int]:
-    return task.topology.num_devices, task.topology.host_size
+def _devices(task: Task) -> tuple[int, int, int]:
+    return task.topology.num_devices, task.topology.host_size, task.topology.domain_size
 
 
 def _forced(before: Plan, plan: Plan, simulator: Simulator) -> str:

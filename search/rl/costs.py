@@ -92,7 +92,7 @@ class SimulatorCosts(PlacementCosts):
         columns, task = dims.numpy().astype(np.float64), batch.items[0].task
         if len({some.task.batch_size for some in batch.items}) > 1:
             raise UserError("tasks of one batch must have one batch size")
-        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
+        traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
         forward, backward = self._simulator.communication(traffic, compute)
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 

@@ -99,10 +99,10 @@ class Base:
         """The exchanges of n plans whose devices give out so many units of 4 columns (n, D), with what lies there."""
         task, columns = self.task, units * DIM_MULTIPLE
         if not self.given.any():
-            return Traffic.of_columns(columns, task.batch_size, task.topology.devices_per_host)
+            return Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
         given = np.repeat(self.given[None], len(columns), axis=0)
         given[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * task.batch_size)
-        return Traffic(given, np.full(len(columns), task.batch_size), task.topology.host_size)
+        return Traffic(given, np.full(len(columns), task.batch_size), task.topology.fast_links)
 
     def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
         """The plan that puts `dim` columns of a table on a device, for each (table index, dim, device)."""

@@ -95,7 +95,7 @@ class Catalog(Sizes):
         loads = DeviceLoads(self.items).sets(np.concatenate([held.T for held in plans]))
         called = self.simulator.called(loads, devices)
         given = given_bytes(loads.loads, devices)
-        traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.host_size)
+        traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)
         if self._base_called is None:
             return self.simulator.costs_of(called, traffic)
         size_bytes = traffic.size_bytes + base.given

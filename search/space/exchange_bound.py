@@ -37,7 +37,7 @@ class Widest:
         """Cover the bytes that the widest device may give out, in ranges, for any plan of a task."""
         columns = np.array([[task.output_columns]])
         total = float(Traffic.of_columns(columns, task.batch_size).size_bytes.sum())
-        exchange = (total, task.topology.num_devices, task.batch_size)
+        exchange = (total, task.topology.num_devices, task.batch_size, task.topology.fast_links)
         above = np.geomspace(total / task.topology.num_devices, total, _WIDEST + 1)
         least, most = above[:-1], above[1:]
         itself = OneDevice(least, most, least, most, *exchange)

@@ -141,7 +141,7 @@ class FormEstimates:
         sent = np.repeat(given[:, None], columns.shape[1], axis=1)
         sent[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * self.task.batch_size)
         batch_size = np.full(len(sent), self.task.batch_size)
-        traffic = Traffic(sent, batch_size, self.task.topology.host_size)
+        traffic = Traffic(sent, batch_size, self.task.topology.fast_links)
         forward, backward = self.simulator.communication(traffic, compute_ms)
         total: FloatArray = (compute_ms + forward + backward).max(axis=1)
         return total

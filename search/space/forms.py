@@ -62,7 +62,7 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
     """Whether the task lets some table lie otherwise than in columns and as was `tried` (T, F), models aside."""
     if np.delete(allowed_forms(task, CALLS) & ~tried, COLUMNS, axis=1).any():
         return True
-    host, devices = task.topology.host_size, task.topology.num_devices
+    host, devices = task.topology.domain_size, task.topology.num_devices
     limits = (task.constraints.limits(table, devices) for table in task.tables)
     return 1 < host < devices and any(Form.ROWS in its.forms for its in limits)  # on one host's devices
 

@@ -10,9 +10,13 @@ from neuroshard.models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.published import Curves
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
+from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
+from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables import Table
+from neuroshard.tables.sources.criteo import criteo
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
 from neuroshard.words.collective import Collective
 from neuroshard.words.shard import Placement, Shard
@@ -165,3 +169,28 @@ def test_an_optimizer_is_named_behind_a_datasheet():
     assert CostModels.load("roofline:h100+adam").compute.optimizer == "adam"
     with pytest.raises(UserError, match="unknown optimizer 'adams'; did you mean 'adam'"):
         CostModels.load("roofline:h100+adams")
+
+
+def test_domains_of_fast_links_may_reach_beyond_a_host():
+    """GB200 NVL72: 18 hosts of 4 GPUs in one domain; without it most bytes go over network cards."""
+    tables = criteo(65536)
+    apart, joined = (
+        Task(tables, Topology(72, 180 << 30, devices_per_host=4, devices_per_domain=size), 65536) for size in (None, 72)
+    )
+    models = CostModels.load("roofline:b200")
+    slow, fast = (
+        Simulator(models).cost(task, Greedy("size").find(task, Simulator(models)).plan) for task in (apart, joined)
+    )
+    assert fast.backward.max() < slow.backward.max() / 2
+    assert joined.topology.domains == (range(72),)
+    assert len(joined.topology.hosts) == 18
+
+
+def test_hosts_of_the_topology_count():
+    tables = criteo(4096)
+    models = CostModels.load("roofline:h100")
+    costs = []
+    for size in (2, 4, None):
+        task = Task(tables, Topology(4, 80 << 30, devices_per_host=size), 4096)
+        costs.append(Simulator(models).cost(task, Greedy("size").find(task, Simulator(models)).plan).total_ms)
+    assert costs[0] > costs[1] == costs[2]

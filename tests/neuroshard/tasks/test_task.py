@@ -98,3 +98,22 @@ def test_a_batch_size_is_kept_in_files(tmp_path):
 def test_impossible_draws_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         TaskDraw(**settings)
+
+
+@pytest.mark.parametrize("size", [3, 6, 2, 16])
+def test_domains_are_whole_hosts_and_share_the_devices(size):
+    with pytest.raises(UserError, match=f"devices_per_domain={size} must divide num_devices=8"):
+        Topology(8, "1GiB", devices_per_host=4, devices_per_domain=size)
+
+
+def test_domains_are_the_hosts_where_nobody_says_otherwise():
+    assert Topology(8, "1GiB", devices_per_host=4).domains == (range(4), range(4, 8))
+    assert Topology(8, "1GiB", devices_per_host=2, devices_per_domain=4).domains == (range(4), range(4, 8))
+    assert Topology(8, "1GiB").fast_links is None
+
+
+def test_domains_are_saved_where_there_are_any():
+    plain = Task(toy_tables(3), Topology(4, "1GiB"), 64)
+    joined = Task(toy_tables(3), Topology(4, "1GiB", devices_per_host=1, devices_per_domain=2), 64)
+    assert "devices_per_domain" not in plain.to_json()["topology"]
+    assert Task.from_json(joined.to_json()) == joined

@@ -265,7 +265,7 @@ def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
 
 
 def test_tables_change_their_form_where_that_helps_and_its_bytes_are_within_the_limit():
-    task = _criteo()
+    task = replace(_criteo(), topology=Topology(4, "80GiB"))
     start = NeuroShard(forms=("columns",), improvement=FEW).find(task, H100).plan
     best = _ms(NeuroShard(improvement=FEW).find(task, H100).plan)
     costs = []
