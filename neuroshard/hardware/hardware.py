@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import filterwarnings
 
 from neuroshard.hardware.device import no_device
+from neuroshard.hardware.mirrored_samples import MirroredSample
 from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers
 from neuroshard.hardware.step_samples import StepSample
 from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
@@ -119,6 +120,11 @@ class Hardware:
         """
         return self._group_meter(topology.num_devices, self._steps(timing), topology.host_size, warn)
 
+    def mirror_meter(self, timing: TimingProtocol, warn: Warn) -> Meter[MirroredSample]:
+        """Measures single ranks' local work in training steps, on the first device, in a process of its own."""
+        make = partial(_make_mirror_bench, self.device, self.embedding, timing)
+        return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
+
     def follow(self, steps: TimingProtocol | None = None) -> None:
         """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures.
 
@@ -192,13 +198,30 @@ def _exchange_bench(device: "Device", timing: TimingProtocol, timeout_s: float) 
     return ExchangeBench(device, timing, timeout_s)
 
 
-def _step_bench(
-    settings: EmbeddingSettings, device: "Device", timing: TimingProtocol, timeout_s: float
-) -> Bench[StepSample]:
-    filterwarnings("ignore", category=FutureWarning)  # TorchRec's own calls of what torch renames
+def _make_mirror_bench(
+    spec: DeviceSpec, settings: EmbeddingSettings, timing: TimingProtocol, rank: int, _count: int, _port: int
+) -> Bench[MirroredSample]:
+    _hush()
+    from neuroshard.hardware.device import make_device
+    from neuroshard.hardware.mirror_bench import MirrorBench
+
+    device = make_device(spec)
+    device.prepare(rank, timing.flush_bytes)
+    return MirrorBench(device, settings, timing)
+
+
+def _hush() -> None:
+    """Keep what TorchRec says of every table of every model, and of its own calls of what torch renames."""
+    filterwarnings("ignore", category=FutureWarning)
     filterwarnings("ignore", category=UserWarning, module="torch")
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _step_bench(
+    settings: EmbeddingSettings, device: "Device", timing: TimingProtocol, timeout_s: float
+) -> Bench[StepSample]:
+    _hush()
     from neuroshard.hardware.step_bench import StepBench
 
     return StepBench(device, settings, timing, timeout_s)

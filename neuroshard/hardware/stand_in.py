@@ -1,6 +1,6 @@
 """A model that stands in for a user's: a task's tables under a small dense part, and batches to train it on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -90,31 +90,28 @@ def _features_of(table: Table) -> list[str]:
 def batches(
     tables: Sequence[Table], batch_size: int, rank: int, size: int, seed: int, device: torch.device
 ) -> list[Batch]:
-    """Some batches, of which this rank's samples.
+    """Some batches, of which this rank's samples; the seed fixes what all ranks draw."""
+    return [share_of(batch, rank, size) for batch in drawn_batches(tables, batch_size, seed, device)]
 
-    The same rows are popular in all of them, as in training; the seed fixes what all ranks draw.
-    """
+
+def drawn_batches(tables: Sequence[Table], batch_size: int, seed: int, device: torch.device) -> list[Batch]:
+    """Some batches of all samples; the same rows are popular in all of them, as in training."""
     generator = torch.Generator(device).manual_seed(seed)
     popular = [PopularRows.of(table, batch_size, device) for table in tables]
-    return [_batch(tables, popular, batch_size, rank, size, generator) for _ in range(_BATCHES)]
+    return [_batch(tables, popular, batch_size, generator) for _ in range(_BATCHES)]
 
 
 def _batch(
-    tables: Sequence[Table],
-    popular: Sequence[PopularRows],
-    batch_size: int,
-    rank: int,
-    size: int,
-    generator: torch.Generator,
+    tables: Sequence[Table], popular: Sequence[PopularRows], batch_size: int, generator: torch.Generator
 ) -> Batch:
     paths = modules_of(tables)
-    parts: dict[str, list[tuple[str, torch.Tensor, torch.Tensor]]] = {path: [] for path in paths.values()}
+    parts: dict[str, list[tuple[list[str], torch.Tensor, torch.Tensor]]] = {path: [] for path in paths.values()}
     for table, rows in zip(tables, popular, strict=True):
         indices, lengths = popular_lookups(table, batch_size, rows, generator)
-        parts[paths[table.name]] += _own(table, indices, lengths, batch_size, rank, size)
+        parts[paths[table.name]].append((_features_of(table), indices, lengths.to(torch.int32)))
     return {
         path: KeyedJaggedTensor(
-            [key for key, _, _ in its],
+            [name for names, *_ in its for name in names],
             torch.cat([values for _, values, _ in its]),
             lengths=torch.cat([n for *_, n in its]),
         )
@@ -122,12 +119,17 @@ def _batch(
     }
 
 
-def _own(
-    table: Table, indices: torch.Tensor, lengths: torch.Tensor, batch_size: int, rank: int, size: int
-) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Name, indices and lengths of each of a table's features, of this rank's equal part of a batch's samples."""
-    each = batch_size // size
+def share_of(batch: Batch, rank: int, size: int) -> Batch:
+    """One rank's equal part of a batch's samples."""
+    return {path: _share(features, rank, size) for path, features in batch.items()}
+
+
+def _share(features: KeyedJaggedTensor, rank: int, size: int) -> KeyedJaggedTensor:
+    lengths = features.lengths()
+    each = features.stride() // size
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    for number, name in enumerate(_features_of(table)):
-        first = number * batch_size + rank * each
-        yield name, indices[ends[first] : ends[first + each]], lengths[first : first + each].to(torch.int32)
+    firsts = range(rank * each, len(lengths), features.stride())
+    values = torch.cat([features.values()[ends[first] : ends[first + each]] for first in firsts])
+    return KeyedJaggedTensor(
+        features.keys(), values, lengths=torch.cat([lengths[first : first + each] for first in firsts])
+    )

@@ -1,6 +1,6 @@
 """Timing TorchRec's training steps: runs in every process of a group, one per device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle
 from time import perf_counter
@@ -53,10 +53,12 @@ class StepBench:
         return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
 
     def _build(self, sample: StepSample, its: Sequence[Batch], seed: int) -> Run:
-        trained = _Trained(sample, self._device, self._group, its, self._settings, seed)
-        return partial(self._turn, trained, sample.protocol.steps)
+        trained = Trained(sample, PhaseClock(self._device), self._device, its, self._settings, seed)
+        queue = _Queue(self._device, self._group)
+        queue.watch(trained.lookups)
+        return partial(self._turn, trained, queue, sample.protocol.steps)
 
-    def _turn(self, trained: "_Trained", steps: int) -> Timed:
+    def _turn(self, trained: "Trained", queue: "_Queue", steps: int) -> Timed:
         """One step untimed, some that all ranks begin together, and one with lookups alone; ms of one."""
         trained.step()
         trained.clock.restart()
@@ -68,12 +70,12 @@ class StepBench:
         self._group.barrier()
         took_ms = (perf_counter() - start) * 1e3
         together = np.array([took_ms, *trained.clock.spent_ms()]) / steps
-        return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
+        return Timed(np.append(together, self._alone_ms(trained, queue)), took_ms / 1e3)
 
-    def _alone_ms(self, trained: "_Trained") -> float:
+    def _alone_ms(self, trained: "Trained", queue: "_Queue") -> float:
         """Of the lookups, while no other rank computes."""
         trained.clock.restart()
-        with trained.queue:
+        with queue:
             trained.step()
         self._device.synchronize()
         return float(trained.clock.spent_ms()[_LOOKUPS])
@@ -116,13 +118,12 @@ class _Queue:
     def __exit__(self, *_: object) -> None:
         self._waits = False
 
-    def before(self) -> None:
-        """Wait until all ranks before this one are done."""
-        self._let_pass(self._group.rank)
-
-    def after(self) -> None:
-        """Let the other ranks have their turns."""
-        self._let_pass(self._group.size - self._group.rank)
+    def watch(self, lookups: Iterable[nn.Module]) -> None:
+        """Make lookups wait for those of all ranks before this one, and then for the others."""
+        before, after = self._group.rank, self._group.size - self._group.rank
+        for lookup in lookups:
+            lookup.register_forward_pre_hook(lambda *_: self._let_pass(before), prepend=True)
+            lookup.register_forward_hook(lambda *_: self._let_pass(after))
 
     def _let_pass(self, count: int) -> None:
         if self._waits:
@@ -131,14 +132,14 @@ class _Queue:
                 self._group.barrier()
 
 
-class _Trained:
-    """A sharded stand-in with its optimizers and batches."""
+class Trained:
+    """A sharded stand-in with its optimizers and batches, in the default group; its steps tell a clock their phases."""
 
     def __init__(
         self,
         sample: StepSample,
+        clock: PhaseClock,
         device: Device,
-        group: Group,
         its: Sequence[Batch],
         settings: EmbeddingSettings,
         seed: int,
@@ -147,7 +148,7 @@ class _Trained:
         task = plan.task
         torch.manual_seed(seed)
         where = device.torch_device
-        self.clock, self.queue = PhaseClock(device), _Queue(device, group)
+        self.clock = clock
         self._model = DistributedModelParallel(
             StandIn(task.tables, sample.protocol.dense),
             device=where,
@@ -158,7 +159,20 @@ class _Trained:
         kinds = ((_DENSE, torch.optim.SGD, dense), (_OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
         self._optimizers = [(phase, kind(its, lr=LEARNING_RATE)) for phase, kind, its in kinds if its]
         self._batches = cycle(its)
-        _watch(self._model, self.clock, self.queue)
+        self.sharded = [module for module in self._model.modules() if isinstance(module, ShardedModule)]
+        for module in self.sharded:
+            _watch(module, clock)
+
+    @property
+    def lookups(self) -> list[nn.Module]:
+        """What looks up in all forms of all collections."""
+        return [lookup for module in self.sharded for lookup in module._lookups]
+
+    def exchange_input(self, batch: Batch) -> None:
+        """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
+        for path, features in batch.items():
+            module = self._model.module.get_submodule(path)
+            module.input_dist(module.create_context(), features).wait().wait()
 
     def step(self) -> None:
         """Train on the next batch."""
@@ -188,20 +202,15 @@ def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.
     return copied, [one for name, one in named.items() if ".over." in f".{name}"]
 
 
-def _watch(model: DistributedModelParallel, clock: PhaseClock, queue: _Queue) -> None:
+def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
     """Tell the clock when lookups begin and end, when gradients come back to them, and when copies have theirs."""
-    for module in model.modules():
-        if not isinstance(module, ShardedModule):
-            continue
-        module.register_forward_pre_hook(_entering(clock, _INPUT))
-        for lookup in module._lookups:
-            lookup.register_forward_pre_hook(lambda *_: queue.before())
-            lookup.register_forward_pre_hook(_entering(clock, _LOOKUPS))
-            lookup.register_forward_hook(partial(_looked_up, clock))
-            lookup.register_forward_hook(lambda *_: queue.after())
-            if isinstance(lookup, DistributedDataParallel):
-                for weights in lookup.module.parameters():
-                    weights.register_post_accumulate_grad_hook(_entering(clock, _ALL_REDUCE))
+    module.register_forward_pre_hook(_entering(clock, _INPUT))
+    for lookup in module._lookups:
+        lookup.register_forward_pre_hook(_entering(clock, _LOOKUPS))
+        lookup.register_forward_hook(partial(_looked_up, clock))
+        if isinstance(lookup, DistributedDataParallel):
+            for weights in lookup.module.parameters():
+                weights.register_post_accumulate_grad_hook(_entering(clock, _ALL_REDUCE))
 
 
 def _entering(clock: PhaseClock, phase: int) -> Callable[..., None]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
+from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_samples import BuildTimes, StepProtocol, StepSample
-from neuroshard.hardware.workers import Meter
+from neuroshard.hardware.workers import Meter, Sample
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
@@ -61,14 +62,19 @@ def measure_build(
     meter: Meter[StepSample], plans: Sequence[Plan], protocol: StepProtocol, seed: Sequence[int]
 ) -> tuple[BuildTimes, ...]:
     """One build of every plan, all live together; the seed fixes their order and the lookups."""
+    outcomes = measured_in_any_order(meter, [StepSample(plan, protocol) for plan in plans], seed)
+    return tuple(
+        BuildTimes(error=one.error) if one.repeats is None else _times(one.repeats.times_ms) for one in outcomes
+    )
+
+
+def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed: Sequence[int]) -> list[Outcome]:
+    """An outcome for each sample, measured together in an order that the seed fixes."""
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(plans)).tolist()
-    seeds = rng.integers(_SEED_RANGE, size=len(plans)).tolist()
-    outcomes = meter.measure([StepSample(plans[i], protocol) for i in order], seeds)
-    found = [BuildTimes()] * len(plans)
-    for i, outcome in zip(order, outcomes, strict=True):
-        found[i] = BuildTimes(error=outcome.error) if outcome.repeats is None else _times(outcome.repeats.times_ms)
-    return tuple(found)
+    order = rng.permutation(len(samples))
+    seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
+    outcomes = meter.measure([samples[i] for i in order], seeds)
+    return [outcomes[place] for place in order.argsort()]
 
 
 def _times(times_ms: FloatArray) -> BuildTimes:
@@ -80,10 +86,8 @@ def _times(times_ms: FloatArray) -> BuildTimes:
 
 def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
     """Raise UserError unless steps of these plans can be timed here, all of them live together."""
-    task = plans[0].task
-    if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):
-        raise UserError("steps are compared between plans of the same tables and devices; give plans of one task")
-    hardware.check_hosts(task.topology)
+    check_comparable(plans)
+    hardware.check_hosts(plans[0].task.topology)
     hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
     if hardware.device.kind != "cpu":
         return
@@ -93,3 +97,10 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
             f"{len(plans)} plans of all devices need {readable_bytes(needed)}, this machine has "
             f"{readable_bytes(there)}; give fewer plans at a time, or smaller tables"
         )
+
+
+def check_comparable(plans: Sequence[Plan]) -> None:
+    """Raise UserError unless steps of these plans train the same tables on the same devices."""
+    task = plans[0].task
+    if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):
+        raise UserError("steps are compared between plans of the same tables and devices; give plans of one task")

@@ -1,0 +1,244 @@
+"""A world of mirrored ranks: one process takes any rank's place in a group of any size, and runs its real work."""
+
+import os
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import HashStore, Work
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.futures import Future
+
+_BACKEND = "mirror"
+_HOST_SIZE = "LOCAL_WORLD_SIZE"  # what TorchRec takes a host for
+_NONE = pickle.dumps(None)  # TorchRec asks rank 0 whether collectives are to be checked: no
+_WORLDS: list["World"] = []  # that of the group which lives, if any: torch makes groups of a backend by its name alone
+
+_ProcessGroup: Any = dist.ProcessGroup  # torch overloads each method for its own callers
+Tensors = Sequence[torch.Tensor]
+# Is entered around every exchange; it is given the collective's name and the tensors that this rank gives and gets.
+Watch = Callable[[str, Tensors, Tensors], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class World:
+    """What the groups of one mirrored rank share.
+
+    Attributes:
+        rank, size: this process's place in it.
+        watch: told of every exchange.
+        told: what all ranks send to this one in the next exchanges of whole numbers (splits, lengths, indices); where
+            it is empty, they send what this one does.
+        kept: what this rank sent to itself in exchanges of whole numbers that nothing was told of.
+    """
+
+    rank: int
+    size: int
+    watch: Watch
+    told: deque[torch.Tensor] = field(default_factory=deque)
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+
+class Mirror(_ProcessGroup):  # type: ignore[misc]
+    """A process group whose other ranks mirror this one: what they would send to it is what it sends to itself.
+
+    So this rank's tensors have the shapes that they have among real ranks; the values of outputs that other ranks
+    would have looked up are this one's. Exchanges take no time but that of a copy, and end where they begin.
+    """
+
+    def __init__(self, rank: int, size: int, world: World) -> None:
+        super().__init__(rank, size)
+        self._rank, self._size, self._world = rank, size, world
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name, as all below
+        """Return the name that torch knows this backend by."""
+        return _BACKEND
+
+    @property
+    def pg_name(self) -> str:
+        """The name that torch gave this group."""
+        name: str = dist.distributed_c10d._world.pg_names[self]
+        return name
+
+    @property
+    def group_name(self) -> str:
+        """As `pg_name`."""
+        return self.pg_name
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        _output_splits: Sequence[int],
+        splits: Sequence[int],
+        opts: object = None,
+    ) -> Work:
+        """Give every rank its rows of a tensor, and get this rank's from all."""
+        with self._world.watch("all_to_all", [given], [output]):
+            mine = _chunk(given, splits, self._rank, self._size)
+            if given.is_floating_point() or self._size < self._world.size:
+                _fill(output, mine)
+            elif self._world.told:
+                output.copy_(self._world.told.popleft().view_as(output))
+            else:
+                self._world.kept.append(mine.clone())
+                _fill(output, mine)
+        return _done(output)
+
+    def alltoall(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
+        """Give every rank a tensor, and get one from each."""
+        with self._world.watch("all_to_all", given, outputs):
+            for output in outputs:
+                _fill(output, given[self._rank])
+        return _done(outputs)
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Put the sum over all ranks in the place of each tensor; of mirrors, means and extremes are what they are."""
+        with self._world.watch("all_reduce", tensors, tensors):
+            if opts is None or opts.reduceOp == dist.ReduceOp.SUM:
+                for tensor in tensors:
+                    tensor.mul_(self._size)
+        return _done(tensors)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Work:
+        """Leave weights as they are: they are the same on the rank that sends them; objects of other ranks are None."""
+        with self._world.watch("broadcast", tensors, tensors):
+            for tensor in tensors if opts.rootRank != self._rank else ():
+                if tensor.dtype == torch.uint8:
+                    tensor.copy_(torch.frombuffer(bytearray(_NONE), dtype=torch.uint8))
+                elif (
+                    tensor.dtype == torch.int64 and tensor.numel() == 1
+                ):  # how long an object is, which torch sends first
+                    tensor.fill_(len(_NONE))
+        return _done(tensors)
+
+    def barrier(self, opts: object = None) -> Work:
+        """Return at once."""
+        return _done([])
+
+    def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: object = None) -> Work:
+        """Get every rank's tensor."""
+        with self._world.watch("all_gather", given, [one for its in outputs for one in its]):
+            for its, mine in zip(outputs, given, strict=True):
+                for output in its:
+                    _fill(output, mine)
+        return _done(outputs)
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
+        """Get the rows of every rank's tensor."""
+        return self.all_gather_single_coalesced([output], [given])
+
+    def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
+        """Get the rows of every rank's tensors."""
+        with self._world.watch("all_gather", given, outputs):
+            for output, mine in zip(outputs, given, strict=True):
+                _fill(output, mine)
+        return _done(outputs)
+
+    def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: object = None) -> Work:
+        """Get the sum over all ranks of the tensor that each has for this rank."""
+        with self._world.watch("reduce_scatter", [one for its in given for one in its], outputs):
+            for output, its in zip(outputs, given, strict=True):
+                torch.mul(its[self._rank], self._size, out=output)
+        return _done(outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
+        """Get the sum over all ranks of the rows that each has for this rank."""
+        with self._world.watch("reduce_scatter", [given], [output]):
+            torch.mul(_chunk(given, (), self._rank, self._size).view_as(output), self._size, out=output)
+        return _done(output)
+
+    # The names of other releases of torch.
+    alltoall_base = all_to_all_single
+    _allgather_base = all_gather_into_tensor = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_tensor = reduce_scatter_single
+
+    def _refused(self, *_: object) -> Work:
+        """Refuse what has one sender or receiver.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("mirrored ranks take part in collectives only; nothing goes from one rank to another")
+
+    send = recv = recv_anysource = gather = scatter = reduce = _refused
+
+
+@contextmanager
+def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
+    """Make this process one rank of a default group of `size` mirrors, on hosts of `host_size` ranks; then none.
+
+    TorchRec keeps groups of hosts for as long as its process lives: take a fresh process for each world with rows on
+    one host.
+
+    Raises:
+        RuntimeError: this process is in a group already.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("this process is in a group already; mirrored ranks need a process of their own")
+    if not hasattr(dist.Backend, _BACKEND.upper()):
+        dist.Backend.register_backend(_BACKEND, _make, devices=["cpu", "cuda"])
+    world, before = World(rank, size, watch), os.environ.get(_HOST_SIZE)
+    _WORLDS.append(world)
+    os.environ[_HOST_SIZE] = str(host_size)
+    # State dicts of sequence tables ask all ranks what they hold; mirrored ranks save none.
+    unsaved = patch.object(ShardedTensor, "_init_from_local_shards", return_value=None)
+    try:
+        dist.init_process_group(_BACKEND, rank=rank, world_size=size, store=HashStore())
+        with unsaved:
+            yield world
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        _WORLDS.pop()
+        os.environ.pop(_HOST_SIZE)
+        if before is not None:
+            os.environ[_HOST_SIZE] = before
+
+
+def size_bytes(tensors: Tensors) -> int:
+    """Bytes of all tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _make(_store: object, rank: int, size: int, _timeout: object) -> Mirror:
+    return Mirror(rank, size, _WORLDS[-1])
+
+
+def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> torch.Tensor:
+    """The rows that are for this rank; without splits all ranks get equally many."""
+    if not splits:
+        each = given.shape[0] // size
+        return given[rank * each : (rank + 1) * each]
+    first = sum(splits[:rank])
+    return given[first : first + splits[rank]]
+
+
+def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
+    """Write what one rank sends as often as there is room: equal shares of all ranks, or what ranks with other widths
+    would send.
+    """
+    flat, source = output.view(-1), mine.reshape(-1)
+    if not len(flat) or not len(source):
+        flat.zero_()
+        return
+    whole = len(flat) // len(source) * len(source)
+    flat[:whole].view(-1, len(source)).copy_(source)
+    flat[whole:].copy_(source[: len(flat) - whole])
+
+
+def _done(result: object) -> Work:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    work: Work = c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return work

@@ -1,0 +1,113 @@
+"""Mirrored training steps of plans: rank after rank, each in a process of its own, put together as a timeline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
+from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, LocalStep, MirroredSample, measured_ranks
+from neuroshard.hardware.step_meters import check_comparable, measured_in_any_order
+from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.units import readable_bytes
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One rank, and which plans (by their places) are measured on it together."""
+
+    rank: int
+    plans: tuple[int, ...]
+
+
+def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
+    """Every rank that one of some plans of one task is measured on, in order."""
+    ranks = [measured_ranks(plan) for plan in plans]
+    every = sorted({rank for its in ranks for rank in its})
+    return tuple(RankJob(rank, tuple(k for k, its in enumerate(ranks) if rank in its)) for rank in every)
+
+
+def measure_rank(
+    job: RankJob, plans: Sequence[Plan], protocol: StepProtocol, seed: Sequence[int], hardware: Hardware, warn: Warn
+) -> tuple[LocalStep, ...]:
+    """One rank's local work in steps of its job's plans, all live together in a fresh process; the seed fixes their
+    order and the lookups.
+
+    Raises:
+        UserError: the process can't be started.
+    """
+    samples = [MirroredSample(plans[k], job.rank, protocol) for k in job.plans]
+    with hardware.mirror_meter(protocol.timing, warn) as meter:
+        outcomes = measured_in_any_order(meter, samples, seed)
+    return tuple(LocalStep.of(job.rank, outcome) for outcome in outcomes)
+
+
+@dataclass(frozen=True, eq=False)
+class MirroredStep:
+    """A plan's step as a timeline over the R ranks that were measured, without what its K - 1 exchanges take.
+
+    Attributes:
+        ranks: (R,) they are.
+        phase_ms: (R, K, P) local work of each phase before each exchange, and after the last.
+    """
+
+    ranks: tuple[int, ...]
+    phase_ms: FloatArray
+
+    @classmethod
+    def of(cls, steps: Sequence[LocalStep]) -> "MirroredStep":
+        """Put the local work of ranks together.
+
+        Raises:
+            ValueError: a rank failed, or ranks come to different exchanges.
+        """
+        errors = [step.error for step in steps if step.error is not None]
+        if errors:
+            raise ValueError(errors[0])
+        meetings = [[stretch.until for stretch in step.stretches if stretch.until] for step in steps]
+        if any(its != meetings[0] for its in meetings):
+            raise ValueError("ranks of the plan come to different exchanges: its step is no timeline")
+        phase_ms = np.zeros((len(steps), len(meetings[0]) + 1, len(LOCAL_PHASES)))
+        for number, step in enumerate(steps):
+            ends = np.array([bool(stretch.until) for stretch in step.stretches])
+            phases = [LOCAL_PHASES.index(stretch.phase) for stretch in step.stretches]
+            np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), step.ms)
+        return cls(tuple(step.rank for step in steps), phase_ms)
+
+    @property
+    def rank_ms(self) -> FloatArray:
+        """(R,) all local work of each rank."""
+        total: FloatArray = self.phase_ms.sum(axis=(1, 2))
+        return total
+
+    @property
+    def slowest_ms(self) -> FloatArray:
+        """(P,) local work by phase, of the rank that comes last to each exchange; they add up to the step."""
+        last = self.phase_ms.sum(axis=2).argmax(axis=0)
+        slowest: FloatArray = self.phase_ms[last, np.arange(len(last))].sum(axis=0)
+        return slowest
+
+    @property
+    def step_ms(self) -> float:
+        """Return the ms of a step in which exchanges take no time, and end when the last rank has come."""
+        return float(self.slowest_ms.sum())
+
+
+def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
+    """Raise UserError unless these plans of one task can be measured mirrored here, all of them live together."""
+    if under_torchrun():
+        raise UserError("mirrored steps take one device, rank after rank; start the command without torchrun")
+    check_comparable(plans)
+    hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
+    if hardware.device.kind != "cpu":
+        return
+    needed = {job.rank: sum(plans[k].device_bytes[job.rank] for k in job.plans) for job in rank_jobs(plans)}
+    rank, there = max(needed, key=needed.__getitem__), hardware.fingerprint.memory_bytes
+    if needed[rank] > there:
+        raise UserError(
+            f"{len(plans)} plans on rank {rank} need {readable_bytes(needed[rank])}, this machine has "
+            f"{readable_bytes(there)}; give fewer plans at a time, or smaller tables"
+        )

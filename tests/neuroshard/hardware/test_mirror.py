@@ -1,0 +1,146 @@
+"""Mirrored ranks: their exchanges are those of real ranks, at any size."""
+
+import os
+import pickle
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
+from neuroshard.hardware.device import CpuDevice
+from neuroshard.hardware.mirror import mirrored_world
+from neuroshard.hardware.mirror_bench import MirrorBench, Trail
+from neuroshard.hardware.mirror_meters import MirroredStep, check_mirrored, measure_rank, rank_jobs
+from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, Stretch, measured_ranks
+from neuroshard.hardware.stand_in import batches, renamed
+from neuroshard.hardware.step_bench import Trained
+from neuroshard.hardware.step_samples import StepProtocol, StepSample
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import toy_task
+from tests.kit.processes import as_if_under_torchrun
+from tests.kit.relay import join_relay
+
+PROTOCOL = StepProtocol(builds=1, turns=1, steps=1, dense=(8,))
+STEPS = 3 + 2 * (1 + 1)  # of a build: warm ones, and two turns of an untimed one and another
+SEED = 5
+
+pytestmark = pytest.mark.xdist_group("measures")
+
+
+def _mixed(num_devices, devices_per_host=None):
+    """A plan of pooled tables in all forms, one that two features read, and a sequence table."""
+    tables = list(toy_task(6, num_devices=num_devices).tables)
+    tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
+    rows = 64 * num_devices  # so that every rank has a block
+    tables = [replace(table, rows=max(table.rows, rows)) for table in tables]
+    task = Task(tuple(tables), Topology(num_devices, 1 << 30, devices_per_host=devices_per_host), 8 * num_devices)
+    half, last = tables[2].dim // 2, num_devices - 1
+    columns = in_columns(task, [(2, half, 0), (2, half, last), (4, tables[4].dim, last), (5, tables[5].dim, 0)])
+    rows = [*in_rows(task, 0, range(num_devices)), *in_copies(task, 1)]
+    more = in_rows(task, 3, range(devices_per_host)) if devices_per_host else in_copies(task, 3)
+    return Plan(task, (*columns, *rows, *more))
+
+
+def _steps_of_a_real_rank(rank, plan, folder):
+    device = CpuDevice(pin=False)
+    trail = Trail(device)
+    join_relay(rank, 2, folder / "meet", trail.meeting)
+    its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
+    trained = Trained(StepSample(plan, PROTOCOL), trail, device, its, EmbeddingSettings(), SEED)
+    for _ in range(STEPS):
+        trail.restart()
+        trained.step()
+    (folder / str(rank)).write_bytes(pickle.dumps(trail.walk()))
+
+
+def _steps_beside_mirrors(rank, plan, folder):
+    device = CpuDevice(pin=False)
+    bench = MirrorBench(device, EmbeddingSettings(), PROTOCOL.timing)
+    (outcome,) = bench.measure([MirroredSample(plan, rank, PROTOCOL)], [SEED], lambda _: None)
+    (folder / f"mirrored{rank}").write_bytes(pickle.dumps(outcome))
+
+
+def test_exchanges_are_those_of_real_ranks(tmp_path):
+    plan = _mixed(2)
+    for steps in (_steps_of_a_real_rank, _steps_beside_mirrors):
+        as_if_under_torchrun(2, steps, plan, tmp_path)
+    for rank in range(2):
+        real, mirrored = (pickle.loads((tmp_path / name).read_bytes()) for name in (f"{rank}", f"mirrored{rank}"))
+        assert mirrored.error is None
+        assert mirrored.stretches == real.stretches
+        (amounts,) = mirrored.repeats.times_ms
+        np.testing.assert_array_equal(amounts[1:], real.amounts[1:])  # bytes sent and received
+        assert amounts[0].min() >= 0
+        assert {"all_to_all", "all_reduce", "reduce_scatter", "all_gather"} < {one.until for one in mirrored.stretches}
+
+
+def test_ranks_of_many_take_their_steps():
+    plan = _mixed(128, devices_per_host=8)
+    hardware = Hardware(DeviceSpec("cpu"), EmbeddingSettings(optimizer="rowwise_adagrad"))
+    jobs = rank_jobs([plan])
+    assert [job.rank for job in jobs] == list(measured_ranks(plan))
+    first, last = (measure_rank(job, [plan], PROTOCOL, [SEED], hardware, print)[0] for job in (jobs[0], jobs[-1]))
+    assert (first.error, last.error) == (None, None)
+    step = MirroredStep.of([first, last])
+    assert step.step_ms >= step.rank_ms.max()
+    assert step.slowest_ms.min() > 0
+    pooled = next(i for i, one in enumerate(last.stretches) if (one.phase, one.until) == ("outputs", "all_to_all"))
+    its = [plan.task.tables[2], plan.task.tables[5]]
+    assert last.received_bytes[pooled] == 8 * sum(table.dim for table in its) * 4  # its own 8 samples
+
+
+def test_all_ranks_of_few_and_those_that_stand_out_of_many_are_measured():
+    assert measured_ranks(_mixed(2)) == (0, 1)
+    chosen = measured_ranks(_mixed(128))
+    assert {0, 1, 127} >= set(chosen) and len(chosen) > 1
+
+
+def test_a_step_waits_for_the_last_rank_at_every_exchange():
+    stretches = (Stretch("input", "all_to_all"), Stretch("lookups", ""), Stretch("outputs", "all_to_all"))
+    steps = [
+        LocalStep(0, (*stretches, Stretch("dense", "")), (1.0, 2.0, 3.0, 4.0), (0.0,) * 4, (0.0,) * 4),
+        LocalStep(5, (*stretches, Stretch("dense", "")), (2.0, 1.0, 3.0, 5.0), (0.0,) * 4, (0.0,) * 4),
+    ]
+    step = MirroredStep.of(steps)
+    assert step.ranks == (0, 5)
+    assert step.rank_ms.tolist() == [10.0, 11.0]
+    assert step.slowest_ms.tolist()[:4] == [2.0, 2.0, 3.0, 5.0]
+    assert step.step_ms == 12.0
+    with pytest.raises(ValueError, match="different exchanges"):
+        MirroredStep.of([steps[0], replace(steps[1], stretches=(*stretches, Stretch("dense", "all_reduce")))])
+    with pytest.raises(ValueError, match="out of memory"):
+        MirroredStep.of([steps[0], LocalStep(5, error="out of memory")])
+
+
+def test_a_world_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with mirrored_world(1, 4, 2, lambda *_: nullcontext()):
+        assert (dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]) == (1, 4, "2")
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.tolist() == [4.0] * 3
+        with pytest.raises(RuntimeError, match="take part in collectives only"):
+            dist.send(total, 0)
+        with pytest.raises(RuntimeError, match="a process of their own"), mirrored_world(0, 2, 2, nullcontext):
+            pass
+    assert not dist.is_initialized()
+    assert os.environ["LOCAL_WORLD_SIZE"] == "3"
+
+
+def test_what_can_not_be_mirrored_is_refused(monkeypatch):
+    hardware, plan = Hardware(DeviceSpec("cpu")), _mixed(2)
+    too_many = hardware.fingerprint.memory_bytes // min(plan.device_bytes) + 1
+    with pytest.raises(UserError, match=r"plans on rank \d need .* give fewer plans at a time"):
+        check_mirrored([plan] * min(too_many, 10**6), hardware)
+    with pytest.raises(UserError, match="same tables and devices"):
+        check_mirrored([plan, _mixed(4)], hardware)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(UserError, match="without torchrun"):
+        check_mirrored([plan], hardware)
