@@ -1,0 +1,315 @@
+"""Plans measured in mirrored training steps: what `evaluate through=mirrored` is asked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table as Grid
+from rich.text import Text
+
+from neuroshard.cost.parts import BACKWARD, FORWARD, INPUT
+from neuroshard.hardware import Hardware
+from neuroshard.hardware.hardware import Warn
+from neuroshard.hardware.mirror_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
+from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, LocalStep
+from neuroshard.hardware.plan_costs import Advance
+from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.schema import PathName
+from neuroshard.records.run_directory import RunDirectory
+from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.results.finalist_files import MeasuredOnce
+from neuroshard.stages.search.runs.means import Measure, facts_of
+from neuroshard.tasks.task import Task
+from neuroshard.words.form import FORMS
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """One rank's local work in steps of the plans that are measured on it, in one build."""
+
+    steps: tuple[LocalStep, ...]
+
+
+@dataclass(frozen=True)
+class InMirror:
+    """TorchRec trains a stand-in of the user's model on one rank after another, the other ranks being its mirrors.
+
+    Local work is measured, exchanges are predicted. So one device measures plans for any number of devices.
+
+    Attributes:
+        protocol: how steps are timed; each build of a rank is in a fresh process.
+        exchanges: cost models whose exchanges are added to the local work; None leaves exchanges out.
+    """
+
+    protocol: StepProtocol = field(default_factory=StepProtocol)
+    exchanges: PathName | None = None
+
+    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+        """Raise UserError unless TorchRec is installed, and each task's plans can be measured mirrored here."""
+        import neuroshard.torchrec  # noqa: F401  # says what to install
+
+        for its in plans:
+            check_mirrored(its, hardware)
+
+    def follow(self, hardware: Hardware) -> None:
+        """Take no part: `check` refuses torchrun's processes."""
+
+    @contextmanager
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
+        """Processes are started anew for every rank."""
+        yield partial(self._measured, hardware, count_input, warn)
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        """Count the ranks that are measured."""
+        return len(rank_jobs(plans))
+
+    def evaluated(
+        self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
+    ) -> "MirrorResult":
+        """Measure every task's plans; ranks that are on disk already are not measured again.
+
+        The first plan is measured twice: what equal plans differ by is the floor. Exchanges of indices are predicted
+        too where they count; else a pipeline hides them.
+
+        Raises:
+            UserError: the directory holds another run.
+        """
+        by_task = runnable_by_task(entries)
+        tasks = tuple(plans_of(its)[0].task for its in by_task.values())
+        facts = facts_of(hardware, seed)
+        fixed = {name: value for name, value in asdict(self.protocol).items() if name != "builds"}  # more may follow
+        directory.begin({"through": "mirrored", **fixed, **facts, "plans": [one.file for one in entries]}, tasks)
+        with progress_bar() as progress:
+            found = tuple(
+                self._of_task(task, its, hardware, seed, count_input, directory.path, progress)
+                for task, its in by_task.items()
+            )
+        result = MirrorResult(directory.path, tuple(entries), found)
+        result.save({"through": "mirrored", **asdict(self.protocol), **facts})
+        return result
+
+    def _of_task(
+        self,
+        task: int,
+        entries: Sequence[Evaluated],
+        hardware: Hardware,
+        seed: int,
+        count_input: bool,
+        run: Path,
+        progress: Progress,
+    ) -> "TaskInMirror":
+        plans = plans_of(entries)
+        again = [*plans, plans[0]]
+        jobs = rank_jobs(again)
+        journal = Journal(run / "ranks" / f"task-{task:04d}", "rank", RankSteps, partial(_wrong, jobs))
+        total = len(jobs) * self.protocol.builds
+        bar = progress.add_task(f"ranks, task {task}", total=total, completed=len(journal.read()))
+
+        def measured(before: Sequence[RankSteps]) -> RankSteps:
+            build, number = divmod(len(before), len(jobs))
+            where = (hardware, printer(progress))
+            steps = measure_rank(jobs[number], again, self.protocol, [seed, task, build], *where)
+            progress.advance(bar)
+            return RankSteps(steps)
+
+        done = journal.filled(total, measured)
+        builds = [_by_plan(jobs, done[first : first + len(jobs)]) for first in range(0, total, len(jobs))]
+        return TaskInMirror(task, tuple(entries), tuple(builds), self._exchange_ms(plans, count_input))
+
+    def _exchange_ms(self, plans: Sequence[Plan], count_input: bool) -> tuple[float, ...]:
+        """(K,) of each plan's exchanges where all devices come to them together; not numbers without models."""
+        if self.exchanges is None:
+            return (float("nan"),) * len(plans)
+        sim = Simulator(CostModels.load(self.exchanges), count_input)
+        idle = np.zeros((1, plans[0].task.topology.num_devices))
+        names = (FORWARD, BACKWARD, *([INPUT] if count_input else []))
+        steps = [sim.step(plan.traffic, idle) for plan in plans]
+        return tuple(float(np.sum([step.ms(name) for name in names], axis=0).max()) for step in steps)
+
+    def _measured(
+        self,
+        hardware: Hardware,
+        count_input: bool,
+        warn: Warn,
+        plans: Sequence[Plan],
+        seed: int,
+        advance: Advance,
+    ) -> list[MeasuredOnce]:
+        """Measure every plan once: ms of its local work and predicted exchanges, or the error that stopped it."""
+        check_mirrored(plans, hardware)
+        jobs, done = rank_jobs(plans), []
+        for job in jobs:
+            done.append(RankSteps(measure_rank(job, plans, self.protocol, [seed], hardware, warn)))
+            advance(1)
+        steps = map(_timeline, _by_plan(jobs, done))
+        exchanges = np.nan_to_num(self._exchange_ms(plans, count_input)).tolist()
+        return [
+            MeasuredOnce(error=step) if isinstance(step, str) else MeasuredOnce(step_ms=step.step_ms + ms)
+            for step, ms in zip(steps, exchanges, strict=True)
+        ]
+
+
+def _wrong(jobs: Sequence[RankJob], number: int, found: RankSteps) -> str | None:
+    job = jobs[number % len(jobs)]
+    fits = len(found.steps) == len(job.plans) and all(step.rank == job.rank for step in found.steps)
+    return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
+
+
+def _by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[LocalStep]]:
+    """(K,) the ranks of every plan, from those of one build."""
+    found: dict[int, list[LocalStep]] = {}
+    for job, of_rank in zip(jobs, done, strict=True):
+        for plan, step in zip(job.plans, of_rank.steps, strict=True):
+            found.setdefault(plan, []).append(step)
+    return [found[plan] for plan in sorted(found)]
+
+
+def _timeline(steps: Sequence[LocalStep]) -> MirroredStep | str:
+    """A plan's step, or the error in its place."""
+    try:
+        return MirroredStep.of(steps)
+    except ValueError as error:
+        return str(error)
+
+
+@dataclass(frozen=True)
+class TaskInMirror:
+    """Mirrored steps of one task's plans; the first of its K entries is what the others are compared with.
+
+    Attributes:
+        builds: (B, K + 1) the measured ranks of each plan; the last is the first one once more.
+        exchange_ms: (K,) predicted.
+    """
+
+    task: int
+    entries: tuple[Evaluated, ...]
+    builds: tuple[list[list[LocalStep]], ...]
+    exchange_ms: tuple[float, ...]
+
+    def timelines(self, plan: int) -> list[MirroredStep]:
+        """The plan's steps, a build each; those that failed left out."""
+        return [step for build in self.builds if isinstance(step := _timeline(build[plan]), MirroredStep)]
+
+    def error(self, plan: int) -> str | None:
+        """Say what stopped the first build that failed."""
+        return next((step for build in self.builds if isinstance(step := _timeline(build[plan]), str)), None)
+
+    def local_ms(self, plan: int) -> FloatArray:
+        """(B,) ms of the plan's step without its exchanges; NaN where a build failed."""
+        steps = [_timeline(build[plan]) for build in self.builds]
+        return np.array([step.step_ms if isinstance(step, MirroredStep) else np.nan for step in steps])
+
+    @property
+    def floor(self) -> float:
+        """What equal plans differ by over all builds: the standard error of the first plan's ratio to itself."""
+        ratios = self.local_ms(len(self.entries)) / self.local_ms(0)
+        return float(np.sqrt(np.square(ratios - 1).mean() / len(ratios)))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `results.parquet`: one for each plan."""
+        first_ms, found = self.local_ms(0), []
+        for k, entry in enumerate(self.entries):
+            local_ms, steps = self.local_ms(k), self.timelines(k)
+            none = np.full((1, len(LOCAL_PHASES)), np.nan)
+            phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
+            found.append(
+                entry.row()
+                | {
+                    "local_ms": float(np.median(local_ms)),
+                    "exchange_ms": self.exchange_ms[k],
+                    "beside_first": float(np.median(local_ms / first_ms)),
+                    "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
+                    **dict(zip(LOCAL_PHASES, phases.tolist(), strict=True)),
+                    "ranks": [step.rank for step in self.builds[0][k]],
+                    "floor": self.floor,
+                    "error": self.error(k),
+                }
+            )
+        return found
+
+    def stretch_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `stretches.parquet`: what every measured rank did in a step, in its order."""
+        return [
+            {
+                **{"method": entry.method, "task": self.task, "build": number, "rank": step.rank, "place": place},
+                **{"phase": stretch.phase, "until": stretch.until, "ms": step.ms[place]},
+                **{"sent_bytes": step.sent_bytes[place], "received_bytes": step.received_bytes[place]},
+            }
+            for number, build in enumerate(self.builds)
+            for entry, steps in zip(self.entries, build, strict=False)
+            for step in steps
+            for place, stretch in enumerate(step.stretches)
+        ]
+
+    def table(self) -> Grid:
+        """Make the table that people read: a row for each plan, with local work by phase."""
+        devices = plans_of(self.entries)[0].task.topology.num_devices
+        grid = Grid(title=f"Mirrored steps on {devices} ranks, local ms, task {self.task}")
+        grid.add_column("plan by")
+        grid.add_column("tables in " + ", ".join(FORMS), justify="right")
+        grid.add_column("ranks measured", justify="right")
+        for column in (*LOCAL_PHASES, "local", "beside the first", "exchanges", "predicted cost"):
+            grid.add_column(column, justify="right")
+        for entry, row in zip(self.entries, self.rows(), strict=True):
+            forms = [] if entry.plan is None else [entry.plan.forms.count(form) for form in FORMS]
+            grid.add_row(
+                Text(entry.method),
+                ", ".join(map(str, forms)),
+                _ranges(row["ranks"]),
+                *(f"{row[phase]:.2f}" for phase in LOCAL_PHASES),
+                f"{row['local_ms']:.2f}",
+                f"{row['beside_first']:.3f}",
+                *("-" if np.isnan(row[name]) else f"{row[name]:.2f}" for name in ("exchange_ms", "predicted_ms")),
+            )
+        return grid
+
+
+@dataclass(frozen=True)
+class MirrorResult:
+    """Everything that was measured mirrored, and where it is stored."""
+
+    path: Path
+    entries: tuple[Evaluated, ...]
+    tasks: tuple[TaskInMirror, ...]
+
+    def save(self, facts: Mapping[str, object]) -> None:
+        """Write `results.parquet`, `stretches.parquet`, and last `run.json` with the facts."""
+        write_frame(self.path / "results.parquet", pd.DataFrame([row for task in self.tasks for row in task.rows()]))
+        stretches = [row for task in self.tasks for row in task.stretch_rows()]
+        write_frame(self.path / "stretches.parquet", pd.DataFrame(stretches))
+        RunDirectory(self.path).finish("evaluate", facts)
+
+    def show(self, console: Console) -> None:
+        """Print the tables, what equal plans differ by, and what failed."""
+        for task in self.tasks:
+            console.print(task.table())
+            console.print(f"the first plan, measured twice, differs from itself by {task.floor:.1%}", soft_wrap=True)
+            errors = {entry: task.error(k) for k, entry in enumerate(task.entries)}
+            for entry, error in errors.items():
+                if error is not None:
+                    console.print(f"{entry.method}, task {entry.task}: {error}", soft_wrap=True)
+        for entry in self.entries:
+            if entry.error is not None:
+                console.print(f"{entry.method}, task {entry.task}: {entry.error}", soft_wrap=True)
+        console.print(f"results: {self.path}", soft_wrap=True)
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Ranks for people: "0-7", or one by one."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,65 @@
+"""Plans in mirrored steps, in small."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware.mirrored_samples import LOCAL_PHASES
+from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan, assemble
+from neuroshard.plumbing.errors import UserError
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.in_mirror import InMirror
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import toy_task
+from tests.kit.commands import shown
+
+THROUGH = InMirror(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
+
+pytestmark = pytest.mark.xdist_group("measures")
+
+
+@pytest.fixture
+def plans(tmp_path):
+    """One in columns, and one that mixes forms, for more devices than are here."""
+    tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=32).tables)
+    task = Task(tables, Topology(32, 1 << 30), 64)
+    assemble(task, [(i, table.dim, i) for i, table in enumerate(tables)]).save(tmp_path / "columns.json")
+    mixed = (*in_rows(task, 0, range(32)), *in_copies(task, 1))
+    Plan(task, (*mixed, *in_columns(task, [(i, tables[i].dim, 0) for i in (2, 3)]))).save(tmp_path / "mixed.json")
+    return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
+
+
+def _run(plans, out, through=THROUGH):
+    return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), through=through).run()
+
+
+def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_path):
+    out = tmp_path / "out"
+    result = _run(plans, out)
+    found = pd.read_parquet(out / "results.parquet").set_index("method")
+    assert found["error"].isna().all()
+    np.testing.assert_allclose(found[list(LOCAL_PHASES)].sum(axis=1), found["local_ms"], rtol=1e-6)
+    assert found.loc["columns", ["reducing copies", "optimizer of copies"]].max() == 0
+    assert found.loc["mixed", list(LOCAL_PHASES)].min() > 0
+    assert found["exchange_ms"].min() > 0
+    stretches = pd.read_parquet(out / "stretches.parquet")
+    assert set(stretches["rank"]) == {rank for its in found["ranks"] for rank in its}
+    total = stretches[stretches["method"] == "columns"].groupby("rank")["ms"].sum()
+    assert found.loc["columns", "local_ms"] >= total.max()
+    assert "on 32 ranks" in shown(result)
+    assert "differs from itself by" in shown(result)
+
+    files = sorted((out / "ranks/task-0000").iterdir())
+    kept = files[0].read_bytes()
+    files[-1].unlink()
+    (out / "run.json").unlink()
+    _run(plans, out)
+    assert sorted((out / "ranks/task-0000").iterdir()) == files
+    assert files[0].read_bytes() == kept
+    with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
+        _run(plans, out, InMirror(replace(THROUGH.protocol, turns=3)))
