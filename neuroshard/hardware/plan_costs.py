@@ -179,7 +179,8 @@ def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
     """Why a device's weights don't fit in this host's memory, where CPU kernels want them; None if they do."""
     if hardware.device.kind != "cpu":
         return None
-    needed = max(sum(table.size_bytes for table in tables) for tables in plan.device_tables)
+    loads, counts = plan.device_loads.loads, plan.device_loads.counts
+    needed = int(np.bincount(np.repeat(np.arange(len(counts)), counts), loads.size_bytes).max())
     there = hardware.fingerprint.memory_bytes
     if needed < there:
         return None
