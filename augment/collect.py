@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
@@ -10,9 +11,10 @@ import numpy as np
 from msgspec import Meta
 from rich.progress import Progress
 
-from neuroshard.hardware import Hardware, Meter, Outcome
+from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
-from neuroshard.hardware.meters import Meters, meters_of
+from neuroshard.lab.meters import meters_of
+from neuroshard.lab.recorder import Due, Recorder, in_batches
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import printer, progress_bar
@@ -20,7 +22,7 @@ from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.noise import disturbed, pass_noise
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.records.samples import CommSample, ComputeSample, Sample
 from neuroshard.records.splits import TableSplit, split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -103,13 +105,13 @@ class Collect:
         with progress_bar() as progress:
             compute = _Kind(
                 "compute", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
-                self.num_second_pass, _COMPUTE, self.seed, (self._compute_variant(split),),
+                self.num_second_pass, _COMPUTE, self.seed, (partial(self._call, split),),
                 self.max_noise, self.more_passes,
             ).collect(self.hardware, progress)  # fmt: skip
             comm = _Kind(
                 "exchanges", directory.comm(), self.hardware.comm_timing.live, self.num_comm_samples,
                 self.num_second_pass, _COMM, self.seed,
-                tuple(self._comm_variant(count) for count in self.comm.num_devices),
+                tuple(partial(self._exchange, count) for count in self.comm.num_devices),
                 self.max_noise, self.more_passes,
             ).collect(self.hardware, progress)  # fmt: skip
         summary = Summary(directory.path, compute, comm)
@@ -117,18 +119,12 @@ class Collect:
             summary.check(self.max_noise)
         return summary
 
-    def _compute_variant(self, split: TableSplit) -> "_Variant[ComputeSample]":
-        return _Variant(
-            lambda rng: self.compute.draw(split, self._batch_size(rng), rng),
-            Meters.compute,
-        )
+    def _call(self, split: TableSplit, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+        return self.compute.draw(split, self._batch_size(rng), rng)
 
-    def _comm_variant(self, num_devices: int) -> "_Variant[CommSample]":
+    def _exchange(self, num_devices: int, rng: np.random.Generator) -> tuple[CommSample, str]:
         per_host = self.hardware.devices_per_host(num_devices)
-        return _Variant(
-            lambda rng: self.comm.draw(num_devices, self._batch_size(rng), rng, per_host),
-            lambda meters: meters.comm(num_devices),
-        )
+        return self.comm.draw(num_devices, self._batch_size(rng), rng, per_host)
 
     def _batch_size(self, rng: np.random.Generator) -> int:
         return int(rng.choice(self.batch_sizes))
@@ -136,14 +132,6 @@ class Collect:
     def _settings(self) -> dict[str, Any]:
         settings = asdict(self) | {"compute": self.compute.settings, "comm": self.comm.settings}
         return {key: value for key, value in settings.items() if key not in _NOT_MEASURED}
-
-
-@dataclass(frozen=True)
-class _Variant(Generic[Sample]):
-    """Samples that one meter measures: such as exchanges between the same number of processes."""
-
-    draw: Callable[[np.random.Generator], tuple[Sample, str]]
-    meter: Callable[[Meters], Meter[Sample]]
 
 
 @dataclass(frozen=True)
@@ -158,7 +146,8 @@ class _Batch:
 class _Kind(Generic[Sample]):
     """One kind of sample in a run, split into parts of `part_size`; the last parts are the second pass.
 
-    Parts take turns among the variants, so that no variant has a spell of the machine to itself.
+    Each variant draws samples that one meter measures, such as exchanges between the same number of processes. Parts
+    take turns among the variants, so that no variant has a spell of the machine to itself.
     """
 
     name: str
@@ -168,21 +157,21 @@ class _Kind(Generic[Sample]):
     num_second_pass: int
     stream: int
     seed: int
-    variants: tuple[_Variant[Sample], ...]
+    variants: tuple[Callable[[np.random.Generator], tuple[Sample, str]], ...]
     max_noise: float | None
     more_passes: int
 
     def collect(self, hardware: Hardware, progress: Progress) -> KindSummary:
         """Measure and write every part that is missing, then what was disturbed."""
-        batches = self._batches
-        missing = [number for number in range(len(batches)) if not self.parts.has(number)]
+        batches = list(enumerate(self._batches))
         start, busy_s = time.perf_counter(), 0.0
         with meters_of(hardware, printer(progress)) as meters:
-            bar = progress.add_task(self.name, total=sum(len(batch.ids) for batch in batches))
-            progress.advance(bar, sum(len(batch.ids) for n, batch in enumerate(batches) if n not in missing))
-            for number in missing:
-                busy_s += self.measure(meters, number, batches[number])
-                progress.advance(bar, len(batches[number].ids))
+            recorder = Recorder(meters.of, self.part_size, self.seed, self.parts)
+            there = sum(len(batch.ids) for number, batch in batches if self.parts.has(number))
+            bar = progress.add_task(self.name, total=sum(len(batch.ids) for _, batch in batches), completed=there)
+            for outcomes in recorder.complete((number, partial(self._due, batch)) for number, batch in batches):
+                busy_s += sum(outcome.busy_s for outcome in outcomes)
+                progress.advance(bar, len(outcomes))
             for more in range(self.more_passes):
                 if not (again := self._disturbed()):
                     break
@@ -190,8 +179,9 @@ class _Kind(Generic[Sample]):
                 printer(progress)(f"{self.name}: noise beyond max_noise={self.max_noise}: {count} are measured again")
                 bar = progress.add_task(f"{self.name}, again ({more + 1})", total=count)
                 for batch in again:
-                    busy_s += self.measure(meters, self.parts.end, batch)
-                    progress.advance(bar, len(batch.ids))
+                    outcomes = recorder.record(self._due(batch))
+                    busy_s += sum(outcome.busy_s for outcome in outcomes)
+                    progress.advance(bar, len(outcomes))
         return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, busy_s)
 
     @property
@@ -217,38 +207,24 @@ class _Kind(Generic[Sample]):
         of_variant: dict[int, list[int]] = {}
         for sample_id in ids:
             of_variant.setdefault(self.variant(sample_id), []).append(sample_id)
-        cut = [
-            tuple(its[start : start + self.part_size])
-            for its in of_variant.values()
-            for start in range(0, len(its), self.part_size)
-        ]
+        cut = [tuple(cut) for its in of_variant.values() for cut in in_batches(its, self.part_size)]
         return [_Batch(its, second_pass) for its in sorted(cut)]
 
     def variant(self, sample_id: int) -> int:
         """Index of the variant that a sample belongs to."""
         return sample_id // self.part_size % len(self.variants)
 
-    def measure(self, meters: Meters, number: int, batch: _Batch) -> float:
-        """Measure a batch and write it as a part; the seconds spent in kernels."""
-        variant = self.variants[self.variant(batch.ids[0])]
-        drawn = [variant.draw(self._rng(sample_id)) for sample_id in batch.ids]
-        outcomes = variant.meter(meters).measure(
-            [sample for sample, _ in drawn], [self._lookup_seed(i) for i in batch.ids]
-        )
-        made = [
-            Measurement(_as_seen(sample, one), i, split, self.seed, one.repeats, one.error, batch.second_pass)
-            for i, (sample, split), one in zip(batch.ids, drawn, outcomes, strict=True)
+    def _due(self, batch: _Batch) -> list[Due[Sample]]:
+        """Draw the samples of a batch."""
+        draw = self.variants[self.variant(batch.ids[0])]
+        drawn = [draw(self._rng(sample_id)) for sample_id in batch.ids]
+        return [
+            Due(sample, i, self._lookup_seed(i), split, batch.second_pass)
+            for i, (sample, split) in zip(batch.ids, drawn, strict=True)
         ]
-        self.parts.write(number, made)
-        return sum(outcome.busy_s for outcome in outcomes)
 
     def _rng(self, sample_id: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, self.stream, _DRAW, sample_id])
 
     def _lookup_seed(self, sample_id: int) -> int:
         return int(np.random.SeedSequence([self.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])
-
-
-def _as_seen(sample: Sample, outcome: Outcome) -> Sample:
-    """The sample, with what was looked up in its blocks of rows, if it has any."""
-    return replace(sample, lookups=outcome.seen) if isinstance(sample, ComputeSample) else sample

@@ -15,7 +15,7 @@ STAGES = ("augment", "pretrain", "search")
 # Folders of the core and of the search, in order: each may import those before it, as CONTRIBUTING.md shows them.
 CORE_ROOMS = (
     *("plumbing", "words", "tables", "cost", "layouts", "tasks", "plans", "records", "bundles", "models", "searching"),
-    *("torchrec", "targets", "hardware", "testing", "app"),
+    *("torchrec", "targets", "hardware", "lab", "testing", "app"),
 )
 SEARCH_ROOMS = ("space", "kernels", "placement", "local", "rl", "methods", "results", "report", "runs")
 

@@ -23,6 +23,7 @@ class Journal(Generic[Value]):
         kind: the dataclass of the values.
         wrong: says what is wrong with a value of a number, for whoever goes on with it; None where nothing is.
         anew: what comes of a file that is deleted.
+        version: of the files' format.
     """
 
     folder: Path
@@ -30,6 +31,7 @@ class Journal(Generic[Value]):
     kind: type[Value]
     wrong: Callable[[int, Value], str | None] = lambda _number, _value: None
     anew: str = "it is measured again"
+    version: int = 1
 
     def keep(self, number: int, value: Value) -> None:
         """Write a value to its file."""
@@ -87,4 +89,4 @@ class Journal(Generic[Value]):
 
     @property
     def _format(self) -> str:
-        return f"neuroshard-{self.name}-1"
+        return f"neuroshard-{self.name}-{self.version}"

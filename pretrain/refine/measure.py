@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from neuroshard.hardware import Meter
+from neuroshard.lab.recorder import Due, Recorder, in_batches
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample
@@ -22,39 +23,22 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Due(Generic[Sample]):
-    """A sample to be measured, with its number, for the first or the second time."""
-
-    number: int
-    sample: Sample
-    second: bool = False
-
-    @property
-    def part(self) -> int:
-        """The number on disk of the part that begins with it, which no other has."""
-        return 2 * self.number + self.second
-
-
-@dataclass(frozen=True)
 class Kind(Generic[Sample]):
     """One kind of samples in a run.
 
     Attributes:
         parts: where measurements are kept.
-        live: samples of a batch, at most.
-        seed, stream: fix what is looked up; kinds have different streams.
+        recorder: measures, and keeps them there.
+        stream: with the run's seed, fixes what is looked up; kinds have different streams.
         group: what a meter measures together with others, by a number.
-        meter: of a group.
         amount: of a sample with its repeats, as predictions are compared with it.
     """
 
     part: Part
     parts: Parts[Sample]
-    live: int
-    seed: int
+    recorder: Recorder[Sample]
     stream: int
     group: Callable[[Sample], int]
-    meter: Callable[[int], Meter[Sample]]
     amount: Callable[[Sample, Repeats], float]
 
     def measured(self, rounds: Sequence[Round]) -> list[Measurement[Sample]]:
@@ -90,10 +74,10 @@ class Kind(Generic[Sample]):
             UserError: parts that are there are of other samples.
         """
         first = self._count(rounds)
-        new: list[Due[Sample]] = [Due(first + i, one.sample) for i, one in enumerate(chosen)]
-        repeated: list[tuple[Due[Sample], int]] = self._earlier(rounds, again)
+        new = [self._due(first + i, one.sample) for i, one in enumerate(chosen)]
+        repeated = self._earlier(rounds, again)
         self._make(_mixed(new, [due for due, _ in repeated]), advance)
-        own: list[Due[Sample]] = [replace(one, second=True) for one in _spread(new, again - len(repeated))]
+        own = [self._due(one.number, one.sample, second=True) for one in _spread(new, again - len(repeated))]
         self._make(own, advance)
         repeated += [(due, len(rounds)) for due in own]
         found = self._found(new + [due for due, _ in repeated])
@@ -102,13 +86,13 @@ class Kind(Generic[Sample]):
             for due, one, ms in zip(new, chosen, predicted, strict=True)
         ]
         return foreseen, [
-            Again(self.part, due.number, before, found[replace(due, second=False)], found[due])
+            Again(self.part, due.number, before, found[self._due(due.number, due.sample)], found[due])
             for due, before in repeated
         ]
 
     def _found(self, due: Sequence[Due[Sample]]) -> dict[Due[Sample], float | None]:
         """What all samples took, those that are due among them; None where measuring failed."""
-        found = {Due(m.sample_id, m.sample, m.second_pass): self._amount(m) for m in self.parts.read()}
+        found = {self._due(m.sample_id, m.sample, m.second_pass): self._amount(m) for m in self.parts.read()}
         for one in due:
             if one not in found:
                 raise UserError(
@@ -126,14 +110,14 @@ class Kind(Generic[Sample]):
         done = {one.sample_id for its in rounds for one in its.again if one.part == self.part}
         of_round = {one.sample_id: its.number for its in rounds for one in its.of(self.part)}
         once = _spread([m for m in self.measured(rounds) if m.sample_id not in done], again)
-        return [(Due(m.sample_id, m.sample, second=True), of_round[m.sample_id]) for m in once]
+        return [(self._due(m.sample_id, m.sample, second=True), of_round[m.sample_id]) for m in once]
 
     def _make(self, due: Sequence[Due[Sample]], advance: Advance) -> None:
-        """Measure what isn't on disk."""
-        for batch in self._batches(due):
-            if not self.parts.has(batch[0].part):
-                self.parts.write(batch[0].part, self._measured(batch))
-                advance(len(batch))
+        """Measure what isn't on disk; the number of a part is made of its first sample's, so that no other has it."""
+        for outcomes in self.recorder.complete(
+            (2 * one[0].number + one[0].second_pass, partial(list, one)) for one in self._batches(due)
+        ):
+            advance(len(outcomes))
 
     def _batches(self, due: Sequence[Due[Sample]]) -> Iterator[Sequence[Due[Sample]]]:
         """Those of a group together."""
@@ -141,21 +125,11 @@ class Kind(Generic[Sample]):
         for one in due:
             groups[self.group(one.sample)].append(one)
         for _, group in sorted(groups.items()):
-            for start in range(0, len(group), self.live):
-                yield group[start : start + self.live]
+            yield from in_batches(group, self.recorder.live)
 
-    def _measured(self, batch: Sequence[Due[Sample]]) -> list[Measurement[Sample]]:
-        meter = self.meter(self.group(batch[0].sample))
-        outcomes = meter.measure([one.sample for one in batch], [self._lookup_seed(one) for one in batch])
-        return [
-            Measurement(
-                one.sample, one.number, _split(one.number), self.seed, outcome.repeats, outcome.error, one.second
-            )
-            for one, outcome in zip(batch, outcomes, strict=True)
-        ]
-
-    def _lookup_seed(self, due: Due[Sample]) -> int:
-        return int(np.random.SeedSequence([self.seed, self.stream, due.number, due.second]).generate_state(1)[0])
+    def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
+        seeds = np.random.SeedSequence([self.recorder.seed, self.stream, number, second])
+        return Due(sample, number, int(seeds.generate_state(1)[0]), _split(number), second)
 
     def _amount(self, measurement: Measurement[Sample]) -> float | None:
         return None if measurement.repeats is None else self.amount(measurement.sample, measurement.repeats)

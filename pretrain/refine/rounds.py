@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount, Share, of_format, parse
+from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount, Share
 from neuroshard.plumbing.timing import repeatability
 
 Part = Literal["compute", "exchange"]
@@ -20,7 +20,6 @@ Why = Literal["proposal", "doubt", "random"]
 PARTS: tuple[Part, ...] = ("compute", "exchange")
 WHYS: tuple[Why, ...] = ("proposal", "doubt", "random")
 
-_FORMAT = "neuroshard-round-2"
 _LEAST = 4  # of proposals, and of second measurements, before anything is concluded from them
 _LEAST_MS = 1e-9
 
@@ -150,30 +149,9 @@ def _within(rounds: Sequence[Round], part: Part, times: float) -> bool:
     return min(len(errors), len(noise)) >= _LEAST and bool(errors.mean() <= times * noise.mean())
 
 
-@dataclass(frozen=True)
-class RoundFiles:
-    """The rounds of a run that are done, a file each."""
-
-    directory: Path
-
-    def read(self) -> list[Round]:
-        """In order, up to the first that isn't there.
-
-        Raises:
-            UserError: one is malformed.
-        """
-        found: list[Round] = []
-        while (path := self._path(len(found))).exists():
-            where = f"round {path}"
-            found.append(parse(of_format(read_json(path, "round"), _FORMAT, where), Round, where))
-        return found
-
-    def write(self, one: Round) -> None:
-        """Mark the round as done."""
-        write_json(self._path(one.number), {"format": _FORMAT, **asdict(one)})
-
-    def _path(self, number: int) -> Path:
-        return self.directory / f"round-{number:04d}.json"
+def rounds_in(run: Path) -> Journal[Round]:
+    """The rounds of a run that are done."""
+    return Journal(run / "rounds", "round", Round, anew="it is made again of what was measured", version=2)
 
 
 def frame_of(rounds: Sequence[Round]) -> pd.DataFrame:

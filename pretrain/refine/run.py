@@ -12,11 +12,12 @@ from msgspec import Meta
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
-from neuroshard.hardware.meters import meters_of
+from neuroshard.lab.meters import meters_of
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.card import DataSummary
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import NonNegative, PathName, PositiveCount, Seed
 from neuroshard.plumbing.threads import blas_threads
@@ -30,7 +31,7 @@ from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.refine.budget import Budget, Clock, Watch
 from neuroshard.stages.pretrain.refine.candidates import Candidates, DrawsCalls, DrawsExchanges, RoundSamples
 from neuroshard.stages.pretrain.refine.refined import Refined
-from neuroshard.stages.pretrain.refine.rounds import Round, RoundFiles, Shares, well_predicted
+from neuroshard.stages.pretrain.refine.rounds import Round, Shares, rounds_in, well_predicted
 from neuroshard.stages.pretrain.refine.run_samples import RunSamples
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -103,7 +104,7 @@ class Refine:
             return None
         directory = RunDirectory(Path(self.out))
         with directory.held(), blas_threads(1), progress_bar() as progress:
-            done, watch = self._files.read(), Watch(self.clock, progress)
+            done, watch = self._journal.read(), Watch(self.clock, progress)
             first = None if done else self._choose(done, start)  # tasks without a plan leave nothing behind
             directory.begin(self._depends(start), self.tasks)
             records = self._records(directory.path)
@@ -137,7 +138,7 @@ class Refine:
             one = Round(len(rounds), measurements, *samples.measure(rounds, chosen, models, watch.advance))
             rounds.append(one)
             self._budget.decide(rounds, watch.measured, watch.seconds)
-            self._files.write(one)
+            self._journal.keep(one.number, one)
             chosen = None
         return self._finished(start, rounds, samples)
 
@@ -187,8 +188,8 @@ class Refine:
         return {"compute_model": _described(self.compute_model), "comm_model": _described(self.comm_model)}
 
     @property
-    def _files(self) -> RoundFiles:
-        return RoundFiles(Path(self.out) / "rounds")
+    def _journal(self) -> Journal[Round]:
+        return rounds_in(Path(self.out))
 
     @property
     def _budget(self) -> Budget:

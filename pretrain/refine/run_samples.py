@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.hardware import Hardware
-from neuroshard.hardware.meters import Meters
+from neuroshard.lab.meters import Meters
+from neuroshard.lab.recorder import Recorder
 from neuroshard.models import CostModels
 from neuroshard.models.interface import waits
 from neuroshard.plumbing.arrays import FloatArray
@@ -36,16 +37,13 @@ class RunSamples:
     @classmethod
     def of(cls, directory: DataDirectory, hardware: Hardware, meters: Meters, seed: int) -> "RunSamples":
         """Kept in a data directory."""
+        calls, exchanges = directory.compute(), directory.comm()
+        call = Recorder(meters.of, hardware.compute_timing.live, seed, calls)
+        exchange = Recorder(meters.of, hardware.comm_timing.live, seed, exchanges)
         return cls(
-            Kind(
-                "compute", directory.compute(), hardware.compute_timing.live, seed, _CALLS,
-                lambda _: 0, lambda _: meters.compute(), _measured_call,
-            ),
-            Kind(
-                "exchange", directory.comm(), hardware.comm_timing.live, seed, _EXCHANGES,
-                lambda sample: sample.num_devices, meters.comm, _measured_exchange,
-            ),
-        )  # fmt: skip
+            Kind("compute", calls, call, _CALLS, lambda _: 0, _measured_call),
+            Kind("exchange", exchanges, exchange, _EXCHANGES, lambda one: one.num_devices, _measured_exchange),
+        )
 
     def known(self, rounds: Sequence[Round]) -> tuple[list[ComputeSample], list[CommSample]]:
         """The samples of these rounds that were measured."""

@@ -6,7 +6,8 @@ from typing import Protocol
 
 from neuroshard.cost.cost import Cost
 from neuroshard.hardware import Hardware
-from neuroshard.hardware.plan_costs import measure_plans
+from neuroshard.lab.meters import meters_of
+from neuroshard.lab.plan_costs import measure_plans
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
@@ -45,4 +46,5 @@ class OnHardware:
 
     def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
         """Each plan's measured cost, or why it couldn't be measured."""
-        return measure_plans(plans, self.hardware, self.seed, print, lambda _: None)
+        with meters_of(self.hardware, print) as meters:
+            return measure_plans(meters, plans, self.seed, lambda _: None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
-from neuroshard.hardware.plan_costs import beyond_memory
+from neuroshard.lab.plan_costs import beyond_memory
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan

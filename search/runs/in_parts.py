@@ -14,8 +14,8 @@ from rich.text import Text
 from neuroshard.cost.cost import Cost
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.meters import Meters, meters_of
-from neuroshard.hardware.plan_costs import Advance, measure_plans, measure_with, steps
+from neuroshard.lab.meters import Meters, meters_of
+from neuroshard.lab.plan_costs import Advance, measure_plans, steps
 from neuroshard.plans.picture import plan_png, save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -66,11 +66,9 @@ class InParts:
         order = sorted(range(len(found)), key=lambda i: found[i].task)
         runnable = [i for i in order if found[i].runnable]
         plans = [plan for i in runnable if (plan := found[i].plan) is not None]
-        with progress_bar() as progress:
+        with progress_bar() as progress, meters_of(hardware, printer(progress)) as meters:
             bar = progress.add_task("kernels and exchanges", total=steps(plans, count_input))
-            measured = measure_plans(
-                plans, hardware, seed, printer(progress), lambda n: progress.advance(bar, n), count_input
-            )
+            measured = measure_plans(meters, plans, seed, lambda n: progress.advance(bar, n), count_input)
         for i, outcome in zip(runnable, measured, strict=True):
             came = {"error": outcome} if isinstance(outcome, str) else {"measured": outcome}
             found[i] = replace(found[i], **came)
@@ -85,7 +83,7 @@ class InParts:
 def _measured(
     meters: Meters, count_input: bool, plans: Sequence[Plan], seed: int, advance: Advance
 ) -> list[MeasuredOnce]:
-    return list(map(MeasuredOnce.of, measure_with(meters, plans, seed, advance, count_input)))
+    return list(map(MeasuredOnce.of, measure_plans(meters, plans, seed, advance, count_input)))
 
 
 @dataclass(frozen=True)

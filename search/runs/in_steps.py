@@ -16,9 +16,9 @@ from rich.text import Text
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.plan_costs import Advance
 from neuroshard.hardware.step_meters import StepMeters, check_steps, step_meters
 from neuroshard.hardware.step_samples import PHASES, StepProtocol
+from neuroshard.lab.plan_costs import Advance
 from neuroshard.plans.picture import save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.parquet import write_frame

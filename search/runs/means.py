@@ -6,7 +6,7 @@ from typing import Protocol
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.plan_costs import Advance
+from neuroshard.lab.plan_costs import Advance
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.progress import Result
 from neuroshard.records.run_directory import RunDirectory

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.plan_costs import beyond_memory
+from neuroshard.lab.plan_costs import beyond_memory
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked

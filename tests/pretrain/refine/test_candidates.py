@@ -21,9 +21,9 @@ from neuroshard.stages.pretrain.refine.rounds import (
     Again,
     Foreseen,
     Round,
-    RoundFiles,
     Shares,
     noise_of,
+    rounds_in,
     well_predicted,
 )
 from neuroshard.stages.search.methods.heuristics import Greedy
@@ -159,15 +159,15 @@ def test_the_end_is_near_the_noise():
 
 
 def test_rounds_are_read_as_they_were_written(tmp_path):
-    files = RoundFiles(tmp_path / "rounds")
-    assert files.read() == []
+    journal = rounds_in(tmp_path)
+    assert journal.read() == ()
     rounds = [_round(0, [0.1], [0.2]), _round(1, [0.3], [])]
     for one in rounds:
-        files.write(one)
-    assert files.read() == rounds
+        journal.keep(one.number, one)
+    assert journal.read() == tuple(rounds)
     (tmp_path / "rounds" / "round-0001.json").write_text('{"format": "neuroshard-round-2", "number": -1}')
     with pytest.raises(UserError, match=r"round-0001.json"):
-        files.read()
+        journal.read()
 
 
 def test_random_samples_never_end():

@@ -29,7 +29,7 @@ from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.refine.propose import random_contents
-from neuroshard.stages.pretrain.refine.rounds import RoundFiles, Shares, noise_of
+from neuroshard.stages.pretrain.refine.rounds import Shares, noise_of, rounds_in
 from neuroshard.stages.pretrain.refine.run import Refine
 from neuroshard.stages.pretrain.refine.speed import slowness
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
@@ -224,14 +224,14 @@ def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path, kills, rounds):
         assert kept.items() <= now.items()  # what was measured stays as it was
         kept = now
     assert kept
-    assert len(RoundFiles(tmp_path / "killed" / "rounds").read()) == rounds
+    assert len(rounds_in(tmp_path / "killed").read()) == rounds
     for out in ("killed", "whole"):
         _run(home, tmp_path / out, **settings).run()
     bundles = [read_json(tmp_path / out / "models" / "bundle.json", "bundle") for out in ("killed", "whole")]
     for bundle in bundles:
         del bundle["card"]["data"]["directory"]
     assert bundles[0] == bundles[1]
-    killed, whole = (RoundFiles(tmp_path / out / "rounds").read() for out in ("killed", "whole"))
+    killed, whole = (rounds_in(tmp_path / out).read() for out in ("killed", "whole"))
     assert killed == whole
 
 

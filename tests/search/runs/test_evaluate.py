@@ -158,7 +158,7 @@ def test_plan_loading_is_checked(tmp_path):
 
 def _fixed():
     """What measuring gives in tests that are about something else."""
-    return lambda plans, *_rest: [cost_of(np.full(2, 4.0), np.ones(2), np.ones(2)) for _ in plans]
+    return lambda _meters, plans, *_rest: [cost_of(np.full(2, 4.0), np.ones(2), np.ones(2)) for _ in plans]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.hardware import Warn
-from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.records.samples import CommSample, ComputeSample, Sample
 from neuroshard.tasks.task import Topology
 
 
@@ -20,8 +20,10 @@ class Meters:
     _compute: list[Meter[ComputeSample]] = field(default_factory=list)
     _comm: dict[int, Meter[CommSample]] = field(default_factory=dict)
 
-    def compute(self) -> Meter[ComputeSample]:
-        """Return the meter of kernel calls, opened when it is first asked for."""
+    def of(self, sample: Sample) -> Meter[Sample]:
+        """Return what measures the sample, and others like it in one batch."""
+        if isinstance(sample, CommSample):
+            return self.comm(sample.num_devices)
         if not self._compute:
             self._compute.append(self._open_for.enter_context(self.hardware.compute_meter(self.warn)))
         return self._compute[0]

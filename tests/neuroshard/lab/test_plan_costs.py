@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from neuroshard.hardware import DeviceSpec, Hardware, Outcome, plan_costs
-from neuroshard.hardware.plan_costs import measure_plans, steps
+from neuroshard.hardware import DeviceSpec, Hardware, Outcome
+from neuroshard.lab import plan_costs
+from neuroshard.lab.meters import meters_of
+from neuroshard.lab.plan_costs import measure_plans, steps
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample, Repeats
@@ -55,13 +57,18 @@ class _Counting(Hardware):
         return _Meter(self.calls)
 
 
+def _costs(plans, hardware, advance=lambda _: None, count_input=False):
+    with meters_of(hardware, print) as meters:
+        return measure_plans(meters, plans, 0, advance, count_input)
+
+
 def test_plans_with_tables_in_host_memory_need_hardware_that_has_it(plan):
     homes = tuple(replace(placed, home=Home(Tier.HOST)) for placed in plan.placements)
     other, calls = replace(plan, placements=homes), []
     with pytest.raises(UserError, match="tables in tier 'host' can't be measured there"):
-        measure_plans([plan, other], _Counting(DeviceSpec("cpu"), calls=calls), 0, print, lambda _: None)
+        _costs([plan, other], _Counting(DeviceSpec("cpu"), calls=calls))
     assert not calls
-    (cost,) = measure_plans([other], _Counting(DeviceSpec("cuda"), calls=calls), 0, print, lambda _: None)
+    (cost,) = _costs([other], _Counting(DeviceSpec("cuda"), calls=calls))
     assert cost.compute.tolist() == [1.0, 4.0]
     assert {call.home for call in calls if isinstance(call, ComputeSample)} == {Home(Tier.HOST)}
 
@@ -74,7 +81,7 @@ def plan():
 
 def _measure(plans):
     hardware, advanced = _Counting(DeviceSpec("cpu"), calls=[]), []
-    costs = measure_plans(plans, hardware, 0, print, advanced.append)
+    costs = _costs(plans, hardware, advanced.append)
     return costs, hardware.calls, sum(advanced)
 
 
@@ -90,7 +97,7 @@ def test_a_plan_of_columns_is_one_call_a_device_and_one_exchange(plan):
 
 def test_the_input_is_measured_and_counted_where_it_is_asked_for(plan):
     hardware, advanced = _Counting(DeviceSpec("cpu"), calls=[]), []
-    (cost,) = measure_plans([plan], hardware, 0, print, advanced.append, count_input=True)
+    (cost,) = _costs([plan], hardware, advanced.append, count_input=True)
     assert [call.collective for call in hardware.calls[2:]] == [
         Collective.ALL_TO_ALL, Collective.INPUT, Collective.ALL_TO_ALL
     ]  # fmt: skip

@@ -9,13 +9,14 @@ from neuroshard.cost import parts
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.parts import Step, Took, When, Work
 from neuroshard.hardware import Hardware, Outcome
-from neuroshard.hardware.meters import Meters, meters_of
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
+from neuroshard.lab.meters import Meters
+from neuroshard.lab.recorder import Due, Recorder
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.plumbing.units import readable_bytes
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, Sample
 
 Advance = Callable[[int], None]
 _SEED_RANGE = 2**31
@@ -23,12 +24,7 @@ _EXCHANGES = 1  # a stream of random numbers
 
 
 def measure_plans(
-    plans: Sequence[Plan],
-    hardware: Hardware,
-    seed: int,
-    warn: Callable[[str], None],
-    advance: Advance,
-    count_input: bool = False,
+    meters: Meters, plans: Sequence[Plan], seed: int, advance: Advance, count_input: bool = False
 ) -> list[Cost | str]:
     """The measured cost of each plan, or the error that stopped it.
 
@@ -36,19 +32,11 @@ def measure_plans(
     Each device's kernel calls are timed one by one on one device; then all exchanges, twice: what they take backward,
     and then forward, each device starting when its measured backward exchange and compute have ended. With
     `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told
-    of every call and exchange measured.
+    of every call and exchange measured. The processes that exchange stay; those that compute end, and free memory.
 
     Raises:
         UserError: a plan puts tables into memory that the hardware doesn't have.
     """
-    with meters_of(hardware, warn) as meters:
-        return measure_with(meters, plans, seed, advance, count_input)
-
-
-def measure_with(
-    meters: Meters, plans: Sequence[Plan], seed: int, advance: Advance, count_input: bool = False
-) -> list[Cost | str]:
-    """`measure_plans`, again and again: the processes that exchange stay. Those that compute end, and free memory."""
     meters.hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
     meters.join(plan.task.topology for plan in plans)
     compute, errors = _measure_compute(plans, meters, seed, advance)
@@ -80,20 +68,16 @@ def _measure_compute(
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
     ]
-    rng, errors = np.random.default_rng(seed), dict[int, str]()
-    compute = [np.zeros(_num_devices(plan)) for plan in plans]
-    live = meters.hardware.compute_timing.live
+    compute, errors = [np.zeros(_num_devices(plan)) for plan in plans], dict[int, str]()
     with meters.hardware.compute_meter(meters.warn) as meter:
-        for start in range(0, len(called), live):
-            batch = called[start : start + live]
-            seeds = rng.integers(_SEED_RANGE, size=len(batch)).tolist()
-            outcomes = meter.measure([call for _, _, call in batch], seeds)
-            for (p, d, _), outcome in zip(batch, outcomes, strict=True):
-                if outcome.repeats is None:
-                    errors.setdefault(p, f"device {d}: {outcome.error}")
-                else:
-                    compute[p][d] += typical_ms(outcome.repeats.times_ms)
-            advance(len(batch))
+        recorder = Recorder(lambda _: meter, meters.hardware.compute_timing.live, seed)
+        outcomes = recorder.measure(_due([call for _, _, call in called], np.random.default_rng(seed)))
+        for (p, d, _), outcome in zip(called, outcomes, strict=True):
+            if outcome.repeats is None:
+                errors.setdefault(p, f"device {d}: {outcome.error}")
+            else:
+                compute[p][d] += typical_ms(outcome.repeats.times_ms)
+            advance(1)
     return compute, errors
 
 
@@ -102,12 +86,13 @@ def _measure_exchanges(
 ) -> list[Cost | str]:
     """Costs of P plans for equally many devices, with compute (P, D) ms: steps whose exchanges are measured."""
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
+    recorder: Recorder[CommSample] = Recorder(meters.of, meters.hardware.comm_timing.live, seed)
 
     def measured(its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Took:
         """Measure the exchanges of all plans in a direction; note what fails."""
         each = zip(its, start_ms, np.zeros_like(start_ms), strict=True)
         chains = [_Chain(some, direction, starts, none) for some, starts, none in each]
-        ended = _measure_chains(chains, meters, _num_devices(plans[0]), rng, advance)
+        ended = _measure_chains(chains, recorder, rng, advance)
         for number, chain in enumerate(ended):
             if chain.error is not None:
                 errors.setdefault(number, f"exchange: {chain.error}")
@@ -160,19 +145,22 @@ class _Chain:
 
 
 def _measure_chains(
-    chains: list[_Chain], meters: Meters, devices: int, rng: np.random.Generator, advance: Advance
+    chains: list[_Chain], recorder: Recorder[CommSample], rng: np.random.Generator, advance: Advance
 ) -> list[_Chain]:
     """The chains with all their exchanges measured: the first ones of all chains, then the second ones, and so on."""
-    chains, live = list(chains), meters.hardware.comm_timing.live
+    chains = list(chains)
     while waiting := [i for i, chain in enumerate(chains) if chain.left]:
-        for start in range(0, len(waiting), live):
-            batch = waiting[start : start + live]
-            seeds = rng.integers(_SEED_RANGE, size=len(batch)).tolist()
-            outcomes = meters.comm(devices).measure([chains[i].next() for i in batch], seeds)
-            for i, outcome in zip(batch, outcomes, strict=True):
-                chains[i] = chains[i].after(outcome)
-            advance(len(batch))
+        outcomes = recorder.measure(_due([chains[i].next() for i in waiting], rng))
+        for i, outcome in zip(waiting, outcomes, strict=True):
+            chains[i] = chains[i].after(outcome)
+            advance(1)
     return chains
+
+
+def _due(samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
+    """The samples, each with lookups of its own."""
+    seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
+    return [Due(sample, number, seed) for number, (sample, seed) in enumerate(zip(samples, seeds, strict=True))]
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:

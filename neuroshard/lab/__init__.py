@@ -1,0 +1,1 @@
+"""Measuring: one loop for samples in batches, kept as parts on disk; and plans, measured with it."""

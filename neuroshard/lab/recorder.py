@@ -1,0 +1,79 @@
+"""The loop that measures: samples in batches of live ones, each batch a part on disk before the next is begun."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from neuroshard.hardware import Meter, Outcome
+from neuroshard.records import Parts
+from neuroshard.records.samples import ComputeSample, Measurement, Sample
+from neuroshard.records.splits import TRAIN
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Due(Generic[Sample]):
+    """A sample that is to be measured.
+
+    Attributes:
+        number: of the sample in its run.
+        lookups: the seed of what is looked up.
+        split: that it is recorded for.
+        second_pass: whether it has been measured before.
+    """
+
+    sample: Sample
+    number: int
+    lookups: int
+    split: str = TRAIN
+    second_pass: bool = False
+
+
+@dataclass(frozen=True)
+class Recorder(Generic[Sample]):
+    """Measures samples of one kind, and keeps what comes of them.
+
+    Attributes:
+        meter: what measures a batch that begins with a sample; opened when it is first needed.
+        live: samples of a batch, at most.
+        seed: of the run.
+        parts: where measurements are kept; None: nowhere.
+    """
+
+    meter: Callable[[Sample], Meter[Sample]]
+    live: int
+    seed: int
+    parts: Parts[Sample] | None = None
+
+    def complete(
+        self, batches: Iterable[tuple[int, Callable[[], Sequence[Due[Sample]]]]]
+    ) -> Iterator[Sequence[Outcome]]:
+        """Measure those of the numbered batches whose parts aren't there, which a run that was killed goes on with."""
+        for number, draw in batches:
+            if self.parts is None or not self.parts.has(number):
+                yield self.record(draw(), number)
+
+    def measure(self, due: Sequence[Due[Sample]]) -> Iterator[Outcome]:
+        """Measure all that is due, in that order, and keep it in parts behind those that are there."""
+        for batch in in_batches(due, self.live):
+            yield from self.record(batch)
+
+    def record(self, batch: Sequence[Due[Sample]], number: int | None = None) -> Sequence[Outcome]:
+        """Measure a batch, and keep it as the part of that number, or behind all others."""
+        outcomes = self.meter(batch[0].sample).measure([one.sample for one in batch], [one.lookups for one in batch])
+        if self.parts is not None:
+            made = [self._measurement(*pair) for pair in zip(batch, outcomes, strict=True)]
+            self.parts.write(self.parts.end if number is None else number, made)
+        return outcomes
+
+    def _measurement(self, due: Due[Sample], outcome: Outcome) -> Measurement[Sample]:
+        sample = due.sample
+        if isinstance(sample, ComputeSample):
+            sample = replace(sample, lookups=outcome.seen)
+        return Measurement(sample, due.number, due.split, self.seed, outcome.repeats, outcome.error, due.second_pass)
+
+
+def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Cut the items into batches of so many, the last of what is left."""
+    return (items[start : start + size] for start in range(0, len(items), size))
