@@ -33,7 +33,7 @@ class Whole(Protocol):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The T tables, whole."""
+        """The T tables, each before it is cut."""
         ...
 
     @property

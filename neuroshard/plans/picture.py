@@ -1,4 +1,4 @@
-"""Pictures."""
+"""Draws plans and curves as PNG pictures, in which names are text and no formulas."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Plan files."""
+"""Writes and reads what a plan file holds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

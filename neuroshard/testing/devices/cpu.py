@@ -1,4 +1,4 @@
-"""A made-up CPU."""
+"""A made-up CPU, whose costs are arithmetic on caches, vector registers and memory."""
 
 from dataclasses import dataclass, fields
 

@@ -1,4 +1,4 @@
-"""A made-up GPU."""
+"""A made-up GPU, whose costs are arithmetic on warps, sectors and caches."""
 
 from dataclasses import dataclass
 
