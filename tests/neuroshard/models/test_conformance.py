@@ -21,50 +21,55 @@ from neuroshard.testing import (
     toy_tables,
 )
 
-
-class TestNeuralCompute(SumModelConformance):
-    def make(self):
-        return random_models().compute
+INSTALLED = CostModels.load("cpu")
 
 
-class TestLinearCompute(SumModelConformance):
-    def make(self):
-        return LinearCompute()
+class _Made:
+    """Makes what the test's parameter says."""
+
+    @pytest.fixture(autouse=True)
+    def _make(self, make):
+        self.make = make
 
 
-class TestOpaqueCompute(ComputeModelConformance):
-    def make(self):
-        return OpaqueCompute()
+@pytest.mark.parametrize("make", [OpaqueCompute])
+class TestCompute(_Made, ComputeModelConformance):
+    pass
 
 
-class TestNeuralComm(CommModelConformance):
-    def make(self):
-        return random_models().forward
+@pytest.mark.parametrize("make", [LinearCompute, lambda: random_models().compute], ids=["linear", "neural"])
+class TestSums(_Made, SumModelConformance):
+    pass
 
 
-class TestLinearComm(PhysicalCommConformance):
-    def make(self):
-        return LinearComm(4)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: random_ensemble().members[0], random_regression, random_ensemble, lambda: INSTALLED.compute],
+    ids=["additive", "regression", "ensemble", "installed"],
+)
+class TestPhysicalCompute(_Made, PhysicalComputeConformance):
+    pass
 
 
-class TestAdditiveCompute(PhysicalComputeConformance):
-    def make(self):
-        return random_ensemble().members[0]
+@pytest.mark.parametrize("make", [lambda: random_models().forward], ids=["neural"])
+class TestComm(_Made, CommModelConformance):
+    pass
 
 
-class TestRegressionCompute(PhysicalComputeConformance):
-    def make(self):
-        return random_regression()
-
-
-class TestComputeEnsemble(PhysicalComputeConformance):
-    def make(self):
-        return random_ensemble()
-
-
-class TestSetComm(PhysicalCommConformance):
-    def make(self):
-        return random_set_comm()
+@pytest.mark.parametrize(
+    "make",
+    [
+        FreeComm,
+        lambda: LinearComm(4),
+        random_set_comm,
+        lambda: Narrowed(random_set_comm(), 0.5),
+        lambda: INSTALLED.forward,
+        lambda: INSTALLED.backward,
+    ],
+    ids=["free", "linear", "set", "narrowed", "installed forward", "installed backward"],
+)
+class TestPhysicalComm(_Made, PhysicalCommConformance):
+    pass
 
 
 def test_an_ensemble_is_the_mean_of_its_members_and_knows_their_spread():
@@ -96,28 +101,3 @@ def test_the_installed_models_keep_time_for_any_number_of_devices(name, devices)
     later = starts + one * rng.uniform(0, 2, size=(200, 1))
     assert (model.predict(Traffic.of_columns(dims, 1024), later) + later >= end * (1 - 1e-6)).all()
     assert (model.predict(Traffic.of_columns(dims + 64 * one, 1024), starts) + starts >= end * (1 - 1e-6)).all()
-
-
-class TestFreeComm(PhysicalCommConformance):
-    def make(self):
-        return FreeComm()
-
-
-class TestNarrowed(PhysicalCommConformance):
-    def make(self):
-        return Narrowed(random_set_comm(), 0.5)
-
-
-class TestInstalledCompute(PhysicalComputeConformance):
-    def make(self):
-        return CostModels.load("cpu").compute
-
-
-class TestInstalledForward(PhysicalCommConformance):
-    def make(self):
-        return CostModels.load("cpu").forward
-
-
-class TestInstalledBackward(PhysicalCommConformance):
-    def make(self):
-        return CostModels.load("cpu").backward
