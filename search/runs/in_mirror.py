@@ -19,8 +19,8 @@ from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.mirror_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
 from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, LocalStep
-from neuroshard.hardware.plan_costs import Advance
 from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.lab.plan_costs import Advance
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
