@@ -12,14 +12,12 @@ from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.form_search import FormSearch, searched_forms
+from neuroshard.stages.search.methods.chooser import Chooser, RowsOver, searched_forms
 from neuroshard.stages.search.methods.heuristics import SCORES
-from neuroshard.stages.search.methods.host_rows import RowsOver
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.simpler import simpler
 from neuroshard.stages.search.methods.starts import EvenLayouts, Heuristic, Start
-from neuroshard.stages.search.methods.tiers import TierSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
@@ -64,14 +62,9 @@ class NeuroShard(Searcher):
         object.__setattr__(self, "forms", searched_forms(self.forms))
 
     @property
-    def tier_search(self) -> TierSearch:
-        """All of it, and without steps to rank choices of memories."""
-        return TierSearch(self.form_search, EvenLayouts(self.grid))
-
-    @property
-    def form_search(self) -> FormSearch:
-        """The parts for what lies in columns, and placements without steps to rank choices of forms."""
-        return FormSearch(self.parts, EvenLayouts(self.grid), self.forms, self.form_tries, self.choice, self.rows_over)
+    def chooser(self) -> Chooser:
+        """The parts for what lies in columns, and placements without steps to rank choices."""
+        return Chooser(self.parts, EvenLayouts(self.grid), self.forms, self.form_tries, self.choice, self.rows_over)
 
     @property
     def parts(self) -> ImprovedSearch:
@@ -82,19 +75,19 @@ class NeuroShard(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find a plan, and the cheaper one that isn't believed."""
-        found = self.tier_search.find(task, simulator)
+        found = self.chooser.find(task, simulator)
         calls = known_calls(simulator.models, self.forms)
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance))
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """First plans and ends of local searches, of several choices of forms, with tables in the same memories."""
         same = settled(plan)
-        found = self.form_search.finalists(same, simulator, count)
+        found = self.chooser.finalists(same, simulator, count)
         return (plan, *(replace(one, task=plan.task) for one in found if one is not same))
 
 
 def believing(searcher: Searcher) -> Searcher:
     """The same search, which takes every predicted gain for true; as it is where it has no such choice."""
-    if isinstance(searcher, (NeuroShard, FormSearch, ImprovedSearch)):
+    if isinstance(searcher, (NeuroShard, Chooser, ImprovedSearch)):
         return replace(searcher, choice=None)
     return searcher

@@ -11,7 +11,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
-from neuroshard.stages.search.methods.form_search import searched_forms
+from neuroshard.stages.search.methods.chooser import searched_forms
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls
 from neuroshard.stages.search.space.items import Items

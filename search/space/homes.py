@@ -9,11 +9,15 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.units import readable_bytes
+from neuroshard.stages.search.space.base import device_memory
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS
 from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
+_FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
 _PRICES = 40  # of host memory that are tried
 
 
@@ -74,6 +78,37 @@ class HomeOptions:
                 low = price
         return best
 
+    def choices(self, task: Task) -> list[IntArray]:
+        """(T,) the cheapest choices within several shares of the devices' memory, each once; the roomiest first."""
+        total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
+        chosen = (self.cheapest(total * share, hosts) for share in _FILLED)
+        return list({some.tobytes(): some for some in chosen if some is not None}.values())
+
+    def shortage(self, task: Task) -> InfeasibleError:
+        """What is too small where no choice of memories fits."""
+        memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
+        may = np.isfinite(self.cost_ms)
+        least_device, least_host = (
+            int(np.where(may, size, np.iinfo(np.int64).max).min(axis=1).sum())
+            for size in (self.device_bytes, self.host_bytes)
+        )
+        has = f"devices have {readable_bytes(memory)} in all, hosts {readable_bytes(hosts)}"
+        if least_device > memory:
+            return InfeasibleError(
+                f"device memory is short: with all tables on hosts, devices still need {readable_bytes(least_device)} "
+                f"for buffers, state and what may not lie elsewhere; {has}; give each device more memory"
+            )
+        if least_host > hosts:
+            return InfeasibleError(
+                f"host memory is short: tables that must lie there take {readable_bytes(least_host)}; {has}; raise "
+                "topology.host_memory_bytes"
+            )
+        total = readable_bytes(task.total_bytes)
+        return InfeasibleError(
+            f"device and host memory are both short: the tables take {total}; {has}; raise topology.memory_bytes or "
+            "topology.host_memory_bytes"
+        )
+
     def _on_hosts(self, chosen: IntArray) -> int:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
 
@@ -130,6 +165,12 @@ def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, In
     if len(known):
         cost_ms[known] = model.predict(LoadSets.alone(loads.take(known)))
     return cost_ms, task.memory.device_bytes(loads), task.memory.host_bytes(loads)
+
+
+def is_ample(task: Task) -> bool:
+    """Whether all tables lie on devices with so much memory that no choice puts any elsewhere."""
+    taken = int(task.memory.device_bytes(task.loads).sum())
+    return not task.loads.tier.any() and taken <= _FILLED[-1] * int(device_memory(task).sum())
 
 
 def homed(task: Task, homes: tuple[Home, ...]) -> Task:

@@ -14,8 +14,8 @@ from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.chooser import Chooser
 from neuroshard.stages.search.methods.form_choices import FormChoices
-from neuroshard.stages.search.methods.form_search import FormSearch
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.starts import EvenLayouts
@@ -288,7 +288,7 @@ class _Recorded:
 def test_models_that_know_columns_only_are_asked_once_and_as_before():
     task, simulator = toy_task(12), Simulator(linear_models())
     columns, quick = _Recorded(ALL.parts), _Asked(EvenLayouts())
-    plan = FormSearch(columns, quick).find(task, simulator).plan
+    plan = Chooser(columns, quick).find(task, simulator).plan
     assert plan == ALL.parts.find(task, simulator).plan
     assert len(columns.asked) == 1
     assert columns.asked[0][0] is task
@@ -300,7 +300,7 @@ def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more
         [_table(f"{rows}_{i}", rows, dim, 1) for i in range(20)] for rows, dim in ((50, 128), (1_000_000, 64))
     )
     columns = _Recorded(ALL.parts)
-    replace(ALL.form_search, columns=columns).find(Task((*small, *large[:4]), Topology(4, "80GiB"), BATCH), SIMULATOR)
+    replace(ALL.chooser, columns=columns).find(Task((*small, *large[:4]), Topology(4, "80GiB"), BATCH), SIMULATOR)
     assert [count for _, count in columns.asked] == [4]
 
 
@@ -308,7 +308,7 @@ def test_no_more_choices_are_placed_than_asked_for():
     task = _criteo()
     for tries in (0, 1, 3, 6):
         quick = _Asked(EvenLayouts())
-        replace(ALL.form_search, quick=quick, tries=tries).find(task, SIMULATOR)
+        replace(ALL.chooser, quick=quick, tries=tries).find(task, SIMULATOR)
         assert len(quick.asked) <= tries
         assert all(0 < count <= 26 for count in quick.asked)
     assert len(quick.asked) > 2

@@ -13,7 +13,7 @@ from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.host_rows import on_hosts
+from neuroshard.stages.search.methods.changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
@@ -61,7 +61,7 @@ def _ms(plan):
 
 def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_them():
     task = _task([128] * 4)
-    found, start = on_hosts(_everywhere(task), SIMULATOR), _everywhere(task)
+    found, start = rows_on_hosts(_everywhere(task), SIMULATOR), _everywhere(task)
     groups = (*(range(first, first + 8) for first in range(0, 32, 8)), range(32))
     columns = in_columns(task, [(4, 16, 0)])
     best = min(
@@ -90,11 +90,11 @@ def test_the_search_finds_them_if_asked_to():
 def test_no_plan_gets_dearer():
     """Narrow tables: what two exchanges more take by themselves is more than what they save."""
     start = _everywhere(_task([4] * 4))
-    assert on_hosts(start, SIMULATOR) is start
+    assert rows_on_hosts(start, SIMULATOR) is start
     for seed in range(6):
         rng = np.random.default_rng(seed)
         start = _everywhere(_task(rng.choice([4, 32, 128], size=rng.integers(1, 6)).tolist()))
-        assert _ms(on_hosts(start, SIMULATOR)) <= _ms(start)
+        assert _ms(rows_on_hosts(start, SIMULATOR)) <= _ms(start)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_no_plan_gets_dearer():
 def test_rows_stay_on_all_devices_where_hosts_will_not_do(task):
     start = _everywhere(task)
     assert start.violations == ()
-    assert on_hosts(start, SIMULATOR) is start
+    assert rows_on_hosts(start, SIMULATOR) is start
 
 
 def test_a_host_has_no_more_than_its_memory_holds():
     """Seven tables of 5.12 GB: in blocks on all 32 devices 1.12 GB on each, two of them on one host 1.28 GB."""
     for memory, moved in ((80 << 30, range(7, 8)), (1_200_000_000, range(7))):
-        plan = on_hosts(_everywhere(_task([128] * 7, memory=memory)), SIMULATOR)
+        plan = rows_on_hosts(_everywhere(_task([128] * 7, memory=memory)), SIMULATOR)
         assert plan.violations == ()
         assert sum(len(hosts) == 1 for hosts in _hosts(plan)[:7]) in moved
 
@@ -127,7 +127,7 @@ def test_models_that_do_not_know_hosts_exchanges_are_not_asked():
     unknown = replace(known, forward=replace(known.forward, exchanges=some))
     assert Collective.REDUCE_SCATTER in unknown.forward.collectives
     start = _everywhere(_task([128] * 4))
-    assert on_hosts(start, Simulator(unknown)) is start
+    assert rows_on_hosts(start, Simulator(unknown)) is start
 
 
 def test_gains_within_the_margins_are_not_taken():
@@ -141,6 +141,6 @@ def test_gains_within_the_margins_are_not_taken():
 def test_sequence_tables_stay_on_all_devices():
     task = _task([128] * 5)
     task = replace(task, tables=(replace(task.tables[0], pooled=False), *task.tables[1:]))
-    plan = on_hosts(_everywhere(task), SIMULATOR)
+    plan = rows_on_hosts(_everywhere(task), SIMULATOR)
     assert [len(hosts) for hosts in _hosts(plan)[:5]] == [4, 1, 1, 1, 1]
     assert plan.violations == ()

@@ -13,11 +13,10 @@ from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.changes import caches_grown
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.methods.starts import EvenLayouts
-from neuroshard.stages.search.methods.tiers import HomeChoices
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.homes import HomeOptions, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
@@ -137,8 +136,7 @@ def test_caches_of_tables_on_several_devices_take_what_is_left():
     task = _task(0.5, count=3)
     placed = [placed for table in range(3) for placed in in_rows(task, table, range(4))]
     plan = rehomed(Plan(task, tuple(placed)), task, (Home(Tier.CACHED, 0.01), Home(Tier.HOST), Home(Tier.CACHED, 0.2)))
-    choices = HomeChoices(task, SIMULATOR, HomeOptions.of(task, SIMULATOR.models.compute), EvenLayouts())
-    grown = choices.grown(plan)
+    grown = caches_grown(plan, HomeOptions.of(task, SIMULATOR.models.compute), SIMULATOR)
     assert grown.violations == ()
     assert _cost(grown) < _cost(plan)
     assert min(grown.device_bytes) > max(plan.device_bytes)

@@ -1,7 +1,8 @@
-"""Which tables lie in rows or in copies: chosen by estimates, tried by quick searches, then searched like any task."""
+"""Which form and which memory every table has: chosen by estimates, tried quickly, then searched and changed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,32 +13,43 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import Count
 from neuroshard.searching.searcher import Found, Searcher
+from neuroshard.stages.search.methods.changes import caches_grown, homes_anew, rows_on_hosts
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.form_choices import FormChoices
-from neuroshard.stages.search.methods.host_rows import RowsOver, on_hosts
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.base import Base, device_memory
+from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import COLUMNS, Spread, allowed_forms, known_calls
+from neuroshard.stages.search.space.homes import HomeOptions, homed, is_ample, rehomed
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import Placement
+
+RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
+_ROUNDS = 2  # searches with memories chosen anew, at most
 
 
 @dataclass(frozen=True)
 @checked
-class FormSearch(Searcher):
-    """Lays some tables out in rows or in copies where that is predicted to cost less, or where nothing else fits.
+class Chooser(Searcher):
+    """Chooses the form and the memory of every table, has the columns searched, and changes the plan where that pays.
 
-    Rows and copies are the same on every device whatever becomes of the other tables, so those are searched as a task
-    of their own, with the memory that is left; plans are costed as a whole. Rows are over all devices.
+    Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
+    on every device whatever becomes of the other tables, so those are searched beside them.
+
+    Where hosts have memory for tables, and models know what that costs, tables lie there, behind caches or not, where
+    devices have too little or it is predicted to pay: of the choices that are estimated to cost least within several
+    shares of the devices' memory, the one that costs least when all is placed quickly in columns. Tables of that plan
+    then take what memory is left on their devices, and the columns are searched again, while that helps.
 
     Attributes:
         columns: searches what lies in columns: everything, and what the best choice of forms leaves.
-        quick: places columns in little time: ranks choices of forms.
+        quick: places columns in little time: ranks choices.
         forms: that tables may lie in, columns among them; of these, those that the models know.
-        tries: choices that are placed quickly, at most.
+        tries: choices of forms that are placed quickly, at most.
         choice: whether a gain over columns alone is believed; None believes every prediction.
         rows_over: "all" devices; or "hosts", where each table's may move to one host at last.
     """
@@ -53,16 +65,67 @@ class FormSearch(Searcher):
         object.__setattr__(self, "forms", searched_forms(self.forms))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan in any forms that never costs more than that of columns alone, with what their search has to say.
+        """Find a plan that never costs more than that of columns alone where the task has them, and what it says.
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
         """
-        found = self._found(task, simulator)
-        if self.rows_over == "all":
-            return found
-        moved = on_hosts(found.plan, simulator)
-        return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
+        known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
+        if not known or not task.topology.host_bytes or task.fixed_homes:
+            return self._in_forms(task, simulator)
+        simulator.models.check(task)
+        plain = self._tried(task, task.homes, simulator)
+        if isinstance(plain, Found) and is_ample(task):
+            return plain
+        options = HomeOptions.of(task, simulator.models.compute)
+        choices = options.choices(task)
+        others = (self._tried(task, homes, simulator) for homes in self._ranked(task, options, choices, simulator))
+        other = next((one for one in others if isinstance(one, Found)), None)
+        if other is not None:
+            other = self._improved(task, other, options, simulator)
+        found = [one for one in (plain, other) if isinstance(one, Found)]
+        if not found and isinstance(plain, InfeasibleError):
+            raise plain if choices else options.shortage(task)
+        return _cheapest(found, simulator)
+
+    def _tried(self, task: Task, homes: tuple[Home, ...], simulator: Simulator) -> Found | InfeasibleError:
+        """What is found with tables in such memories (T,), as a plan of the task; or why nothing is."""
+        try:
+            return self._in_forms(homed(task, homes), simulator).changed(lambda plan: rehomed(plan, task, homes))
+        except InfeasibleError as error:
+            return error
+
+    def _ranked(
+        self, task: Task, options: HomeOptions, choices: Sequence[IntArray], simulator: Simulator
+    ) -> Iterator[tuple[Home, ...]]:
+        """(T,) other memories than the task's own, those first whose columns, quickly placed, cost less.
+
+        Those of which no plan is found so come last: the tightest first.
+        """
+        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
+        placed = [(self._quick_ms(homed(task, its), simulator), -n) for n, its in enumerate(homes) if its != task.homes]
+        return (homes[-minus] for _, minus in sorted(placed))
+
+    def _quick_ms(self, task: Task, simulator: Simulator) -> float:
+        """What a task costs whose columns are placed quickly; infinite where they find no place."""
+        try:
+            catalog = Catalog.checked(Base.empty(task), simulator)
+            held = self.quick.first_held(catalog)
+        except InfeasibleError:
+            return float("inf")
+        return float("inf") if held is None else catalog.costs([held])[0].total_ms
+
+    def _improved(self, task: Task, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
+        """Choose memories anew on every device, and search again, as long as that helps."""
+        for _ in range(_ROUNDS):
+            plan = caches_grown(homes_anew(found.plan, options), options, simulator)
+            again = self._tried(task, plan.homes, simulator)
+            others = [replace(found, plan=plan), *([again] if isinstance(again, Found) else [])]
+            best = _cheapest([found, *others], simulator)
+            if best is found:
+                break
+            found = best
+        return found
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Return the best plans with the plan's own forms, columns alone, and other choices of forms."""
@@ -101,7 +164,19 @@ class FormSearch(Searcher):
         except InfeasibleError:
             return
 
-    def _found(self, task: Task, simulator: Simulator) -> Found:
+    def _in_forms(self, task: Task, simulator: Simulator) -> Found:
+        """Find the best plan with tables in the memories that the task gives them.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
+        found = self._everywhere(task, simulator)
+        if self.rows_over == "all":
+            return found
+        moved = rows_on_hosts(found.plan, simulator)
+        return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
+
+    def _everywhere(self, task: Task, simulator: Simulator) -> Found:
         """Find the best plan with rows over all devices."""
         calls = known_calls(simulator.models, self.forms)
         if all(call.form is Form.COLUMNS for call in calls):
@@ -112,7 +187,7 @@ class FormSearch(Searcher):
             return self.columns.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
         best = choices.best(self.tries)
-        other = None if (best == choices.first).all() else self._tried(choices, best)
+        other = None if (best == choices.first).all() else self._of_choice(choices, best)
         if other is not None and choices.beats_columns(other.plan):
             return other
         try:
@@ -121,7 +196,7 @@ class FormSearch(Searcher):
             return other or self._in_any_forms(choices, error)
         return columns if other is None else self._believed(columns, other, simulator)
 
-    def _tried(self, choices: FormChoices, forms: IntArray) -> Found | None:
+    def _of_choice(self, choices: FormChoices, forms: IntArray) -> Found | None:
         """What is found with such forms (T,); None if nothing is."""
         try:
             return choices.searched(forms, self.columns)
@@ -135,10 +210,10 @@ class FormSearch(Searcher):
             InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
         """
         for forms in choices.more_in_rows():
-            if (found := self._tried(choices, forms)) is not None:
+            if (found := self._of_choice(choices, forms)) is not None:
                 return found
         fitting, proven = choices.fitting()
-        if fitting is not None and (found := self._tried(choices, fitting)) is not None:
+        if fitting is not None and (found := self._of_choice(choices, fitting)) is not None:
             return found
         raise choices.shortage(error, proven) from None
 
@@ -154,6 +229,11 @@ class FormSearch(Searcher):
         if chosen:
             return other
         return replace(columns, declined=columns.declined or (other.plan if declined else None))
+
+
+def _cheapest(found: Sequence[Found], simulator: Simulator) -> Found:
+    """What is predicted to cost least; of equals the first."""
+    return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
 
 
 def searched_forms(names: Sequence[str]) -> tuple[Form, ...]:
