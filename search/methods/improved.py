@@ -61,8 +61,9 @@ class ImprovedSearch(Searcher):
 
     def _found(self, catalog: Catalog) -> Found:
         plans = first_plans(self.starts, catalog)
-        costs = catalog.costs(plans)
-        _, plan = self._end(plans[cheapest(costs)], 0, catalog)
+        compared = len(plans) > 1 or self.choice is not None
+        costs = catalog.costs(plans) if compared else []
+        _, plan = self._end(plans[cheapest(costs) if compared else 0], 0, catalog)
         if self.choice is None:
             return Found(catalog.items.plan(plan.held))
         costs += catalog.costs([plan.held])
