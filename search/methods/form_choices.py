@@ -133,16 +133,23 @@ class FormChoices:
         """
         if not tries:
             return self.first
-        tried, candidates = _Tried(self), self._candidates()
+        cost_ms = dict[bytes, float]()  # of choices that were tried
+
+        def tried_ms(forms: IntArray) -> float:
+            if (key := forms.tobytes()) not in cost_ms:
+                cost_ms[key] = self.quick_ms(forms)
+            return cost_ms[key]
+
+        candidates = self._candidates()
         best: IntArray = candidates[0]
         for forms, estimate_ms in zip(candidates, self.estimates.costs(candidates)[0].tolist(), strict=True):
-            if len(tried) == tries or (len(tried) and estimate_ms >= tried.cost_ms(best)):
+            if len(cost_ms) == tries or (cost_ms and estimate_ms >= tried_ms(best)):
                 break
-            best = min(best, forms, key=tried.cost_ms)
-        while len(tried) < tries:
-            others = [forms for forms in self._neighbours(best) if forms not in tried]
-            better = min(others[: tries - len(tried)], key=tried.cost_ms, default=best)
-            if not tried.cost_ms(better) < tried.cost_ms(best):
+            best = min(best, forms, key=tried_ms)
+        while len(cost_ms) < tries:
+            others = [forms for forms in self._neighbours(best) if forms.tobytes() not in cost_ms]
+            better = min(others[: tries - len(cost_ms)], key=tried_ms, default=best)
+            if not tried_ms(better) < tried_ms(best):
                 break
             best = better
         return best
@@ -240,23 +247,3 @@ def _too_large(sizes: Sizes) -> list[int]:
     """Tables, by their index, that fit on no device even where they are cut as finely as they may be."""
     _, least, room = narrowest_shards(sizes)
     return [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].parts]
-
-
-class _Tried:
-    """Costs of choices, each placed once."""
-
-    def __init__(self, choices: FormChoices) -> None:
-        self._choices = choices
-        self._cost_ms: dict[bytes, float] = {}
-
-    def __contains__(self, forms: IntArray) -> bool:
-        return forms.tobytes() in self._cost_ms
-
-    def __len__(self) -> int:
-        return len(self._cost_ms)
-
-    def cost_ms(self, forms: IntArray) -> float:
-        """Return the ms of the best plan with forms (T,); infinite where nothing is found that fits."""
-        if forms not in self:
-            self._cost_ms[forms.tobytes()] = self._choices.quick_ms(forms)
-        return self._cost_ms[forms.tobytes()]
