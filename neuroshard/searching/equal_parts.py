@@ -20,6 +20,7 @@ from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import Form
 
 _SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
 _Share = Callable[[Table], float]
@@ -66,6 +67,11 @@ class EqualParts(Searcher):
     def takes_sequences(self) -> bool:
         """Whether the inner one does."""
         return self.inner.takes_sequences
+
+    @property
+    def takes_forms(self) -> frozenset[Form]:
+        """Those of the inner one."""
+        return self.inner.takes_forms
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Those of the inner one, of the plan's own task."""

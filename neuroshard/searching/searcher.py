@@ -13,6 +13,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
+from neuroshard.words.form import Form
 
 _Own = TypeVar("_Own", bound="Searcher")
 _Find = Callable[[_Own, Task, Simulator], "Found"]
@@ -69,6 +70,11 @@ class Searcher(ABC):
     def takes_sequences(self) -> bool:
         """Whether it places sequence tables, not pooled ones only."""
         return True
+
+    @property
+    def takes_forms(self) -> frozenset[Form]:
+        """The forms that a table may be asked to lie in alone: columns, and those that a setting `forms` names."""
+        return frozenset({Form.COLUMNS, *map(Form, getattr(self, "forms", ()))})
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """`plan`, which this method found, and others of its task that hardware may turn out to prefer.

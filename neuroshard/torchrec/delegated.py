@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,10 +13,12 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.asked import Asked
+from neuroshard.torchrec.kernels import DENSE
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import device_bytes, estimate_storage, memory_of_tables, sharding_options
-from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.parameters import WHOLE, Parameter
 
 
 def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
@@ -25,6 +28,7 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         InfeasibleError: TorchRec finds none.
         UserError: TorchRec can't plan them.
     """
+    parameters = [_copied(parameter) if parameter.unlike_kernels else parameter for parameter in parameters]
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
@@ -34,7 +38,7 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         batch_size=asked.batch_size,
         storage_reservation=FixedPercentageStorageReservation(0.0),  # it is taken off already
         stats=[],
-        constraints=dict(asked.constraints),
+        constraints={**asked.constraints, **{it.name: it.constraints for it in parameters if it.constraints}},
         debug=False,
     )
     try:
@@ -44,6 +48,26 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     except (RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"{_whose(parameters)}: {error}") from error
     return found
+
+
+def _copied(parameter: Parameter) -> Parameter:
+    """A table that only TorchRec's dense kernel takes, with constraints that leave it nothing else.
+
+    Raises:
+        UserError: constraints leave it no copies; TorchRec would plan it, and fail when the model is sharded.
+    """
+    said, dim = parameter.said, parameter.config.embedding_dim
+    types, kernels = [ShardingType.DATA_PARALLEL.value], [DENSE]
+    for word, asked, only in (
+        ("sharding_types", said.sharding_types, types),
+        ("compute_kernels", said.compute_kernels, kernels),
+    ):
+        if asked and not set(asked).intersection(only):
+            raise UserError(
+                f"table {parameter.qualified_name!r} has {dim} columns, which TorchRec trains in copies only, and "
+                f"{word}={asked}; allow {only[0]!r}, or give it {-(-dim // DIM_MULTIPLE) * DIM_MULTIPLE} columns"
+            )
+    return replace(parameter, constraints=replace(said, sharding_types=types, compute_kernels=kernels))
 
 
 def _whose(parameters: Sequence[Parameter]) -> str:
@@ -63,9 +87,10 @@ def _check_offered(parameter: Parameter, device: str) -> None:
     kernels = {kind: sharder.compute_kernels(kind, device) for kind in types}
     what = f"table {parameter.qualified_name!r} is left to TorchRec's planner by its"
     if not types:
+        also = f"; with {WHOLE!r} besides it is planned here" if parameter.forms else ""
         raise UserError(
             f"{what} sharding_types={given.sharding_types}, and {type(sharder).__name__} has only {', '.join(offered)} "
-            f"on {device}; allow one of them{_also_here(parameter)}"
+            f"on {device}; allow one of them{also}"
         )
     asked = given.compute_kernels
     if asked and not any(set(asked).intersection(its) for its in kernels.values()):
@@ -74,16 +99,6 @@ def _check_offered(parameter: Parameter, device: str) -> None:
             f"{what} compute_kernels={asked}, and {type(sharder).__name__} has only {known} on {device} for "
             f"{', '.join(types)}; allow one of them"
         )
-
-
-def _also_here(parameter: Parameter) -> str:
-    """How a table that is to lie in rows may do so after all."""
-    if parameter.config is None or ShardingType.ROW_WISE.value not in (parameter.said.sharding_types or ()):
-        return ""
-    return (
-        f"; with {ShardingType.TABLE_WISE.value!r} besides it is planned here, in rows too, and in rows alone with "
-        f"rules=Constraints((TableRule({parameter.name!r}, forms=('rows',)),))"
-    )
 
 
 def _only(parameters: Sequence[Parameter]) -> list[ModuleSharder[nn.Module]]:

@@ -16,7 +16,9 @@ from neuroshard.plumbing.units import readable_bytes
 from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import KeptPlan
-from neuroshard.words.form import IN_COLUMNS
+from neuroshard.torchrec.modules import Served
+from neuroshard.words.form import IN_COLUMNS, Form
+from neuroshard.words.home import TIERS, Tier
 
 _log = logging.getLogger(__name__)
 _CHANGED = {
@@ -58,8 +60,15 @@ class Finder:
     searcher: Searcher
     simulator: Simulator
 
+    def served(self, compute_device: str) -> Served:
+        """What plans can be found with these for such devices; in host memory tables lie in columns."""
+        forms, tiers = self.searcher.takes_forms, TIERS[:1] if compute_device == "cpu" else TIERS
+        known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
+        calls = (call for call in known if call.tier is Tier.DEVICE or call.form is Form.COLUMNS)
+        return Served(frozenset(calls), self._no_sequences)
+
     @property
-    def no_sequences(self) -> str | None:
+    def _no_sequences(self) -> str | None:
         """Why no plan for sequence tables can be found with these; None where one can."""
         if not self.searcher.takes_sequences:
             return f"{type(self.searcher).__name__} places pooled tables only"

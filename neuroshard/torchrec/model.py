@@ -13,7 +13,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
-from neuroshard.torchrec.modules import Division, divide
+from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
 from neuroshard.torchrec.parameters import SPLIT, WHOLE, Parameter, named
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, parameter_name, to_sharding_plan
@@ -47,16 +47,16 @@ class Model:
         module: nn.Module,
         sharders: Sequence[ModuleSharder[nn.Module]],
         asked: Asked,
-        no_sequences: str | None = None,
+        served: Served = EVERYTHING,
     ) -> "Model":
         """What the sharders would shard of `module`, on any device; warnings say what isn't planned here or is guessed.
 
-        `no_sequences` says why sequence tables aren't, if that is so.
+        `served` is what a search with its models can place.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
         """
-        division = divide(module, sharders, asked.constraints, asked.given, no_sequences)
+        division = divide(module, sharders, asked.constraints, asked.given, served)
         left = asked.left(module, sharders)
         division.warn()
         for path in sorted(set(asked.given.plan) - {parameter.path for parameter in division.given}):

@@ -11,12 +11,27 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from neuroshard.plumbing.schema import DIM_MULTIPLE
-from neuroshard.torchrec.kernels import KERNELS
 from neuroshard.torchrec.parameters import ANY_DEVICE, ELEMENT_BYTES, SPLIT, WHOLE, Parameter, parameters_of
-from neuroshard.words.home import Tier
+from neuroshard.words.form import CALLS, Call
 
 _SHOWN = 8
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a search with its models can place.
+
+    Attributes:
+        calls: kernel calls that tables may be asked to lie for.
+        no_sequences: why no sequence table is planned here; None where they are.
+    """
+
+    calls: frozenset[Call]
+    no_sequences: str | None = None
+
+
+EVERYTHING = Served(frozenset(CALLS))
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,7 @@ def divide(
     sharders: Sequence[ModuleSharder[nn.Module]],
     constraints: Mapping[str, ParameterConstraints],
     given: ShardingPlan | None = None,
-    no_sequences: str | None = None,
+    served: Served = EVERYTHING,
 ) -> Division:
     """Who plans each parameter that the sharders would shard; a module in several places counts once, as it is sharded.
 
@@ -77,7 +92,7 @@ def divide(
         sharders: what they don't shard is left alone.
         constraints: TorchRec's, by name of the table.
         given: a plan whose parameters are kept as they are.
-        no_sequences: why no sequence table is planned here; None where they are.
+        served: what a search with its models can place.
     """
     planned: list[Parameter] = []
     delegated: list[Parameter] = []
@@ -86,7 +101,7 @@ def divide(
     for parameter in parameters_of(module, sharders, constraints):
         if is_given(given, parameter):
             kept.append(parameter)
-        elif (why := why_delegated(parameter, no_sequences)) is None:
+        elif (why := why_delegated(parameter, served)) is None:
             planned.append(parameter)
         else:
             delegated.append(parameter)
@@ -123,38 +138,41 @@ def is_given(given: ShardingPlan | None, parameter: Parameter) -> bool:
     return isinstance(module_plan, dict) and parameter.name in module_plan
 
 
-def why_delegated(parameter: Parameter, no_sequences: str | None = None) -> str | None:
+def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | None:
     """Why a parameter is left to TorchRec's planner; None if it is planned here. Nothing else decides on that.
 
-    `no_sequences` says why no sequence table is planned here, if that is so.
+    `served` is what a search with its models can place.
     """
     config = parameter.config
     if config is None:
         return type(parameter.module).__name__
     if not {WHOLE, SPLIT}.issubset(parameter.sharder.sharding_types(ANY_DEVICE)):
         return f"its {type(parameter.sharder).__name__} lacks {WHOLE} or {SPLIT}"
-    if no_sequences and not parameter.pooled:
-        return no_sequences
-    return _why_not_costed(config) or _why_not_said(parameter.said)
+    if served.no_sequences and not parameter.pooled:
+        return served.no_sequences
+    if parameter.unlike_kernels:
+        return f"{config.embedding_dim} columns are no multiple of {DIM_MULTIPLE}, so it is copied"
+    return _why_not_costed(config) or _why_not_placed(parameter, served)
 
 
 def _why_not_costed(config: Any) -> str | None:
     """What of a table no cost model of ours knows."""
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
-    if config.embedding_dim % DIM_MULTIPLE:
-        return f"{config.embedding_dim} columns are no multiple of {DIM_MULTIPLE}"
     if getattr(config, "enable_embedding_update", False):
         return "written to in training (enable_embedding_update)"
     return "a virtual table" if getattr(config, "use_virtual_table", False) else None
 
 
-def _why_not_said(constraints: ParameterConstraints) -> str | None:
-    """What is asked for that our plans don't say."""
-    types, kernels = constraints.sharding_types, constraints.compute_kernels
-    if types and not {WHOLE, SPLIT}.intersection(types):
-        return f"sharding_types={types}"
-    return f"compute_kernels={kernels}" if kernels and KERNELS[Tier.DEVICE] not in kernels else None
+def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
+    """What is asked for that our plans don't say, or this search or these models don't know."""
+    if served.calls.intersection(parameter.calls):
+        return None
+    said = parameter.said
+    types = [f"sharding_types={said.sharding_types}"] if said.sharding_types else []
+    kernels = [f"compute_kernels={said.compute_kernels}"] if said.compute_kernels else []
+    unknown = ", unknown to this search or these models" if parameter.calls else ""
+    return f"{', '.join(types + kernels)}{unknown}"
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -17,12 +17,13 @@ from torchrec.types import DataType
 
 from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec.kernels import KERNELS, kernel_of
-from neuroshard.words.form import CUT_FORMS, FORMS
-from neuroshard.words.home import ON_DEVICE
+from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
+from neuroshard.words.home import ON_DEVICE, Tier
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
@@ -66,6 +67,11 @@ class Parameter:
     def pooled(self) -> bool:
         """Whether it is a table whose lookups are summed up, not a sequence table or anything else."""
         return isinstance(self.config, EmbeddingBagConfig)
+
+    @property
+    def unlike_kernels(self) -> bool:
+        """Whether it is a table that FBGEMM's fused kernels don't take: its columns are no multiple of 4."""
+        return self.config is not None and self.config.embedding_dim % DIM_MULTIPLE > 0
 
     @property
     def said(self) -> ParameterConstraints:
@@ -133,19 +139,33 @@ class Parameter:
         return [factor * table.pooling_factor / total for factor in told]
 
     @property
-    def forms(self) -> tuple[str, ...]:
-        """Columns, and what TorchRec's constraints name besides; or what the sharder has, where they name nothing.
+    def forms(self) -> tuple[Form, ...]:
+        """What TorchRec's constraints name of our forms; or what the sharder has, where they name nothing.
 
-        What is in none of these a search must not choose; what is in them it chooses where the gain is believed.
+        What is in none of these a search must not choose; of what is in them it chooses columns, or another form where
+        the gain is believed.
         """
         kernels = self.said.compute_kernels
         types = self.said.sharding_types or self.sharder.sharding_types(ANY_DEVICE)
+        columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[kind] for kind in types if kind in _OTHERS)
         others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
-        return (COLUMNS.form, *(one.form for one in others if one.form in self._known_forms))
+        return (*columns, *(one.form for one in others if one.form in self._known_forms))
 
     @property
-    def _known_forms(self) -> tuple[str, ...]:
+    def tiers(self) -> tuple[Tier, ...]:
+        """The memories that it may lie in, cut, by the kernels that constraints name."""
+        kernels = self.said.compute_kernels
+        return tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """Any of the kernel calls that serve what is asked for."""
+        tiers = {form: self.tiers if form is COLUMNS.form else (Tier.DEVICE,) for form in self.forms}
+        return frozenset(Call(form, self.pooled, tier) for form, its in tiers.items() for tier in its)
+
+    @property
+    def _known_forms(self) -> tuple[Form, ...]:
         """The forms that plans have for such a table."""
         return FORMS if self.pooled else CUT_FORMS
 
@@ -166,10 +186,8 @@ class Parameter:
 
     def tier_rule(self, name: str) -> TableRule | None:
         """The memories that it may lie in, where TorchRec's constraints name kernels or the cache's size."""
-        said = self.said
-        share = None if said.cache_params is None else said.cache_params.load_factor
-        kernels = said.compute_kernels or list(KERNELS.values())
-        tiers = tuple(tier for tier, kernel in KERNELS.items() if kernel in kernels)
+        cache, tiers = self.said.cache_params, self.tiers
+        share = None if cache is None else cache.load_factor
         if share is None and len(tiers) in (0, len(KERNELS)):
             return None
         return TableRule(escape(name), tiers=tiers or None, cached=share)

@@ -273,7 +273,12 @@ class NeuroShardPlanner(ShardingPlanner):
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
-        return Model.read(module, sharders or get_default_sharders(), self._asked, self._finder.no_sequences)
+        return Model.read(
+            module,
+            sharders or get_default_sharders(),
+            self._asked,
+            self._finder.served(self._asked.topology.compute_device),
+        )
 
     def _remember(self, plan: Plan | None) -> None:
         """The plan, and what it costs, which is logged."""

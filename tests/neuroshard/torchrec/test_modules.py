@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingConfig
+from torchrec import EmbeddingBagCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan, ShardingType
@@ -129,14 +130,19 @@ def _capacity(devices):
         (_bags("c", data_type=DataType.FP16), {}, None),
         (_bags("c", data_type=DataType.BF16), {}, None),
         (_bags("c", data_type=DataType.INT8), {}, "weights of type INT8"),
-        (_bags("c", dim=10), {}, "10 columns are no multiple of 4"),
-        (_bags("c"), {"sharding_types": ["row_wise"]}, "sharding_types=['row_wise']"),
+        (_bags("c", dim=10), {}, "10 columns are no multiple of 4, so it is copied"),
+        (_bags("c"), {"sharding_types": ["row_wise"]}, None),
+        (_bags("c"), {"sharding_types": ["data_parallel"]}, None),
+        (_bags("c"), {"sharding_types": ["table_row_wise"]}, "sharding_types=['table_row_wise']"),
         (_bags("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
-        (_bags("c"), {"compute_kernels": ["dense"]}, "compute_kernels=['dense']"),
+        (_bags("c"), {"compute_kernels": ["dense"]}, None),
+        (_bags("c"), {"compute_kernels": ["fused_uvm_caching"]}, None),
+        (_bags("c"), {"compute_kernels": ["key_value"]}, "compute_kernels=['key_value']"),
         (_bags("c"), {"compute_kernels": ["fused"]}, None),
         (_sequences("c", data_type=DataType.FP16), {}, None),
         (_sequences("c", enable_embedding_update=True), {}, "written to in training (enable_embedding_update)"),
-        (_sequences("c"), {"sharding_types": ["row_wise"]}, "sharding_types=['row_wise']"),
+        (_sequences("c"), {"sharding_types": ["row_wise"]}, None),
+        (_sequences("c"), {"sharding_types": ["data_parallel"]}, "sharding_types=['data_parallel']"),
         (_sequences("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
     ],
 )
@@ -215,7 +221,7 @@ def test_sequence_tables_lie_in_rows_where_constraints_say_so(types, may):
 
 def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
     """Else both planners might cut them, each into another width. In rows they may lie, where these are asked for."""
-    delegated = {"t": ParameterConstraints(sharding_types=["row_wise"])}
+    delegated = {"t": ParameterConstraints(sharding_types=["data_parallel"])}
     asked = {"s": ParameterConstraints(sharding_types=["table_wise", "column_wise", "row_wise"])}
     task = planner(models="roofline:h100", constraints=delegated | asked).search(_sequences("s", "t")).task
     assert task.constraints.limits(task.tables[0], 2).max_blocks > 1
@@ -225,11 +231,64 @@ def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
         assert task.constraints.limits(task.tables[0], 2).max_shards == most
 
 
-def test_one_collection_may_be_planned_by_two():
+def test_one_collection_may_be_planned_by_two(caplog):
     constraints = {"b": ParameterConstraints(sharding_types=["row_wise"])}
-    plan = planner(4, "cuda", constraints=constraints).plan(_bags("a", "b", "c")).plan[""]
+    ours = planner(4, "cuda", constraints=constraints)
+    plan = ours.plan(_bags("a", "b", "c")).plan[""]
+    assert "b (sharding_types=['row_wise'], unknown to this search or these models)" in caplog.text
+    assert [table.name for table in ours.last_plan.task.tables] == ["a", "c"]
     assert {name: p.sharding_type == "row_wise" for name, p in plan.items()} == {"a": False, "b": True, "c": False}
     assert plan["b"].ranks == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [_bags, _sequences])
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"sharding_types": ["row_wise"]}, ("row_wise", "fused")),
+        ({"sharding_types": ["data_parallel"]}, ("data_parallel", "dense")),
+        ({"compute_kernels": ["dense"]}, ("data_parallel", "dense")),
+        ({"compute_kernels": ["fused_uvm_caching"]}, ("table_wise", "fused_uvm_caching")),
+        ({"compute_kernels": ["fused_uvm"]}, ("table_wise", "fused_uvm")),
+    ],
+)
+def test_what_constraints_leave_alone_is_what_plans_have(make, asked, found):
+    """Sequence tables in copies are TorchRec's; everything else is planned here."""
+    constraints = {"b": ParameterConstraints(**asked)}
+    ours = planner(device="cuda", models="roofline:h100", constraints=constraints)
+    planned = ours.plan(make("a", "b")).plan[""]["b"]
+    assert (planned.sharding_type, planned.compute_kernel) == found
+    delegated = make is _sequences and found[0] == "data_parallel"
+    assert [table.name for table in ours.last_plan.task.tables] == (["a"] if delegated else ["a", "b"])
+
+
+@pytest.mark.parametrize("make", [_bags, _sequences])
+@pytest.mark.parametrize("dim", [10, 50])
+def test_tables_that_fused_kernels_do_not_take_are_copied_and_shard(make, dim, group):
+    module = make("a", dim=dim, device=CPU)
+    ours = planner(1, models="roofline:h100")
+    plan = ours.plan(nn.ModuleDict({"odd": module, "even": _bags("b", device=CPU)}))
+    odd = plan.plan["odd"]["a"]
+    assert (odd.sharding_type, odd.compute_kernel) == ("data_parallel", "dense")
+    assert [table.name for table in ours.last_plan.task.tables] == ["b"]
+    model = DistributedModelParallel(
+        module, plan=ShardingPlan({"": plan.plan["odd"]}), sharders=get_default_sharders(), device=CPU
+    )
+    lookups = KeyedJaggedTensor.from_lengths_sync(["f_a"], torch.arange(4), torch.ones(4, dtype=torch.int32))
+    found = model(lookups)
+    rows = found.values() if make is _bags else found["f_a"].values()
+    assert rows.shape == (4, dim)
+    rows.sum().backward()
+    (weights,) = model.parameters()
+    assert torch.equal(weights.grad.sum(dim=1), torch.tensor([dim] * 4 + [0] * (ROWS - 4), dtype=torch.float32))
+
+
+@pytest.mark.parametrize("asked", [{"sharding_types": ["row_wise"]}, {"compute_kernels": ["fused"]}])
+def test_tables_that_may_not_be_copied_need_columns_that_kernels_take(asked):
+    with pytest.raises(
+        UserError, match=r"^table 'a' has 10 columns, .* copies only, .*; allow '.*', or give it 12 col"
+    ):
+        planner(constraints={"a": ParameterConstraints(**asked)}).plan(_bags("a", dim=10))
 
 
 def test_a_module_in_two_places_is_planned_once():
@@ -277,7 +336,7 @@ def test_what_torchrec_cannot_plan_is_one_line():
         (
             {"sharding_types": ["row_wise"]},
             r"sharding_types=\['row_wise'\], and EmbeddingBagCollectionSharder has only data_parallel, table_wise, "
-            r"column_wise, table_column_wise on cpu; allow one of them; with 'table_wise' besides it is planned here",
+            r"column_wise, table_column_wise on cpu; allow one of them; with 'table_wise' besides it is planned here$",
         ),
         (
             {"compute_kernels": ["key_value"]},
@@ -287,7 +346,7 @@ def test_what_torchrec_cannot_plan_is_one_line():
     ],
 )
 def test_the_table_that_cannot_be_delegated_is_named_and_no_other(given, why):
-    model = nn.ModuleList([_bags("innocent", dim=10), _bags("guilty")])
+    model = nn.ModuleList([_bags("innocent", dim=10), _bags("guilty")])  # with models that know no rows
     with pytest.raises(UserError, match=rf"^table '1\.guilty' is left to TorchRec's planner by its {why}"):
         planner(constraints={"guilty": ParameterConstraints(**given)}).plan(model)
 

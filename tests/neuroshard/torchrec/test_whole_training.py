@@ -79,10 +79,9 @@ def _planner(world_size, keep):
     from neuroshard.torchrec import NeuroShardPlanner
 
     topology = Topology(world_size, "cpu", ddr_cap=1 << 24, local_world_size=2, created_by_factory=True)
-    constraints = {"whole": ParameterConstraints(sharding_types=["table_wise"])}
-    rules = Constraints(
-        (TableRule("halved", min_shards=2, forms=("columns",)), TableRule("rows", forms=("rows",))),
-    )
+    alone = {"whole": "table_wise", "rows": "row_wise", "a": "row_wise"}
+    constraints = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in alone.items()}
+    rules = Constraints((TableRule("halved", min_shards=2, forms=("columns",)),))
     return NeuroShardPlanner(topology, BATCH_SIZE, "roofline:h100", constraints, rules=rules, keep=keep)
 
 
@@ -97,6 +96,7 @@ def _planned(rank, world_size, keep, model, sharders):
     assert again.last_plan == planner.last_plan
     assert {path: set(names) for path, names in plan.plan.items()} == {kind: set(its) for kind, its in KINDS.items()}
     assert {name: sharding.sharding_type for name, sharding in plan.plan["sequences"].items()} == SERVED
+    assert plan.plan["pooled"]["a"].sharding_type == "row_wise"  # TorchRec's own planner has no rows of bags on CPUs
     assert [table.name for table in planner.last_plan.task.tables] == [*NAMES]  # on every rank
     assert planner.last_plan.violations == ()
     assert planner.last_cost.total_ms == planner.last_plan.prediction.cost_ms
