@@ -1,8 +1,9 @@
 """What models are fitted to: measurements by kernel call, by collective."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
@@ -11,8 +12,11 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
+from neuroshard.records.noise import fastest
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.pretrain.measured_parts import MeasuredCalls, MeasuredExchange, MeasuredPart
+from neuroshard.stages.pretrain.speed import at_one_speed
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
@@ -53,9 +57,9 @@ class Measured:
         """
         needed = {IN_COLUMNS, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
-        samples = _numbered([directory.compute().read() for directory in directories])
-        exchanges = _numbered([directory.comm().read() for directory in directories])
-        _check_splits(samples, where)
+        called, exchanged, drawn = zip(*map(_read, directories), strict=True)
+        samples, exchanges = _numbered(called), _numbered(exchanged)
+        _check_splits([*chain(*drawn)], where)
         found = cls.split([m for m in samples if calls is None or m.sample.call in needed], exchanges)
         nothing = SplitMeasurements.of(())
         for call in sorted({*found.compute, *needed}, key=CALLS.index):
@@ -119,14 +123,39 @@ def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measuremen
     return found
 
 
-def _check_splits(calls: Sequence[Measurement[ComputeSample]], where: str) -> None:
+_Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], list[tuple[Table, str]]]
+
+
+def _read(directory: DataDirectory) -> _Read:
+    """The kernel calls and exchanges of a directory, and its tables with their splits.
+
+    Of plans every second validation sample is for testing, all tables count as trained on, and calls as if measured at
+    one speed of the machine.
+    """
+    calls, exchanges = directory.compute().each(), directory.comm().read()
+    splits = list(dict.fromkeys((table, m.split) for part in calls for m in part for table in _whole(m)))
+    if directory.manifest().holds_out_tables:
+        return fastest(m for part in calls for m in part), exchanges, splits
+    return _some_tested(fastest(at_one_speed(calls))), _some_tested(exchanges), [(table, TRAIN) for table, _ in splits]
+
+
+def _whole(measurement: Measurement[ComputeSample]) -> Iterator[Table]:
+    """The tables of a call, whatever their widths in it."""
+    return (table.with_dim(DIM_MULTIPLE) for table in measurement.sample.tables)
+
+
+def _some_tested(measurements: Sequence[Measurement[Sample]]) -> list[Measurement[Sample]]:
+    tested = {*sorted({m.sample_id for m in measurements if m.split == VALID})[1::2]}
+    return [replace(m, split=TEST) if m.sample_id in tested else m for m in measurements]
+
+
+def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
     """Raise UserError unless every table's samples have one split: tables to test with must not be trained on."""
     split: dict[Table, str] = {}
-    for table, drawn_for in dict.fromkeys((table, m.split) for m in calls for table in m.sample.tables):
-        whole = table.with_dim(DIM_MULTIPLE)
+    for whole, drawn_for in drawn:
         if split.setdefault(whole, drawn_for) != drawn_for:
             raise UserError(
-                f"{where}: table {table.name!r} is in the {split[whole]} and in the {drawn_for} split; "
+                f"{where}: table {whole.name!r} is in the {split[whole]} and in the {drawn_for} split; "
                 "collect with the same tables and seed, or with other tables"
             )
 

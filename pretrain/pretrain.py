@@ -37,7 +37,8 @@ class Pretrain:
     """Everything `neuroshard pretrain` needs.
 
     Attributes:
-        data: a directory that neuroshard collect wrote; or several, [data/cpu, data/more].
+        data: a directory that neuroshard collect wrote, or where refine, evaluate or a verified search measured plans;
+            or several, [data/cpu, data/more].
         out: directory for the bundle.
         compute_model, comm_model: the kinds of the models, and how they are fitted.
         init: a bundle (installed, or a directory) whose models are fitted further; of several, [cpu, models/other], the
@@ -81,7 +82,7 @@ class Pretrain:
             fit = Fit(self.compute_model, self.comm_model, self.seed)
             for one in starts:
                 fit.check(one)
-            directories = [DataDirectory(Path(path)) for path in _several(self.data)]
+            directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
             manifest = _common(directories)
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
             measured = Measured.of(directories, calls).limited(self.max_samples, self.max_tables)

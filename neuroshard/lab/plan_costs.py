@@ -1,6 +1,6 @@
 """Plans on hardware: every device's shards timed, then the exchanges that follow from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,20 +11,25 @@ from neuroshard.cost.parts import Step, Took, When, Work
 from neuroshard.hardware import Hardware, Outcome
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.lab.meters import Meters
-from neuroshard.lab.recorder import Due, Recorder
+from neuroshard.lab.plan_records import CallNumbers, Numbers, PlanRecords
+from neuroshard.lab.recorder import Recorder
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.plumbing.units import readable_bytes
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, Sample
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
 
 Advance = Callable[[int], None]
-_SEED_RANGE = 2**31
 _EXCHANGES = 1  # a stream of random numbers
 
 
 def measure_plans(
-    meters: Meters, plans: Sequence[Plan], seed: int, advance: Advance, count_input: bool = False
+    meters: Meters,
+    plans: Sequence[Plan],
+    seed: int,
+    advance: Advance,
+    count_input: bool = False,
+    records: PlanRecords | None = None,
 ) -> list[Cost | str]:
     """The measured cost of each plan, or the error that stopped it.
 
@@ -32,20 +37,23 @@ def measure_plans(
     Each device's kernel calls are timed one by one on one device; then all exchanges, twice: what they take backward,
     and then forward, each device starting when its measured backward exchange and compute have ended. With
     `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told
-    of every call and exchange measured. The processes that exchange stay; those that compute end, and free memory.
+    of every call and exchange measured, `records` keep them. The processes that exchange stay; those that compute end,
+    and free memory.
 
     Raises:
         UserError: a plan puts tables into memory that the hardware doesn't have.
     """
     meters.hardware.check_tiers({home.tier for plan in plans for home in plan.homes})
     meters.join(plan.task.topology for plan in plans)
-    compute, errors = _measure_compute(plans, meters, seed, advance)
+    records = records or PlanRecords()
+    compute, errors = _measure_compute(plans, meters, records.calls, seed, advance)
     costs: dict[int, Cost | str] = {**errors}
     for devices in sorted({_num_devices(plan) for plan in plans}):
         alike = [i for i, plan in enumerate(plans) if i not in errors and _num_devices(plan) == devices]
         if alike:
             stacked = np.stack([compute[i] for i in alike])
-            found = _measure_exchanges([plans[i] for i in alike], stacked, meters, seed, advance, count_input)
+            its, numbers = [plans[i] for i in alike], records.exchanges
+            found = _measure_exchanges(its, stacked, meters, numbers, seed, advance, count_input)
             costs |= zip(alike, found, strict=True)
     return [costs[i] for i in range(len(plans))]
 
@@ -62,7 +70,7 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 
 
 def _measure_compute(
-    plans: Sequence[Plan], meters: Meters, seed: int, advance: Advance
+    plans: Sequence[Plan], meters: Meters, numbers: CallNumbers, seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
     """(D,) ms of every plan, a device's calls added up; and errors, by the numbers of the plans that they stopped."""
     called = [
@@ -70,8 +78,8 @@ def _measure_compute(
     ]
     compute, errors = [np.zeros(_num_devices(plan)) for plan in plans], dict[int, str]()
     with meters.hardware.compute_meter(meters.warn) as meter:
-        recorder = Recorder(lambda _: meter, meters.hardware.compute_timing.live, seed)
-        outcomes = recorder.measure(_due([call for _, _, call in called], np.random.default_rng(seed)))
+        recorder = Recorder(lambda _: meter, meters.hardware.compute_timing.live, seed, numbers.parts)
+        outcomes = recorder.measure(numbers.due([call for _, _, call in called], np.random.default_rng(seed)))
         for (p, d, _), outcome in zip(called, outcomes, strict=True):
             if outcome.repeats is None:
                 errors.setdefault(p, f"device {d}: {outcome.error}")
@@ -82,17 +90,26 @@ def _measure_compute(
 
 
 def _measure_exchanges(
-    plans: Sequence[Plan], compute: FloatArray, meters: Meters, seed: int, advance: Advance, count_input: bool
+    plans: Sequence[Plan],
+    compute: FloatArray,
+    meters: Meters,
+    numbers: Numbers[CommSample],
+    seed: int,
+    advance: Advance,
+    count_input: bool,
 ) -> list[Cost | str]:
     """Costs of P plans for equally many devices, with compute (P, D) ms: steps whose exchanges are measured."""
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
-    recorder: Recorder[CommSample] = Recorder(meters.of, meters.hardware.comm_timing.live, seed)
+    recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.parts)
+
+    def take(some: Sequence[CommSample]) -> Iterator[Outcome]:
+        return recorder.measure(numbers.due(some, rng))
 
     def measured(its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Took:
         """Measure the exchanges of all plans in a direction; note what fails."""
         each = zip(its, start_ms, np.zeros_like(start_ms), strict=True)
         chains = [_Chain(some, direction, starts, none) for some, starts, none in each]
-        ended = _measure_chains(chains, recorder, rng, advance)
+        ended = _measure_chains(chains, take, advance)
         for number, chain in enumerate(ended):
             if chain.error is not None:
                 errors.setdefault(number, f"exchange: {chain.error}")
@@ -145,22 +162,15 @@ class _Chain:
 
 
 def _measure_chains(
-    chains: list[_Chain], recorder: Recorder[CommSample], rng: np.random.Generator, advance: Advance
+    chains: list[_Chain], take: Callable[[Sequence[CommSample]], Iterator[Outcome]], advance: Advance
 ) -> list[_Chain]:
     """The chains with all their exchanges measured: the first ones of all chains, then the second ones, and so on."""
     chains = list(chains)
     while waiting := [i for i, chain in enumerate(chains) if chain.left]:
-        outcomes = recorder.measure(_due([chains[i].next() for i in waiting], rng))
-        for i, outcome in zip(waiting, outcomes, strict=True):
+        for i, outcome in zip(waiting, take([chains[i].next() for i in waiting]), strict=True):
             chains[i] = chains[i].after(outcome)
             advance(1)
     return chains
-
-
-def _due(samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-    """The samples, each with lookups of its own."""
-    seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
-    return [Due(sample, number, seed) for number, (sample, seed) in enumerate(zip(samples, seeds, strict=True))]
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:

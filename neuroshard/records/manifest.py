@@ -1,5 +1,6 @@
 """What a data directory holds and how it came about."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import Seed, of_format, parse, shown
-from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.fingerprint import Fingerprint, versions
 
 _FORMAT = "neuroshard-data-1"
 _NAME = "manifest.json"
+_SAMPLES = "samples"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,16 @@ class Manifest:
     versions: dict[str, str]
     config: dict[str, Any]
     seed: Seed
+
+    @classmethod
+    def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any], seed: int = 0) -> "Manifest":
+        """Of a run that measures plans on hardware with these settings; of given tables it holds out samples only."""
+        return cls(here.to_json(), versions(), {**hardware, "held_out": _SAMPLES}, seed)
+
+    @property
+    def holds_out_tables(self) -> bool:
+        """Whether samples to test with are of tables that no other samples are of."""
+        return self.config.get("held_out") != _SAMPLES
 
     def save(self, directory: Path) -> None:
         """Write it into a data directory."""

@@ -1,14 +1,13 @@
 """How far measurements can be trusted: the noise floor beside which every error is read."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.timing import repeatability, typical_ms
-from neuroshard.records.samples import ComputeSample, Measurement, Sample
+from neuroshard.records.samples import Measurement, Sample, as_drawn
 
 NINE_IN_TEN = 0.9
 
@@ -22,7 +21,7 @@ def fastest(measurements: Iterable[Measurement[Sample]]) -> list[Measurement[Sam
     places: dict[tuple[int, bool], list[int]] = {}
     for one in measurements:
         of_id = places.setdefault((one.sample_id, one.second_pass), [])
-        same = next((place for place in of_id if _drawn(found[place].sample) == _drawn(one.sample)), None)
+        same = next((place for place in of_id if as_drawn(found[place].sample) == as_drawn(one.sample)), None)
         if same is None:
             of_id.append(len(found))
             found.append(one)
@@ -68,11 +67,6 @@ def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatAr
     ids = np.array([m.sample_id for m in again], dtype=np.int64)
     one, two = (np.array([_scalar_ms(m) for m in its]) for its in ([first[m.sample_id] for m in again], again))
     return ids, one, two
-
-
-def _drawn(sample: object) -> object:
-    """The sample as it was before it was measured."""
-    return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 
 
 def _scalar_ms(measurement: Measurement[Any]) -> float:

@@ -172,6 +172,11 @@ class CommSample:
 Sample = TypeVar("Sample", ComputeSample, CommSample)
 
 
+def as_drawn(sample: Sample) -> Sample:
+    """Return the sample as it was before it was measured."""
+    return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
+
+
 @dataclass(frozen=True)
 class Repeats:
     """Every timed repeat of one sample.

@@ -8,6 +8,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 
 TRAIN, VALID, TEST = "train", "valid", "test"
+_VALID_EVERY = 5  # sample of plans, by its number, is never trained on
 _SHARES = {TRAIN: 0.8, VALID: 0.1, TEST: 0.1}
 
 
@@ -39,6 +40,11 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> TableSplit:
     parts = np.split(order, [held_out, 2 * held_out])
     test, valid, train = (tuple(tables[i] for i in sorted(part)) for part in parts)
     return TableSplit(train, valid, test)
+
+
+def split_of(number: int) -> str:
+    """The split of a sample of plans: of given tables none can be held out, so some samples are."""
+    return VALID if number % _VALID_EVERY == _VALID_EVERY - 1 else TRAIN
 
 
 def draw_split(rng: np.random.Generator) -> str:

@@ -21,6 +21,7 @@ from neuroshard.records.samples import CommSample, ComputeSample, Measurement, S
 from neuroshard.tables import Table
 
 _TABLES = "tables.parquet"
+MEASURED = "measured"  # of a run that measures plans
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,15 @@ class Parts(Generic[Sample]):
         Raises:
             UserError: a part is corrupt.
         """
-        return fastest(measurement for path in self._paths for measurement in self._read(path))
+        return fastest(measurement for part in self.each() for measurement in part)
+
+    def each(self) -> list[list[Measurement[Sample]]]:
+        """Every part, in order, with all that was measured.
+
+        Raises:
+            UserError: as `read`.
+        """
+        return [self._read(path) for path in self._paths]
 
     @property
     def _paths(self) -> list[Path]:
@@ -73,9 +82,14 @@ class Parts(Generic[Sample]):
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The records of one collect run."""
+    """The records of one collect run, or of a run that measures plans."""
 
     path: Path
+
+    @classmethod
+    def at(cls, path: Path) -> "DataDirectory":
+        """`path`, or what a run of refine, evaluate or search has measured in it."""
+        return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 
     def begin(self, manifest: Manifest, tables: Sequence[Table]) -> None:
         """Start a run here, or check that the one begun here can go on.
@@ -89,9 +103,12 @@ class DataDirectory:
                 raise begun_otherwise(self.path, "other tables")
             return
         RunDirectory(self.path).check_free()
-        rows = parquet_schema.tables_rows(tables)
-        write_table(self.path / _TABLES, rows)
+        self.write_tables(tables)
         manifest.save(self.path)
+
+    def write_tables(self, tables: Sequence[Table]) -> None:
+        """Write all tables that are measured here, before what is measured of them."""
+        write_table(self.path / _TABLES, parquet_schema.tables_rows(tables))
 
     def manifest(self) -> Manifest:
         """How the records came about."""

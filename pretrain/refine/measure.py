@@ -12,11 +12,9 @@ from neuroshard.lab.recorder import Due, Recorder, in_batches
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample
-from neuroshard.records.splits import TRAIN, VALID
+from neuroshard.records.splits import split_of
 from neuroshard.stages.pretrain.refine.choose import Chosen
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Part, Round
-
-_VALID_EVERY = 5  # sample, by its number, is never trained on
 
 Advance = Callable[[int], None]
 Item = TypeVar("Item")
@@ -129,7 +127,7 @@ class Kind(Generic[Sample]):
 
     def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
         seeds = np.random.SeedSequence([self.recorder.seed, self.stream, number, second])
-        return Due(sample, number, int(seeds.generate_state(1)[0]), _split(number), second)
+        return Due(sample, number, int(seeds.generate_state(1)[0]), split_of(number), second)
 
     def _amount(self, measurement: Measurement[Sample]) -> float | None:
         return None if measurement.repeats is None else self.amount(measurement.sample, measurement.repeats)
@@ -145,7 +143,3 @@ def _mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
     """All of both, the others at equal distances among the items."""
     places = np.concatenate([np.arange(len(its)) / max(len(its), 1) for its in (items, others)])
     return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]
-
-
-def _split(number: int) -> str:
-    return VALID if number % _VALID_EVERY == _VALID_EVERY - 1 else TRAIN

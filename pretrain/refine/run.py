@@ -25,6 +25,7 @@ from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.records.splits import TEST, TRAIN, VALID
+from neuroshard.records.store import MEASURED
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.pretrain.fit import Fit
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
@@ -114,11 +115,10 @@ class Refine:
                 return self._refined(start, done, first, samples, watch)
 
     def _records(self, path: Path) -> DataDirectory:
-        directory, here = DataDirectory(path / "measured"), self.hardware.fingerprint
+        directory, here = DataDirectory(path / MEASURED), self.hardware.fingerprint
         if Manifest.exists(directory.path):
             directory.manifest().check_hardware(here, directory.path)
-        manifest = Manifest(here.to_json(), versions(), asdict(self.hardware), self.seed)
-        directory.begin(manifest, self._candidates.tables)
+        directory.begin(Manifest.of_plans(here, asdict(self.hardware), self.seed), self._candidates.tables)
         return directory
 
     def _refined(

@@ -16,6 +16,7 @@ from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.lab.meters import Meters, meters_of
 from neuroshard.lab.plan_costs import Advance, measure_plans, steps
+from neuroshard.lab.plan_records import PlanRecords
 from neuroshard.plans.picture import plan_png, save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -68,7 +69,8 @@ class InParts:
         plans = [plan for i in runnable if (plan := found[i].plan) is not None]
         with progress_bar() as progress, meters_of(hardware, printer(progress)) as meters:
             bar = progress.add_task("kernels and exchanges", total=steps(plans, count_input))
-            measured = measure_plans(meters, plans, seed, lambda n: progress.advance(bar, n), count_input)
+            records = PlanRecords.of_run(directory.path, hardware)
+            measured = measure_plans(meters, plans, seed, lambda n: progress.advance(bar, n), count_input, records)
         for i, outcome in zip(runnable, measured, strict=True):
             came = {"error": outcome} if isinstance(outcome, str) else {"measured": outcome}
             found[i] = replace(found[i], **came)
@@ -81,9 +83,10 @@ class InParts:
 
 
 def _measured(
-    meters: Meters, count_input: bool, plans: Sequence[Plan], seed: int, advance: Advance
+    meters: Meters, count_input: bool, plans: Sequence[Plan], seed: int, advance: Advance, run: Path
 ) -> list[MeasuredOnce]:
-    return list(map(MeasuredOnce.of, measure_plans(meters, plans, seed, advance, count_input)))
+    records = PlanRecords.of_run(run, meters.hardware)
+    return list(map(MeasuredOnce.of, measure_plans(meters, plans, seed, advance, count_input, records)))
 
 
 @dataclass(frozen=True)

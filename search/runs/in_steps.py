@@ -110,7 +110,7 @@ class InSteps:
         return TaskSteps(task, tuple(entries), StepTimes.of(journal.filled(self.protocol.builds, build)))
 
 
-def _measured(meters: StepMeters, plans: Sequence[Plan], seed: int, advance: Advance) -> list[MeasuredOnce]:
+def _measured(meters: StepMeters, plans: Sequence[Plan], seed: int, advance: Advance, _run: Path) -> list[MeasuredOnce]:
     """Build every plan and time its training steps: the median over the build, or the error that stopped it."""
     check_steps(plans, meters.hardware)
     built = meters.build(plans, [seed])

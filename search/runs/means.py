@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 from neuroshard.hardware import Hardware
@@ -16,8 +17,8 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
 # What some plans of one task cost, measured once in the order that they are given in; the number fixes the lookups, and
-# the last is told of what is done.
-Measure = Callable[[Sequence[Plan], int, Advance], list[MeasuredOnce]]
+# the next is told of what is done; what can be learned from is kept in the run's directory.
+Measure = Callable[[Sequence[Plan], int, Advance, Path], list[MeasuredOnce]]
 
 
 class Means(Protocol):

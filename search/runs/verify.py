@@ -110,7 +110,7 @@ class Verify:
         bar = progress.add_task("finalists", total=left * self.means.amount(finalists.plans, count_input))
 
         def measured(plans: Sequence[Plan], seed: int) -> list[MeasuredOnce]:
-            return measure(plans, seed, lambda n: progress.advance(bar, n))
+            return measure(plans, seed, lambda n: progress.advance(bar, n), files.run)
 
         def next_pass(before: Sequence[Pass]) -> Pass:
             return self._pass(files.task, replace(finalists, passes=tuple(before)), measured)

@@ -151,6 +151,9 @@ def test_what_a_run_leaves(home, tmp_path):
     calls = DataDirectory(tmp_path / "out" / "measured").compute().read()
     assert card.data.compute_samples["train"] == sum(m.split == "train" and not m.second_pass for m in calls)
     assert {m.sample_id for m in calls if m.split == "valid"} == {m.sample_id for m in calls if m.sample_id % 5 == 4}
+    columns = Measured.of([DataDirectory.at(tmp_path / "out")], None).columns.sizes
+    assert columns["train"] == card.data.compute_samples["train"]
+    assert columns["valid"] + columns["test"] == card.data.compute_samples["valid"]
     rows = read_rows(tmp_path / "out" / "rounds.parquet", "rounds")
     assert len(rows) == sum(len(one.samples) for one in result.rounds)
     assert {row["why"] for row in rows} == {"proposal", "doubt", "random"}

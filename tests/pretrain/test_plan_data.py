@@ -1,0 +1,106 @@
+"""Models fitted to what was measured of plans, on made-up devices whose costs are known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.lab.meters import meters_of
+from neuroshard.lab.plan_costs import measure_plans
+from neuroshard.lab.plan_records import PlanRecords
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.models import CostModels
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records import DataDirectory
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.stages.search.methods.heuristics import Random
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.stages.search.runs.verify import Verify
+from neuroshard.testing import toy_task
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+from neuroshard.words.form import Form
+
+HARDWARE = MadeUpHardware(noise=0.01)
+TASKS = tuple(toy_task(12, num_devices=4, seed=seed) for seed in range(6))
+BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
+
+
+def _searched(out, verify=None):
+    return Search("roofline:h100", TASKS, Random(), "random", str(out), verify=verify).run()
+
+
+def _pretrained(data, out):
+    fitters = Ensemble(Additive((8,), BRIEF), 2), SetCommunication((8,), BRIEF)
+    return Pretrain(tuple(map(str, data)), str(out), *fitters).run()
+
+
+def test_what_a_verified_search_and_an_evaluation_measured_can_be_learned_from(tmp_path):
+    _searched(tmp_path / "verified", Verify(HARDWARE, finalists=3, passes=3))
+    _searched(tmp_path / "plain")
+    Evaluate(str(tmp_path / "plain"), None, HARDWARE, None, 1, str(tmp_path / "evaluated")).run()
+    for data in (["verified"], ["evaluated"], ["evaluated", "verified"]):
+        result = _pretrained([tmp_path / name for name in data], tmp_path / f"models-{len(data)}-{data[0]}")
+        assert {"compute", "forward", "backward"} <= result.metrics.keys()
+        assert CostModels.load(result.path).hardware == HARDWARE.fingerprint
+    calls = DataDirectory.at(tmp_path / "verified").compute().each()
+    assert len(calls) >= 3 * len(TASKS)
+    numbers = [m.sample_id for part in calls for m in part if not m.second_pass]
+    assert len(numbers) == len(set(numbers))
+    assert {m.sample_id for part in calls for m in part if m.second_pass} <= set(numbers)
+
+
+def _measured(run, plans, meters, passes):
+    for seed in range(passes):
+        measure_plans(meters, plans, seed, lambda _: None, records=PlanRecords.of_run(run, meters.hardware))
+    return DataDirectory.at(run)
+
+
+def test_copies_stand_beside_the_tables_that_they_are_of(tmp_path):
+    task = TASKS[0]
+    rest = in_columns(task, [(i, task.tables[i].dim, i % 4) for i in range(2, 12)])
+    plan = Plan(task, (*in_copies(task, 0), *in_rows(task, 1, range(4)), *rest))
+    in_one = Plan(task, in_columns(task, [(i, table.dim, i % 4) for i, table in enumerate(task.tables)]))
+    with meters_of(HARDWARE, print) as meters:
+        directory = _measured(tmp_path, [in_one, plan], meters, 2)
+    copied = directory.tables()[f"{task.tables[0].name} (2)"]
+    calls = directory.compute().read()
+    assert {m.sample.call.form for m in calls} == {Form.COLUMNS, Form.ROWS, Form.COPIES}
+    assert copied.reuse in {m.sample.tables[0].reuse for m in calls if m.sample.form == Form.COPIES}
+    assert all(m.sample.lookups for m in calls if m.sample.form == Form.ROWS)
+
+
+def test_the_same_run_is_gone_on_with_on_the_same_hardware_only(tmp_path):
+    PlanRecords.of_run(tmp_path, HARDWARE)
+    with pytest.raises(UserError, match=r"begun with noise=0\.01, not 0\.5"):
+        PlanRecords.of_run(tmp_path, replace(HARDWARE, noise=0.5))
+
+
+class _Drifting(MadeUpHardware):
+    """Takes now more, now less time for a pass."""
+
+    def compute_meter(self, warn):
+        return SlowerBy(super().compute_meter(warn), FACTORS)
+
+
+FACTORS = iter(())
+
+
+def test_calls_count_as_if_measured_at_one_speed(tmp_path, monkeypatch):
+    plans = [*_searched(tmp_path / "plain").saved.plans().values()]
+    drifting = _Drifting(noise=0.0)
+    found = {}
+    for name, factors in {"even": [1.0] * 6, "drifting": [0.8, 0.8, 1.25, 1.25, 1.0, 1.0]}.items():
+        monkeypatch.setitem(globals(), "FACTORS", iter(factors))
+        with meters_of(drifting, print) as meters:
+            directory = _measured(tmp_path / name, plans, meters, 3)
+        columns = Measured.of([directory], None).columns
+        found[name] = {m.sample_id: m.repeats.times_ms.mean() for m in [*columns.known, *columns.test]}
+    ratio = np.array([found["drifting"][i] / found["even"][i] for i in found["even"]])
+    assert np.ptp(ratio) < 0.02
+    assert 0.9 < ratio.mean() < 1.1
