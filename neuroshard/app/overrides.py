@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_JOBS = 10_000
 _QUOTES = "'\""
+_MEASURING = ("hardware", "finalists", "passes")  # of a search, which measures nothing with verify=none
 
 
 def check_overrides(command: str, overrides: Sequence["Override"], sweeping: bool) -> None:
@@ -40,6 +41,7 @@ def check_overrides(command: str, overrides: Sequence["Override"], sweeping: boo
         for name in _values(override)[1:] if is_group(override.key_or_group) else ():
             _check_applies(command, given, override.key_or_group, name)
     whole = Composed.of(command, given)
+    _check_measuring(own, whole.chosen)
     for key in missing(whole.settings):
         raise needed(whole, key)
     if sweeping:
@@ -97,6 +99,14 @@ def _check_applies(command: str, given: Mapping[str, Any], group: str, name: str
     for key in given:
         if not is_group(key) and key not in held:
             raise UserError(f"{key} is not a setting of {group}={name}; sweep the two apart")
+
+
+def _check_measuring(overrides: Sequence["Override"], chosen: Mapping[str, str]) -> None:
+    """Raise UserError if a search is told how to measure and measures nothing."""
+    verify = [name for o in overrides if o.key_or_group == "verify" for name in _values(o)]
+    idle = next((o for o in overrides if o.key_or_group.split(".")[0] in _MEASURING), None)
+    if idle is not None and {*verify, chosen.get("verify")} == {"none"}:
+        raise UserError(f"{idle.input_line} does nothing: searches measure plans with verify=hardware or torchrec only")
 
 
 def _check_one(override: "Override", held: Any, may_be_null: bool) -> None:
