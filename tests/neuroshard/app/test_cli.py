@@ -102,20 +102,9 @@ def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
     assert run_command(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (f"{TABLES}x,-1,16,2\n", "rows=-1"),
-        (f"{TABLES}x,0,16,2\n", "rows=0"),
-        (f"{TABLES}x,5,6,2\n", "dim=6"),
-        (f"{TABLES.strip()},{','.join(f'reuse_{i}' for i in range(17))}\na,5,4,1,0.5{',0' * 16}\n", "sums to 0.5"),
-        ("name,rows,dim\na,5,4\n", "no column 'pooling_factor'"),
-        (TABLES, "no table"),
-    ],
-)
-def test_wrong_tables(here, capsys, content, message):
-    (here / "tables.csv").write_text(content)
-    _refused(capsys, message, *_search(here))
+def test_wrong_tables(here, capsys):
+    (here / "tables.csv").write_text(f"{TABLES}x,-1,16,2\n")
+    _refused(capsys, "rows=-1", *_search(here))
 
 
 SAME_PLACE = "would write to the same out="
@@ -209,41 +198,16 @@ def test_truncated_bundle(here, capsys):
     _refused(capsys, "was changed or damaged", *_search(here))
 
 
-def test_bundle_for_other_features(here, capsys):
-    path = here / "models" / "bundle.json"
-    content = json.loads(path.read_text())
-    content["models"]["compute"]["settings"]["columns"] = ["dim"]
-    path.write_text(json.dumps(content))
-    _refused(capsys, "other features", *_search(here))
-
-
 def test_malformed_plan(here, capsys):
     (here / "plan.json").write_text("{")
     _refused(capsys, "not readable JSON", "evaluate", f"{here}/plan.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [(lambda shards: shards[1:], "is covered by no shard"), (lambda shards: [*shards, shards[0]], "twice")],
-)
-def test_plan_that_leaves_out_or_doubles_columns(here, capsys, change, message):
+def test_plan_that_leaves_out_columns(here, capsys):
     task = toy_task(3)
     content = assemble(task, [(i, t.dim, i) for i, t in enumerate(task.tables)]).to_json()
-    placements = change(content["placements"])
-    if len(placements) > 3:
-        placements[-1] = placements[-1] | {"device": 3}
-    (here / "plan.json").write_text(json.dumps(content | {"placements": placements}))
-    _refused(capsys, message, "evaluate", f"{here}/plan.json")
-
-
-def test_more_splits_than_columns(here, capsys):
-    task = toy_task(1)
-    content = assemble(task, [(0, task.tables[0].dim, 0)]).to_json()
-    dim = task.tables[0].dim
-    (whole,) = content["placements"]
-    thin = [whole | {"column": dim * i // (dim // 2), "dim": 2, "device": i % 4} for i in range(dim // 2)]
-    (here / "plan.json").write_text(json.dumps(content | {"placements": thin[:4]}))
-    _refused(capsys, "placements[0].dim=2 must be a whole number of at least 4", "evaluate", f"{here}/plan.json")
+    (here / "plan.json").write_text(json.dumps(content | {"placements": content["placements"][1:]}))
+    _refused(capsys, "is covered by no shard", "evaluate", f"{here}/plan.json")
 
 
 def test_help_lists_choices_and_settings(capsys, here):

@@ -56,11 +56,13 @@ def test_the_models_are_named_in_the_file():
         ),
         (lambda content: content["placements"][0].update(tier=0), r"placements\[0\].tier=0 must be text"),
         (lambda content: content["placements"][0].update(row=-1), r"placements\[0\].row=-1 must be"),
+        (lambda content: content["placements"][0].update(dim=2), "dim=2 must be a whole number of at least 4"),
         (lambda content: content["placements"][0].update(offset=0), "unknown field 'offset'"),
         (lambda content: content["placements"][0].update(row=1), "ends with row"),
         (lambda content: content["placements"][0].update(rows=1), "row 1, is covered by no shard"),
         (lambda content: content["placements"][0].update(device=2), "two shards of table"),
         (lambda content: content["placements"].pop(), "is covered by no shard"),
+        (lambda content: content["placements"].append(content["placements"][0]), "two shards of table"),
     ],
 )
 def test_what_is_wrong_is_named(change, message):

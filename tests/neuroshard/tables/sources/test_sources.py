@@ -162,6 +162,9 @@ def test_spreads_of_lookups_that_are_none_are_refused(tmp_path, cell, message):
     assert str(path) in str(caught.value)
 
 
+REUSE = ",".join(f"reuse_{i}" for i in range(17))
+
+
 def test_own_histograms_are_kept(tmp_path):
     reuse = {f"reuse_{i}": float(i == 4) for i in range(17)}
     path = tmp_path / "tables.csv"
@@ -180,6 +183,8 @@ def test_own_histograms_are_kept(tmp_path):
         ("name,rows,dim,pooling_factor\na,3.5,4,1\n", "rows=3.5"),
         ("name,rows,dim,pooling_factor\na,3,4,1\na,3,4,1\n", "'a'"),
         ("name,rows,dim,pooling_factor,reuse_0\na,3,4,1,1\n", "give all or none"),
+        (f"name,rows,dim,pooling_factor,{REUSE}\na,3,4,1,0.5{',0' * 16}\n", "sums to 0.5"),
+        ("name,rows,dim,pooling_factor\na,0,4,1\n", "rows=0"),
         ("", "can't be read"),
     ],
 )
