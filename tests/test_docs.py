@@ -14,7 +14,7 @@ from neuroshard.app.commands import COMMANDS
 from neuroshard.app.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = ("models", "completion", "COMMAND")
 
 
