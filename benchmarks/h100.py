@@ -67,8 +67,9 @@ def _dcn(_: ns.Simulator) -> Iterator[str]:
             cells = [f"{devices}", optimizer, _ms(of, columns), _ms(of, best), _forms(best), which]
             yield f"| {' | '.join([*cells, *(_ms(of, plan) for plan in theirs)])} |"
     yield (
-        "\nNVIDIA's plan for 8 GPUs copies 13 of them. Between hosts the fixed time of an all-reduce outweighs what copies\n"
-        "save; that time rests on four published figures ([datasheets.md](datasheets.md#what-it-is-made-of)).\n"
+        "\nNVIDIA's plan for 8 GPUs copies 13 of them. Between hosts the fixed time of an all-reduce outweighs\n"
+        "what copies save; that time rests on four published figures "
+        "([datasheets.md](datasheets.md#what-it-is-made-of)).\n"
     )
 
 
