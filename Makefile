@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test test-all golden lint types format docs bench clean
+.PHONY: help install demo test test-all golden lint types format docs bench release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -78,6 +78,15 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	$(BIN)/python benchmarks/policies.py cpu 50 dreamshard autoshard
 	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py tests/neuroshard/models/test_bundle_values.py
 	$(BIN)/python benchmarks/kill_runs.py
+
+release-check: $(INSTALLED)  ## build wheel and sdist, install the wheel into an empty environment, search there
+	rm -rf build/release
+	$(BIN)/python -m build --outdir build/release/dist
+	$(PYTHON) -m venv build/release/venv
+	build/release/venv/bin/pip install --quiet --disable-pip-version-check "$$(ls -d build/release/dist/*.whl)[cpu]"
+	cd build/release && env -u PYTHONPATH venv/bin/neuroshard --help > help.txt
+	cd build/release && env -u PYTHONPATH venv/bin/neuroshard search model=cpu searcher=dim_greedy out=found
+	@echo "the wheel works in an empty environment: build/release/dist"
 
 clean:  ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
