@@ -1,7 +1,7 @@
 """What models are fitted to: measurements by kernel call, by collective."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -133,15 +133,11 @@ def _read(directory: DataDirectory) -> _Read:
     one speed of the machine.
     """
     calls, exchanges = directory.compute().each(), directory.comm().read()
-    splits = list(dict.fromkeys((table, m.split) for part in calls for m in part for table in _whole(m)))
+    drawn = dict.fromkeys((table, m.split) for part in calls for m in part for table in m.sample.tables)
+    splits = [(table.with_dim(DIM_MULTIPLE), split) for table, split in drawn]
     if directory.manifest().holds_out_tables:
         return fastest(m for part in calls for m in part), exchanges, splits
     return _some_tested(fastest(at_one_speed(calls))), _some_tested(exchanges), [(table, TRAIN) for table, _ in splits]
-
-
-def _whole(measurement: Measurement[ComputeSample]) -> Iterator[Table]:
-    """The tables of a call, whatever their widths in it."""
-    return (table.with_dim(DIM_MULTIPLE) for table in measurement.sample.tables)
 
 
 def _some_tested(measurements: Sequence[Measurement[Sample]]) -> list[Measurement[Sample]]:

@@ -39,7 +39,7 @@ class Numbers(Generic[Sample]):
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
         again = sample in self.known
-        number = self.known.setdefault(sample, len(self.known))
+        number = self.known.setdefault(sample, 1 + max(self.known.values(), default=-1))
         alike = replace(sample, start_ms=(0.0,) * sample.num_devices) if isinstance(sample, CommSample) else sample
         return Due(sample, number, lookups, split_of(self.known.get(alike, number)), again)
 
