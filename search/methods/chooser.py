@@ -220,12 +220,10 @@ class Chooser(Searcher):
     def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
         """`other`, of the same task, where its gain over columns alone is believed."""
         task = columns.plan.task
-        choice = self.choice
-        if choice is None:
-            before, after = simulator.costs(task, [columns.plan, other.plan])
-            return other if after.total_ms < before.total_ms else columns
         costs = simulator.costs(task, [columns.plan, other.plan])
-        chosen, declined = choice.of_forms.among(costs, task, simulator)
+        if self.choice is None:
+            return other if costs[1].total_ms < costs[0].total_ms else columns
+        chosen, declined = self.choice.of_forms.among(costs, task, simulator)
         if chosen:
             return other
         return replace(columns, declined=columns.declined or (other.plan if declined else None))
