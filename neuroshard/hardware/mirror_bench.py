@@ -38,54 +38,24 @@ class MirrorBench:
         size = task.topology.num_devices
         drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
         shares = [[share_of(batch, each, size) for each in range(size)] for batch in drawn]
-        walks: dict[int, tuple[Stretch, ...]] = {}
+        live: dict[int, _Live] = {}
         with mirrored_world(rank, size, task.topology.host_size, trail.meeting) as world:
-            builds = [
-                partial(self._build, sample, world, trail, shares, seeds[0], walks, number)
-                for number, sample in enumerate(samples)
-            ]
+
+            def build(number: int) -> Run:
+                asked, own = samples[number], [its[rank] for its in shares]
+                sample = StepSample(asked.plan, asked.protocol)
+                trained = Trained(sample, trail, self._device, own, self._settings, seeds[0])
+                live[number] = _Live(trained, trail, world, [_told(trained, world, its) for its in shares])
+                return partial(live[number].turn, asked.protocol.steps)
+
+            builds = [partial(build, number) for number in range(len(samples))]
             outcomes = run_batch(builds, self._protocol, np.random.default_rng(seeds), report)
         return [
-            WalkedOutcome(its.repeats, its.error, its.busy_s, stretches=walks.get(number, ()))
+            WalkedOutcome(
+                its.repeats, its.error, its.busy_s, stretches=live[number].stretches if number in live else ()
+            )
             for number, its in enumerate(outcomes)
         ]
-
-    def _build(
-        self,
-        sample: MirroredSample,
-        world: World,
-        trail: "Trail",
-        shares: Sequence[Sequence[Batch]],
-        seed: int,
-        walks: dict[int, tuple[Stretch, ...]],
-        number: int,
-    ) -> Run:
-        own = [its[world.rank] for its in shares]
-        asked = StepSample(sample.plan, sample.protocol)
-        trained = Trained(asked, trail, self._device, own, self._settings, seed)
-        told = cycle([_told(trained, world, its) for its in shares])
-
-        def step() -> "Walk":
-            world.told.extend(next(told))
-            trail.restart()
-            trained.step()
-            self._device.synchronize()
-            return trail.walk()
-
-        for _ in range(_WARM_STEPS):
-            step()
-
-        def turn() -> Timed:
-            """One step untimed, and some of which the means are taken."""
-            step()
-            start = perf_counter()
-            walked = [step() for _ in range(sample.protocol.steps)]
-            stretches = walks.setdefault(number, walked[0].stretches)
-            if any(walk.stretches != stretches for walk in walked):
-                raise RuntimeError("steps of one plan differ in what they do")
-            return Timed(np.mean([walk.amounts for walk in walked], axis=0), perf_counter() - start)
-
-        return turn
 
 
 class Walk(NamedTuple):
@@ -123,7 +93,8 @@ class Trail(PhaseClock):
         self._began = self._device.moment()
 
     def walk(self) -> Walk:
-        """All stretches since the restart, the device being synchronized; what came after the last end is left out."""
+        """All stretches since the restart; the device is synchronized, and what came after the last end left out."""
+        self._device.synchronize()
         amounts = [
             (self._device.ms_between(began, ended), sent, received) for _, began, ended, sent, received in self._ended
         ]
@@ -131,6 +102,39 @@ class Trail(PhaseClock):
 
     def _end(self, until: str, now: Any, sent: int, received: int) -> None:
         self._ended.append((Stretch(LOCAL_PHASES[self._phase], until), self._began, now, sent, received))
+
+
+class _Live:
+    """A rank's sharded stand-in beside mirrors, which takes its steps.
+
+    Attributes:
+        stretches: (S,) of every step; none before the first turn.
+    """
+
+    def __init__(self, trained: Trained, trail: Trail, world: World, told: Sequence[Sequence[torch.Tensor]]) -> None:
+        self.stretches: tuple[Stretch, ...] = ()
+        self._trained, self._trail, self._world = trained, trail, world
+        self._told = cycle(told)
+        for _ in range(_WARM_STEPS):
+            self._step()
+
+    def turn(self, steps: int) -> Timed:
+        """One step untimed, and some of which the means are taken."""
+        self._step()
+        start = perf_counter()
+        walked = [self._step() for _ in range(steps)]
+        self.stretches = self.stretches or walked[0].stretches
+        if any(walk.stretches != self.stretches for walk in walked):
+            raise RuntimeError("steps of one plan differ in what they do")
+        return Timed(np.mean([walk.amounts for walk in walked], axis=0), perf_counter() - start)
+
+    def _step(self) -> Walk:
+        """Train on the next batch, all ranks' inputs being those of the same batch."""
+        self._world.told.clear()
+        self._world.told.extend(next(self._told))
+        self._trail.restart()
+        self._trained.step()
+        return self._trail.walk()
 
 
 def _told(trained: Trained, world: World, shares: Sequence[Batch]) -> list[torch.Tensor]:

@@ -5,43 +5,30 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table as Grid
-from rich.text import Text
 
 from neuroshard.cost.parts import BACKWARD, FORWARD, INPUT
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.mirror_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, LocalStep
+from neuroshard.hardware.mirror_meters import check_mirrored, measure_rank, rank_jobs
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.lab.plan_costs import Advance
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
+from neuroshard.stages.search.results.mirrored_times import RankSteps, TaskInMirror, by_plan, ranks_in, timeline
 from neuroshard.stages.search.runs.means import Measure, facts_of
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS
-
-
-@dataclass(frozen=True)
-class RankSteps:
-    """One rank's local work in steps of the plans that are measured on it, in one build."""
-
-    steps: tuple[LocalStep, ...]
 
 
 @dataclass(frozen=True)
@@ -115,7 +102,7 @@ class InMirror:
         plans = plans_of(entries)
         again = [*plans, plans[0]]
         jobs = rank_jobs(again)
-        journal = Journal(run / "ranks" / f"task-{task:04d}", "rank", RankSteps, partial(_wrong, jobs))
+        journal = ranks_in(run, task, jobs)
         total = len(jobs) * self.protocol.builds
         bar = progress.add_task(f"ranks, task {task}", total=total, completed=len(journal.read()))
 
@@ -127,7 +114,7 @@ class InMirror:
             return RankSteps(steps)
 
         done = journal.filled(total, measured)
-        builds = [_by_plan(jobs, done[first : first + len(jobs)]) for first in range(0, total, len(jobs))]
+        builds = [by_plan(jobs, done[first : first + len(jobs)]) for first in range(0, total, len(jobs))]
         return TaskInMirror(task, tuple(entries), tuple(builds), self._exchange_ms(plans, count_input))
 
     def _exchange_ms(self, plans: Sequence[Plan], count_input: bool) -> tuple[float, ...]:
@@ -155,127 +142,12 @@ class InMirror:
         for job in jobs:
             done.append(RankSteps(measure_rank(job, plans, self.protocol, [seed], hardware, warn)))
             advance(1)
-        steps = map(_timeline, _by_plan(jobs, done))
+        steps = map(timeline, by_plan(jobs, done))
         exchanges = np.nan_to_num(self._exchange_ms(plans, count_input)).tolist()
         return [
             MeasuredOnce(error=step) if isinstance(step, str) else MeasuredOnce(step_ms=step.step_ms + ms)
             for step, ms in zip(steps, exchanges, strict=True)
         ]
-
-
-def _wrong(jobs: Sequence[RankJob], number: int, found: RankSteps) -> str | None:
-    job = jobs[number % len(jobs)]
-    fits = len(found.steps) == len(job.plans) and all(step.rank == job.rank for step in found.steps)
-    return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
-
-
-def _by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[LocalStep]]:
-    """(K,) the ranks of every plan, from those of one build."""
-    found: dict[int, list[LocalStep]] = {}
-    for job, of_rank in zip(jobs, done, strict=True):
-        for plan, step in zip(job.plans, of_rank.steps, strict=True):
-            found.setdefault(plan, []).append(step)
-    return [found[plan] for plan in sorted(found)]
-
-
-def _timeline(steps: Sequence[LocalStep]) -> MirroredStep | str:
-    """A plan's step, or the error in its place."""
-    try:
-        return MirroredStep.of(steps)
-    except ValueError as error:
-        return str(error)
-
-
-@dataclass(frozen=True)
-class TaskInMirror:
-    """Mirrored steps of one task's plans; the first of its K entries is what the others are compared with.
-
-    Attributes:
-        builds: (B, K + 1) the measured ranks of each plan; the last is the first one once more.
-        exchange_ms: (K,) predicted.
-    """
-
-    task: int
-    entries: tuple[Evaluated, ...]
-    builds: tuple[list[list[LocalStep]], ...]
-    exchange_ms: tuple[float, ...]
-
-    def timelines(self, plan: int) -> list[MirroredStep]:
-        """The plan's steps, a build each; those that failed left out."""
-        return [step for build in self.builds if isinstance(step := _timeline(build[plan]), MirroredStep)]
-
-    def error(self, plan: int) -> str | None:
-        """Say what stopped the first build that failed."""
-        return next((step for build in self.builds if isinstance(step := _timeline(build[plan]), str)), None)
-
-    def local_ms(self, plan: int) -> FloatArray:
-        """(B,) ms of the plan's step without its exchanges; NaN where a build failed."""
-        steps = [_timeline(build[plan]) for build in self.builds]
-        return np.array([step.step_ms if isinstance(step, MirroredStep) else np.nan for step in steps])
-
-    @property
-    def floor(self) -> float:
-        """What equal plans differ by over all builds: the standard error of the first plan's ratio to itself."""
-        ratios = self.local_ms(len(self.entries)) / self.local_ms(0)
-        return float(np.sqrt(np.square(ratios - 1).mean() / len(ratios)))
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `results.parquet`: one for each plan."""
-        first_ms, found = self.local_ms(0), []
-        for k, entry in enumerate(self.entries):
-            local_ms, steps = self.local_ms(k), self.timelines(k)
-            none = np.full((1, len(LOCAL_PHASES)), np.nan)
-            phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
-            found.append(
-                entry.row()
-                | {
-                    "local_ms": float(np.median(local_ms)),
-                    "exchange_ms": self.exchange_ms[k],
-                    "beside_first": float(np.median(local_ms / first_ms)),
-                    "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
-                    **dict(zip(LOCAL_PHASES, phases.tolist(), strict=True)),
-                    "ranks": [step.rank for step in self.builds[0][k]],
-                    "floor": self.floor,
-                    "error": self.error(k),
-                }
-            )
-        return found
-
-    def stretch_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`: what every measured rank did in a step, in its order."""
-        return [
-            {
-                **{"method": entry.method, "task": self.task, "build": number, "rank": step.rank, "place": place},
-                **{"phase": stretch.phase, "until": stretch.until, "ms": step.ms[place]},
-                **{"sent_bytes": step.sent_bytes[place], "received_bytes": step.received_bytes[place]},
-            }
-            for number, build in enumerate(self.builds)
-            for entry, steps in zip(self.entries, build, strict=False)
-            for step in steps
-            for place, stretch in enumerate(step.stretches)
-        ]
-
-    def table(self) -> Grid:
-        """Make the table that people read: a row for each plan, with local work by phase."""
-        devices = plans_of(self.entries)[0].task.topology.num_devices
-        grid = Grid(title=f"Mirrored steps on {devices} ranks, local ms, task {self.task}")
-        grid.add_column("plan by")
-        grid.add_column("tables in " + ", ".join(FORMS), justify="right")
-        grid.add_column("ranks measured", justify="right")
-        for column in (*LOCAL_PHASES, "local", "beside the first", "exchanges", "predicted cost"):
-            grid.add_column(column, justify="right")
-        for entry, row in zip(self.entries, self.rows(), strict=True):
-            forms = [] if entry.plan is None else [entry.plan.forms.count(form) for form in FORMS]
-            grid.add_row(
-                Text(entry.method),
-                ", ".join(map(str, forms)),
-                _ranges(row["ranks"]),
-                *(f"{row[phase]:.2f}" for phase in LOCAL_PHASES),
-                f"{row['local_ms']:.2f}",
-                f"{row['beside_first']:.3f}",
-                *("-" if np.isnan(row[name]) else f"{row[name]:.2f}" for name in ("exchange_ms", "predicted_ms")),
-            )
-        return grid
 
 
 @dataclass(frozen=True)
@@ -306,10 +178,3 @@ class MirrorResult:
             if entry.error is not None:
                 console.print(f"{entry.method}, task {entry.task}: {entry.error}", soft_wrap=True)
         console.print(f"results: {self.path}", soft_wrap=True)
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Ranks for people: "0-7", or one by one."""
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ", ".join(map(str, ranks))
