@@ -1,7 +1,7 @@
 """Finding plans for a task: from nothing, or from a plan that there was."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from neuroshard.plumbing.threads import blas_threads
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.task import Task
-from neuroshard.torchrec.kept import KeptPlan
+from neuroshard.torchrec.kept import DEVICES, KeptPlan
 from neuroshard.torchrec.modules import Served
 from neuroshard.words.form import IN_COLUMNS, Form
 from neuroshard.words.home import TIERS, Tier
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _CHANGED = {
     "tables",
     "modules",
-    "devices",
+    DEVICES,
     "constraints",
     "other parameters",
 }  # a kept plan is changed if only these are others
@@ -103,12 +103,11 @@ class Finder:
             _log.warning(found.warning)
         return found.plan
 
-    def found_after(self, kept: KeptPlan, made_for: Mapping[str, str], task: Task) -> Plan:
+    def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
         """From a kept plan that was made for something else, if only tables or devices came or went; else from nothing.
 
-        A warning says what differs.
+        A warning says which are the `others`, what differs.
         """
-        others = kept.differences(made_for)
         said = f"the kept plan was made for other {', '.join(others)}"
         if kept.plan is None or not _CHANGED.issuperset(others) or not _came_or_went(kept.plan, task):
             _log.warning("%s; searching anew", said)

@@ -5,8 +5,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from neuroshard.plumbing.schema import of_format, parse
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 
 _KIND = "neuroshard-kept-plan-"
-_FORMAT = f"{_KIND}2"
+_FORMAT = f"{_KIND}3"
+DEVICES = "devices"  # the digest that says more of them than their memory
+_ALIKE = 0.05  # of a device's memory: other drivers, other jobs, another reservation of a few hundred MiB
 _BEGINNING = re.compile(rf'\s*\{{\s*"format"\s*:\s*"{_KIND}'.encode())  # of every file that was kept, damaged or not
 _READ_BYTES = 256  # of a file, to know by its beginning what it is: it may be a checkpoint of any size
 _log = logging.getLogger(__name__)
@@ -33,11 +35,13 @@ class KeptPlan:
         made_for: digests of what it was made for, by what they are of.
         plan: of the tables that are planned here; None where there are none.
         sharding_plan: of the whole model.
+        device_memory: (D,) bytes of each device that the reservation left.
     """
 
     made_for: Mapping[str, str]
     plan: Plan | None
     sharding_plan: ShardingPlan
+    device_memory: tuple[int, ...]
 
     def save(self, path: Path) -> None:
         """Write it as JSON, with a digest over all that it says.
@@ -48,6 +52,7 @@ class KeptPlan:
         check_replaceable(path)
         content = {
             "made_for": dict(self.made_for),
+            "device_memory": list(self.device_memory),
             "plan": None if self.plan is None else self.plan.to_json(),
             "modules": modules_json(self.sharding_plan),
         }
@@ -73,12 +78,25 @@ class KeptPlan:
             raise UserError(f"{where} was changed or damaged after it was written: its digest doesn't fit")
         read = parse(content, _KeptFile, where)
         plan = None if read.plan is None else Plan.from_json(read.plan, where)
-        return cls(read.made_for, plan, sharding_plan_of(read.modules, where))
+        return cls(read.made_for, plan, sharding_plan_of(read.modules, where), read.device_memory)
 
-    def differences(self, made_for: Mapping[str, str]) -> tuple[str, ...]:
-        """What it was made for otherwise."""
+    def differences(self, made_for: Mapping[str, str], device_memory: Sequence[int]) -> tuple[str, ...]:
+        """What it was made for otherwise: digests, and devices whose memory (D,) isn't alike."""
         names = dict.fromkeys([*self.made_for, *made_for])
-        return tuple(name for name in names if self.made_for.get(name) != made_for.get(name))
+        found = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
+        return tuple(found if self._serves(device_memory) else found | {DEVICES: None})
+
+    def _serves(self, device_memory: Sequence[int]) -> bool:
+        """Whether devices with so many bytes (D,) are alike to those that it was made for, and still hold it.
+
+        What is free differs from machine to machine and from day to day: a job that restarts must find its plan.
+        """
+        if len(device_memory) != len(self.device_memory):
+            return False
+        more = [now - then for now, then in zip(device_memory, self.device_memory, strict=True)]
+        if any(abs(by) > _ALIKE * then for by, then in zip(more, self.device_memory, strict=True)):
+            return False
+        return min(more) >= 0 or (self.plan is not None and _fits(self.plan, more))
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,17 @@ class _KeptFile:
     made_for: dict[str, str]
     plan: dict[str, Any] | None
     modules: ReadModules
+    device_memory: tuple[int, ...]
+
+
+def _fits(plan: Plan, more: Sequence[int]) -> bool:
+    """Whether a plan keeps all limits on devices that have so many bytes (D,) more than its task says, or fewer."""
+    topology = plan.task.topology
+    pairs = zip(topology.device_memory, more, strict=True)
+    memory = tuple(max(then + by, 1) for then, by in pairs)
+    return not replace(
+        plan, task=replace(plan.task, topology=replace(topology, memory_bytes=memory, reserved_bytes=0))
+    ).violations
 
 
 def check_replaceable(path: Path) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.torchrec.asked import device_memory
 from neuroshard.torchrec.finder import Finder
+from neuroshard.torchrec.kept import DEVICES
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.planner_report import Callback
 from neuroshard.torchrec.sharding_file import modules_json
 
 
 def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
-    """A digest of each thing that a plan would be made for; the memory is what all of a model's parameters share."""
+    """A digest of each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
     asked = model.asked
     task = asked.task(model.tables, model.left) if model.tables else None
     models = finder.simulator.models
@@ -27,7 +27,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
         {
             "tables": task and [table.to_json() for table in task.tables],
             "modules": [parameter.qualified_name for parameter in model.division.planned],
-            "devices": (model.left.compute_device, model.left.local_world_size, device_memory(model.left)),
+            DEVICES: (model.left.compute_device, model.left.local_world_size, model.left.world_size),
             "batch size": asked.batch_size,
             "memory use": task and task.memory,
             "constraints": (task and task.constraints, asked.constraints),

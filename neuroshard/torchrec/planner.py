@@ -28,7 +28,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.torchrec.asked import Asked
+from neuroshard.torchrec.asked import Asked, device_memory
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
@@ -217,7 +217,8 @@ class NeuroShardPlanner(ShardingPlanner):
         model = self._model(module, sharders)
         asked_for = self._asked_for(model)
         kept = kept_in(self._keep) if self._keep else None
-        if kept and not kept.differences(asked_for):
+        others_asked_for = kept.differences(asked_for, device_memory(model.left)) if kept else ()
+        if kept and not others_asked_for:
             _log.info("the plan is the one that %s holds", self._keep)
             self._remember(kept.plan)
             whole = model.restored(kept.sharding_plan)
@@ -228,7 +229,7 @@ class NeuroShardPlanner(ShardingPlanner):
         plan = None
         if model.tables:
             task = self._asked.task(model.tables, left)
-            plan = self._finder.found_after(kept, asked_for, task) if kept else self._finder.found(task)
+            plan = self._finder.found_after(kept, others_asked_for, task) if kept else self._finder.found(task)
         return self._finished(model, others, plan, asked_for, group, started)
 
     def _replanned(
@@ -265,7 +266,7 @@ class NeuroShardPlanner(ShardingPlanner):
         whole, plan = self._reports.told(model, whole, plan, perf_counter() - started)
         self._remember(plan)
         if self._keep and (group is None or dist.get_rank(group) == 0):
-            KeptPlan(asked_for, self.last_plan, whole).keep_in(self._keep)
+            KeptPlan(asked_for, self.last_plan, whole, device_memory(model.left)).keep_in(self._keep)
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:

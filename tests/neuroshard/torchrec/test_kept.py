@@ -93,6 +93,36 @@ def test_what_differs_is_said_and_searched_anew(tmp_path, caplog, other, names):
     assert "made for other" not in caplog.text
 
 
+SIZE = 100 * 16 * 4  # bytes of each of the tables
+
+
+@pytest.mark.parametrize(
+    ("factor", "kept"), [(1.0, True), (0.999, True), (1.04, True), (0.97, True), (0.94, False), (1.06, False)]
+)
+def test_other_free_bytes_keep_the_plan(tmp_path, caplog, factor, kept):
+    """Both lie on one device, which has room for four."""
+    path, cap = tmp_path / "plan.json", 4 * SIZE
+    planned = _planner(path, cap=cap).plan(bags("a", "b"))
+    caplog.clear()
+    searcher = _Counting()
+    again = _planner(path, searcher=searcher, cap=int(factor * cap))
+    assert _said(again.plan(bags("a", "b"))) == _said(planned)
+    assert searcher.asked == (not kept)
+    assert ("the kept plan was made for other devices; searching anew" in caplog.text) is not kept
+
+
+def test_devices_with_a_little_less_memory_keep_only_what_they_hold(tmp_path):
+    path = tmp_path / "plan.json"
+    _planner(path).plan(bags("a", "b"))
+    kept = KeptPlan.load(path)
+    task, less = kept.plan.task, [memory - 1 for memory in kept.device_memory]
+    small = replace(task, topology=replace(task.topology, memory_bytes=SIZE))
+    full = replace(kept, plan=replace(kept.plan, task=small))
+    assert kept.differences(kept.made_for, less) == ()
+    assert full.differences(kept.made_for, kept.device_memory) == ()
+    assert full.differences(kept.made_for, less) == ("devices",)
+
+
 QUICK = {"searcher": "neuroshard", "improvement": {"shakes": 0}, "max_splits": 0, "models": "roofline:h100"}
 
 
@@ -214,7 +244,7 @@ def test_a_damaged_file_is_no_reason_to_stop(tmp_path, caplog):
 def test_of_several_writers_one_is_heard(tmp_path):
     path, stop = tmp_path / "plan.json", Event()
     plans = [_planner(tmp_path / f"{n}.json").plan(_model("a", *"bcdefghijkl"[:n])) for n in range(3)]
-    kept = [KeptPlan({"writer": str(number)}, None, plan) for number, plan in enumerate(plans)]
+    kept = [KeptPlan({"writer": str(number)}, None, plan, (1 << 20,)) for number, plan in enumerate(plans)]
 
     def write(one):
         for _ in range(20):
