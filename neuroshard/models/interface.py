@@ -1,6 +1,7 @@
 """What the simulator and the searchers ask of cost models. Costs are ms; batches are numpy arrays."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
@@ -185,6 +187,13 @@ class PartModel(ABC):
     @abstractmethod
     def ms(self, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """(B, D) ms, from the traffic of B plans, and when each device is ready for it (B, D); waiting included."""
+
+    def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
+        """What each of n loads adds to its device's step, about, (n,) ms: searches move shards by that.
+
+        By default None: it hangs on no shard, or nobody knows.
+        """
+        return None
 
     def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
         """What it hangs on, by the names of `Ranges`, that warnings are about: by default nothing."""

@@ -1,14 +1,17 @@
 """What a set of cost models is made of, by name, and the amounts that say how far each part reaches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.parts import COMPUTE, INPUT, When
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import given_bytes
 from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS, Call
 
@@ -66,6 +69,25 @@ class InputExchange(PartModel):
         """(B, D) ms of what comes to each device."""
         return self.model.predict(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
+    def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
+        """What a load's indices add, about: what a device takes longer to which twice the mean comes, for each byte."""
+        devices = task.topology.num_devices
+        mean = _input_bytes(task.loads, devices).sum() / devices
+        if devices == 1 or not mean:
+            return None
+        size_bytes = np.full((2, devices, 1), mean)
+        size_bytes[1, 0] *= 2
+        exchange = Traffic(size_bytes, np.full(2, task.batch_size), task.topology.fast_links)
+        even_ms, uneven_ms = self.model.predict(exchange, np.zeros((2, devices))).max(axis=1)
+        ms_per_byte = max(uneven_ms - even_ms, 0.0) / mean
+        return lambda loads: _input_bytes(loads, devices) * ms_per_byte
+
     def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
         """Return the amounts of this exchange by itself."""
         return of_exchanges(traffic.alone(Collective.INPUT))
+
+
+def _input_bytes(loads: Loads, devices: int) -> FloatArray:
+    """(n,) of indices and lengths that come to a device for each load."""
+    its: FloatArray = given_bytes(loads, devices)[:, Collective.INPUT]
+    return its

@@ -12,7 +12,8 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Step, Took, When, Work
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
-from neuroshard.models.interface import CommModel, PartModel
+from neuroshard.models.counted import Counted
+from neuroshard.models.interface import CommModel, PartModel, SumModel
 from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
 from neuroshard.plans.plan import Plan
@@ -86,6 +87,18 @@ class Simulator:
         traffic = Traffic.joined([plan.traffic for plan in plans])
         costs = self.costs_of(self.called(loads, task.topology.num_devices), traffic)
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
+
+    def models_for(self, task: Task) -> CostModels:
+        """Return the models as searches take them: what counted parts ask for each shard is in the compute model.
+
+        So it moves shards, at the place of compute. Of models that are no sums over tables parts move none.
+        """
+        parts = [part.of_shards(task) for part in self.models.parts if self._counts(part)]
+        adds = tuple(one for one in parts if one is not None)
+        compute = self.models.compute
+        if not adds or not isinstance(compute, SumModel):
+            return self.models
+        return replace(self.models, compute=Counted(compute, adds))
 
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
         """The kernel calls of B plans, from the loads of their devices, (B D) sets."""

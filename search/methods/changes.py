@@ -28,7 +28,7 @@ def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
         return plan
     task, hosts = plan.task, plan.task.topology.domains
     blocks = ROWS.share(task.loads.take(np.array(tables)), len(hosts[0]))
-    block_ms = simulator.models.compute.predict(LoadSets.alone(blocks))
+    block_ms = simulator.models_for(task).compute.predict(LoadSets.alone(blocks))
     homes: dict[int, int] = {}
     plans, busy_ms = [plan], np.zeros(len(hosts))
     for place in np.argsort(-block_ms, kind="stable").tolist():

@@ -77,7 +77,7 @@ class Chooser(Searcher):
         plain = self._tried(task, task.homes, simulator)
         if isinstance(plain, Found) and is_ample(task):
             return plain
-        options = HomeOptions.of(task, simulator.models.compute)
+        options = HomeOptions.of(task, simulator.models_for(task).compute)
         choices = options.choices(task)
         others = (self._tried(task, homes, simulator) for homes in self._ranked(task, options, choices, simulator))
         other = next((one for one in others if isinstance(one, Found)), None)
@@ -156,7 +156,7 @@ class Chooser(Searcher):
     def _finalists(self, task: Task, others: Sequence[Placement], simulator: Simulator, count: int) -> Iterator[Plan]:
         """Finalists with some tables in rows and copies; none where nothing fits."""
         try:
-            base = Base.of(task, others, simulator.models.compute)
+            base = Base.of(task, others, simulator.models_for(task).compute)
             if len(base.in_columns):
                 yield from self.columns.finalists(self.columns.found(base, simulator).plan, simulator, count)
             else:

@@ -102,7 +102,7 @@ class FormChanges:
         task, simulator = self.start.task, self.choices.simulator
         compute_ms = simulator.cost(task, self.start).compute.copy()
         loads = task.loads.take(tables)
-        alone_ms = simulator.models.compute.predict(LoadSets.alone(loads))
+        alone_ms = simulator.models_for(task).compute.predict(LoadSets.alone(loads))
         for place in np.argsort(-alone_ms, kind="stable"):
             table = int(tables[place])
             devices = np.array(task.constraints.limits(task.tables[table], len(compute_ms)).devices)

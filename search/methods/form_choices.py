@@ -70,7 +70,7 @@ class FormChoices:
         may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
             sizes = Sizes.of(Items.of(Base.empty(task, may)))
-            catalog = Catalog.costed(sizes, simulator, simulator.models.compute)
+            catalog = Catalog.costed(sizes, simulator, simulator.models_for(task).compute)
             fitting[_too_large(sizes), COLUMNS] = False
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
         estimates = FormEstimates.of(task, simulator, allowed, catalog)
@@ -88,7 +88,7 @@ class FormChoices:
         Raises:
             InfeasibleError: nothing.
         """
-        base = Base.of(self.task, self.spread.others(forms), self.simulator.models.compute)
+        base = Base.of(self.task, self.spread.others(forms), self.simulator.models_for(self.task).compute)
         return columns.found(base, self.simulator) if len(base.in_columns) else Found(base.plan())
 
     def quick_ms(self, forms: IntArray) -> float:
@@ -117,8 +117,11 @@ class FormChoices:
 
         Models that know their margins prove nothing: how large those are hangs on the plans.
         """
-        if self.catalog is None or (self.first != COLUMNS).any() or self.simulator.models.margins is not None:
+        models = self.simulator.models
+        if self.catalog is None or (self.first != COLUMNS).any() or models.margins is not None:
             return False
+        if self.simulator.models_for(self.task) is not models:
+            return False  # what other parts ask for each shard is no bound
         cost_ms = self.simulator.cost(self.task, plan).total_ms
         if cost_ms >= self.estimates.costs(self.first[None])[1][0]:
             return False  # of tables that lie evenly: hardly ever does a bound lie above it

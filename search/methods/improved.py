@@ -74,7 +74,7 @@ class ImprovedSearch(Searcher):
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
-        catalog = Catalog.checked(Base.of_plan(plan, simulator.models.compute), simulator)
+        catalog = Catalog.checked(Base.of_plan(plan, simulator.models_for(plan.task).compute), simulator)
         first = first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
         shaken = self._shaken(first[cheapest(catalog.costs(first))], catalog, count)

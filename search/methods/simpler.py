@@ -38,7 +38,7 @@ def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance
 
 def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
     """Merge shards of tables in columns while the plan costs no more than `most_ms`."""
-    base = Base.of_plan(plan, simulator.models.compute)
+    base = Base.of_plan(plan, simulator.models_for(plan.task).compute)
     in_columns = set(base.in_columns.tolist())
     if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):
         return plan

@@ -143,7 +143,8 @@ def _bound_ms(plan: Plan, simulator: Simulator) -> float | None:
     """Compute a lower bound of all costs, ms; None unless the plan is in columns and keeps its constraints."""
     if plan.violations or set(plan.forms) != {Form.COLUMNS}:
         return None
-    return lower_bound_ms(Catalog.checked(Base.empty(plan.task), simulator))
+    kernels = Simulator(simulator.models)  # what other parts ask for each shard is no bound
+    return lower_bound_ms(Catalog.checked(Base.empty(plan.task), kernels))
 
 
 def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, ...]:
@@ -165,7 +166,8 @@ def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
         return "not looked for: the plan breaks its task"
     if Form.COLUMNS not in plan.forms:
         return "not looked for: steps move columns, and no table lies in columns"
-    catalog = Catalog.checked(Base.of_plan(plan, simulator.models.compute), simulator)
+    base = Base.of_plan(plan, simulator.models_for(plan.task).compute)
+    catalog = Catalog.checked(base, simulator)
     held = catalog.items.held(plan)
     local = local_steps(catalog, held, None)
     better = local.best_step(local.costed(held))

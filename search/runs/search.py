@@ -84,8 +84,7 @@ class Search:
     def _run(self) -> "SearchResult":
         if self.out is not None:
             check_directory(Path(self.out))
-        simulator = Simulator(CostModels.load(self.model))
-        Simulator(simulator.models, self.count_input)  # refuses models that don't know it, before any work
+        simulator = Simulator(CostModels.load(self.model), self.count_input)
         for task in self.tasks:
             simulator.models.check(task)
         with self._measuring() as measure:
@@ -169,7 +168,7 @@ class Search:
             found = searched.found
             if measure is None or isinstance(found, InfeasibleError):
                 return searched
-            plans = [*map(Simulator(simulator.models, self.count_input).predicted, searched.finalists)]
+            plans = [*map(simulator.predicted, searched.finalists)]
             finalists = files.begin(plans, Origin(len(plans), searched.seconds, found.warning, found.remark))
         assert self.verify is not None
         assert measure is not None
@@ -180,12 +179,11 @@ class Search:
         if isinstance(found, InfeasibleError):
             return SearchRecord(number, None, str(found), None, answer.seconds)
         name = f"plans/task-{number:04d}.json"
-        telling = Simulator(simulator.models, self.count_input)
-        plan = telling.predicted(found.plan)
+        plan = simulator.predicted(found.plan)
         plan.save(directory / name)
-        said = found.remark, declined_remark(plan, found.declined, telling), *remarks_on(plan, self.target)
+        said = found.remark, declined_remark(plan, found.declined, simulator), *remarks_on(plan, self.target)
         remark = "; ".join(filter(None, said)) or None
-        warnings = "\n".join(filter(None, [found.warning, *telling.warnings(plan)])) or None
+        warnings = "\n".join(filter(None, [found.warning, *simulator.warnings(plan)])) or None
         told = plan.prediction
         assert told is not None
         figures = told.cost_ms, answer.seconds, told.margin_ms, remark, warnings, told.expected_ms, answer.measured_ms

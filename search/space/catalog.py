@@ -53,7 +53,7 @@ class Catalog(Sizes):
         simulator.models.check(base.task)
         sizes = Sizes.of(Items.of(base))
         check_total(sizes)
-        return cls.costed(sizes, simulator, simulator.models.compute)
+        return cls.costed(sizes, simulator, simulator.models_for(base.task).compute)
 
     @classmethod
     def costed(cls, sizes: Sizes, simulator: Simulator, model: ComputeModel) -> "Catalog":

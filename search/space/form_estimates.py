@@ -50,7 +50,8 @@ class FormEstimates:
 
         None stands for the catalog of no table.
         """
-        head = head_of(simulator.models, IN_COLUMNS)
+        models = simulator.models_for(task)
+        head = head_of(models, IN_COLUMNS)
         if catalog is not None and isinstance(catalog.model, SumModel):
             head = catalog.model.head
         each = zip(task.tables, task.homes, strict=True)
@@ -61,7 +62,7 @@ class FormEstimates:
             head,
             Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog),
             tuple(
-                Everywhere.of(task, simulator.models, call, allowed)
+                Everywhere.of(task, models, call, allowed)
                 for call in CALLS
                 if call.form is not Form.COLUMNS and (call.pooled, call.tier) in kinds
             ),

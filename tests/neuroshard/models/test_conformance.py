@@ -4,6 +4,7 @@ import pytest
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, FreeComm
+from neuroshard.models.counted import Counted
 from neuroshard.models.precision import Narrowed
 from neuroshard.testing import (
     CommModelConformance,
@@ -44,8 +45,14 @@ class TestSums(_Made, SumModelConformance):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: random_ensemble().members[0], random_regression, random_ensemble, lambda: INSTALLED.compute],
-    ids=["additive", "regression", "ensemble", "installed"],
+    [
+        lambda: random_ensemble().members[0],
+        random_regression,
+        random_ensemble,
+        lambda: INSTALLED.compute,
+        lambda: Counted(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
+    ],
+    ids=["additive", "regression", "ensemble", "installed", "counted"],
 )
 class TestPhysicalCompute(_Made, PhysicalComputeConformance):
     pass

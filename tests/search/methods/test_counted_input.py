@@ -1,0 +1,67 @@
+"""Where the exchange of indices counts, searches move shards by it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.cost.parts import INPUT
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import UserError
+from neuroshard.searching.searcher import searcher_of
+from neuroshard.tables import Table, zipf_reuse
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import random_models
+
+BATCH, DEVICES = 4096, 4
+
+
+def _task(seed):
+    """Some tables are narrow and looked up often, others wide and hardly ever: indices and columns want other plans."""
+    rng = np.random.default_rng(seed)
+    tables = []
+    for number in range(24):
+        often = number % 4 == 0
+        rows, pooling = int(rng.integers(2000, 50_000)), float(rng.integers(60, 120) if often else rng.integers(1, 4))
+        dim = int(rng.choice((8, 16) if often else (64, 128)))
+        tables.append(Table(f"t{number}", rows, dim, pooling, zipf_reuse(rows, round(BATCH * pooling))))
+    return Task(tuple(tables), Topology(DEVICES, 8 << 30), BATCH)
+
+
+@pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
+def test_nothing_changes_where_nothing_counts(model):
+    simulator = Simulator(CostModels.load(model))
+    assert simulator.models_for(_task(0)) is simulator.models
+
+
+@pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
+def test_what_a_load_adds_is_in_the_compute_model_that_searches_take(model):
+    simulator, task = Simulator(CostModels.load(model), count_input=True), _task(0)
+    loads = task.loads.take(np.arange(2))
+    plain, counted = (models.compute for models in (simulator.models, simulator.models_for(task)))
+    added = counted.head(counted.embed(loads)) - plain.head(plain.embed(loads))
+    bytes_each = 8 * (np.ceil(loads.lookups) + loads.bags)
+    assert added[0] / added[1] == pytest.approx(bytes_each[0] / bytes_each[1], rel=0.02)
+    assert (added > 0).all()
+
+
+@pytest.mark.parametrize("searcher", ["neuroshard", "neuroshard_published"])
+def test_plans_searched_with_the_input_cost_less_with_it(searcher):
+    models = CostModels.load("roofline:h100")
+    models = replace(models, input=replace(models.input, speed=0.05))  # indices over links of a twentieth
+    counting, ratios, inputs = Simulator(models, count_input=True), [], []
+    for seed in range(4):
+        task = _task(seed)
+        plans = [searcher_of(searcher).find(task, simulator).plan for simulator in (Simulator(models), counting)]
+        without, with_input = counting.costs(task, plans)
+        ratios.append(with_input.total_ms / without.total_ms)
+        inputs.append(with_input.ms(INPUT).max() / without.ms(INPUT).max())
+    assert np.mean(ratios) < 1
+    assert max(ratios) < 1.005
+    assert np.mean(inputs) < 1
+
+
+def test_models_without_the_exchange_are_refused_as_before():
+    with pytest.raises(UserError, match="don't know the exchange of indices"):
+        Simulator(random_models(), count_input=True)
