@@ -87,6 +87,7 @@ class Asked:
                 device_memory(left),
                 devices_per_host=left.local_world_size,
                 host_memory_bytes=host_memory(left),
+                devices_per_domain=_domain(left),
             ),
             self.batch_size * devices,
             self.memory or MemoryUse(_optimizer(tables.values()), batches_in_flight=1),
@@ -114,6 +115,15 @@ def host_memory(topology: TorchRecTopology) -> int:
     own: list[int] = [device.storage.ddr for device in topology.devices]
     size = topology.local_world_size
     return min(sum(own[first : first + size]) for first in range(0, len(own), size))
+
+
+def _domain(topology: TorchRecTopology) -> int | None:
+    """Devices that fast links join, where its pods are larger than a host; whole ones, or all devices."""
+    size: int = topology.intra_group_size
+    if size == topology.local_world_size:
+        return None
+    world: int = topology.world_size
+    return size if world % size == 0 else world
 
 
 def _rules(tables: Mapping[str, Parameter]) -> tuple[TableRule, ...]:

@@ -19,7 +19,7 @@ from neuroshard.torchrec.sharding_file import modules_json
 
 def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
     """A digest of each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
-    asked = model.asked
+    asked, left = model.asked, model.left
     task = asked.task(model.tables, model.left) if model.tables else None
     models = finder.simulator.models
     delegated = zip(model.division.delegated, model.division.reasons, strict=True)
@@ -27,7 +27,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
         {
             "tables": task and [table.to_json() for table in task.tables],
             "modules": [parameter.qualified_name for parameter in model.division.planned],
-            DEVICES: (model.left.compute_device, model.left.local_world_size, model.left.world_size),
+            DEVICES: (left.compute_device, left.local_world_size, left.intra_group_size, left.world_size),
             "batch size": asked.batch_size,
             "memory use": task and task.memory,
             "constraints": (task and task.constraints, asked.constraints),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
-from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.comm import get_local_size, get_topology_domain_multiple
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, Stats, StorageReservation
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
@@ -30,6 +30,7 @@ from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import Asked, device_memory
 from neuroshard.torchrec.delegated import joined
+from neuroshard.torchrec.exchange_precision import precision_remark
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
 from neuroshard.torchrec.known_tables import Known, known_tables
@@ -274,9 +275,12 @@ class NeuroShardPlanner(ShardingPlanner):
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
+        sharders = sharders or get_default_sharders()
+        if remark := precision_remark(sharders, self._finder.simulator.models):
+            _log.warning(remark)
         return Model.read(
             module,
-            sharders or get_default_sharders(),
+            sharders,
             self._asked,
             self._finder.served(self._asked.topology.compute_device),
         )
@@ -298,7 +302,8 @@ def _topology_of_group() -> TorchRecTopology:
     if not dist.is_initialized():
         raise UserError("no process group to take the topology from; give topology=..., or init_process_group() first")
     device = "cuda" if "nccl" in dist.get_backend() else "cpu"
-    return TorchRecTopology(dist.get_world_size(), device, local_world_size=get_local_size(), created_by_factory=True)
+    sizes = {"local_world_size": get_local_size(), "pod_size": get_topology_domain_multiple()}
+    return TorchRecTopology(dist.get_world_size(), device, created_by_factory=True, **sizes)
 
 
 def _default_models(compute_device: str) -> str:

@@ -55,7 +55,7 @@ def to_sharding_plan(
             rows were laid out for, or TorchRec doesn't serve sequence tables that lie so.
     """
     topology = plan.task.topology
-    local = topology.domain_size if local_world_size is None else local_world_size
+    local = topology.host_size if local_world_size is None else local_world_size
     if local < 1 or topology.num_devices % local:
         raise UserError(f"local_world_size={local} must divide the plan's {topology.num_devices} devices")
     placements = [sorted(its) for its in plan.by_table]
@@ -69,10 +69,10 @@ def to_sharding_plan(
         module_plan = found.setdefault(path, EmbeddingModuleShardingPlan())
         places = [(placed, placement(compute_device, placed.device, local)) for placed in placements[index]]
         kind = _as_one_group(kinds[index], table, path in cut)
-        if kind in _BY_HOST and local != topology.domain_size:
+        if kind in _BY_HOST and local != topology.host_size:
             raise UserError(
                 f"local_world_size={local}, but table {table.name!r} is in blocks of rows on hosts of "
-                f"{topology.domain_size} devices"
+                f"{topology.host_size} devices"
             )
         module_plan[parameter_name(table.name, path)] = sharding = _parameter(places, kind, plan.layouts[index], cache)
         shardings.append((path, table, sharding))

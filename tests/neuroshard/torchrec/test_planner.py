@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from torchrec.distributed.types import BoundsCheckMode, ShardingPlanner
@@ -63,6 +64,29 @@ def test_gpus_are_numbered_within_their_host():
     plan = _planner(4, device="cuda").plan(_collection(*[(100, 64)] * 4), SHARDERS)
     places = {str(p.sharding_spec.shards[0].placement) for p in plan.plan[""].values()}
     assert places == {"rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"}
+
+
+def test_pods_are_domains_of_fast_links():
+    topology = Topology(8, "cuda", hbm_cap=1 << 20, local_world_size=2, pod_size=2, created_by_factory=True)
+    whole = {f"t{i}": ParameterConstraints(sharding_types=["table_wise"]) for i in range(8)}
+    planner = NeuroShardPlanner(topology=topology, models="roofline:b200", batch_size=64, constraints=whole)
+    task = planner.search(_collection((100, 16)), SHARDERS).task
+    assert (task.topology.host_size, task.topology.domain_size) == (2, 4)
+    places = {
+        str(shard.placement)
+        for one in planner.plan(_collection(*[(100, 64)] * 8), SHARDERS).plan[""].values()
+        for shard in one.sharding_spec.shards
+    }
+    assert places <= {f"rank:{rank}/cuda:{rank % 2}" for rank in range(8)}
+
+
+@pytest.mark.parametrize(("models", "warned"), [("roofline:h100", True), ("roofline:h100+fp16/bf16", False)])
+def test_other_precisions_of_exchanges_than_the_models_count_are_said(models, warned, caplog):
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
+    sharders = [EmbeddingBagCollectionSharder(qcomm_codecs_registry=get_qcomm_codecs_registry(config))]
+    topology = Topology(2, "cuda", hbm_cap=1 << 20, created_by_factory=True)
+    NeuroShardPlanner(topology=topology, models=models, batch_size=64).plan(_collection((100, 16)), sharders)
+    assert ("give models=NAME+fp16" in caplog.text) is warned
 
 
 def test_memory_is_what_the_reservation_leaves():
