@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neuroshard.cost.loads import LoadSets
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, IntArray
@@ -35,6 +36,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.shard import Placement
 
 _BOUND_STEPS = 100  # a bound that is 1% too low, in a tenth of the time
+_NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
 _NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
@@ -132,30 +134,37 @@ class FormChoices:
         """(T,) of the choices that are estimated to be cheap, the one whose quick plan is the cheapest.
 
         So many are tried: the ends of descents, the cheapest first, until the next is estimated to cost more than one
-        that has its place; then changes of the best one, as long as they help.
+        that has its place; then changes of the best one, as long as they help. Quick plans place badly what later steps
+        would mend: of those that cost nearly the same, the one counts whose estimate is lower besides.
         """
         if not tries:
             return self.first
-        cost_ms = dict[bytes, float]()  # of choices that were tried
+        quick_ms = dict[bytes, float]()  # of choices that were tried
 
         def tried_ms(forms: IntArray) -> float:
-            if (key := forms.tobytes()) not in cost_ms:
-                cost_ms[key] = self.quick_ms(forms)
-            return cost_ms[key]
+            if (key := forms.tobytes()) not in quick_ms:
+                quick_ms[key] = self.quick_ms(forms)
+            return quick_ms[key]
 
         candidates = self._candidates()
         best: IntArray = candidates[0]
         for forms, estimate_ms in zip(candidates, self.estimates.costs(candidates)[0].tolist(), strict=True):
-            if len(cost_ms) == tries or (cost_ms and estimate_ms >= tried_ms(best)):
+            if len(quick_ms) == tries or (quick_ms and estimate_ms >= tried_ms(best)):
                 break
             best = min(best, forms, key=tried_ms)
-        while len(cost_ms) < tries:
-            others = [forms for forms in self._neighbours(best) if forms.tobytes() not in cost_ms]
-            better = min(others[: tries - len(cost_ms)], key=tried_ms, default=best)
+        while len(quick_ms) < tries:
+            others = [forms for forms in self._neighbours(best) if forms.tobytes() not in quick_ms]
+            better = min(others[: tries - len(quick_ms)], key=tried_ms, default=best)
             if not tried_ms(better) < tried_ms(best):
                 break
             best = better
-        return best
+        near = [key for key, ms in quick_ms.items() if ms <= tried_ms(best) * _NEARLY]
+        tried = np.array([np.frombuffer(key, dtype=best.dtype) for key in near]).reshape(-1, len(best))
+        if not len(tried):
+            return best  # nothing finds a place
+        cost_ms = self.estimates.costs(tried)[0] + [quick_ms[key] for key in near]
+        chosen: IntArray = tried[int(np.argmin(cost_ms))]
+        return chosen
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
         """(T,) choices after every step from `first` on, until none helps; tables kept together change as one."""
@@ -166,15 +175,19 @@ class FormChoices:
         return [forms[self.leaders] for forms in path]
 
     def _candidates(self) -> IntArray:
-        """(n, T) the last two of the descent of the estimates, and where descents from all in rows or copies end.
+        """(n, T) the last two of the descent of the estimates, and others, the cheapest first.
 
-        The cheapest first. Estimates flatter columns, which have still to be placed, most of all in tight memory; so
-        the latter leave columns out where they can, and what they end with is as cheap as it looks.
+        One table in rows may cost what several together save, as all take part in one exchange: so the dearest tables
+        in rows are tried, and where a descent from them ends. Estimates flatter columns, which have still to be placed,
+        most of all in tight memory; so the other descents are from all tables in rows or copies, and leave columns out
+        where they can: what they end with is as cheap as it looks.
         """
         without = self.allowed.copy()
         without[self.allowed[:, [ROWS, COPIES]].any(axis=1), COLUMNS] = False
         pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in (ROWS, COPIES)]
         ends = [self._descent(forms, without, self.estimates.costs)[-1] for forms in pure]
+        for forms in self._dearest_in_rows():
+            ends += [forms, self.descent(forms, self.estimates.costs)[-1]]
         found = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
         _, earliest = np.unique(found, axis=0, return_index=True)
         found = found[np.sort(earliest)]
@@ -192,6 +205,19 @@ class FormChoices:
         """(T, F) the forms that tables may change to, and those with them that follow them."""
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
+
+    def _dearest_in_rows(self) -> list[IntArray]:
+        """(T,) the first choice with its 1, 2, 4, ... dearest tables in rows: the one estimated to be best."""
+        movable = np.flatnonzero(self._leading(self.allowed)[:, ROWS] & (self.first == COLUMNS))
+        if not len(movable):
+            return []
+        alone_ms = self.simulator.models_for(self.task).compute.predict(LoadSets.alone(self.task.loads.take(movable)))
+        dearest = movable[np.argsort(-alone_ms, kind="stable")]
+        nested = np.repeat(self.first[None], len(dearest).bit_length(), axis=0)
+        for power, forms in enumerate(nested):
+            forms[dearest[: 1 << power]] = ROWS
+        nested = nested[:, self.leaders]
+        return [nested[int(np.argmin(self.estimates.costs(nested)[0]))]]
 
     def more_in_rows(self) -> Iterator[IntArray]:
         """(T,) the first choice, with the 1, 2, 4, ... largest tables in rows that may lie so."""
