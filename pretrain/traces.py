@@ -75,9 +75,11 @@ class _Call:
     values: list[Any]
 
     def holds(self, thread: tuple[Any, Any], moment: float) -> bool:
+        """Whether something that a thread did then was within the call."""
         return thread == self.thread and self.start <= moment <= self.end
 
     def size(self, argument: int) -> int:
+        """Return the number of elements of a tensor, by its place among the arguments; 0 where there is none."""
         return int(np.prod(self.dims[argument])) if self.dims[argument] else 0
 
 

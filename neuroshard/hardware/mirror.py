@@ -69,7 +69,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """As `pg_name`."""
+        """The same, by torch's newer word for it."""
         return self.pg_name
 
     def all_to_all_single(
@@ -122,7 +122,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(tensors)
 
     def barrier(self, opts: object = None) -> Work:
-        """Return at once."""
+        """Wait for no one: mirrors are always there."""
         return _done([])
 
     def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: object = None) -> Work:

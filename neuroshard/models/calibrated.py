@@ -44,6 +44,7 @@ def with_exchanges(comm: RooflineComm, points: Sequence[ExchangePoint]) -> Roofl
     """Return the model, corrected by collectives that were measured: on one host its curves, else the network."""
 
     def slower(point: ExchangePoint) -> float:
+        """By what factor the collective took longer than the model says."""
         return point.ms / comm.point_ms(point)
 
     inside = [one for one in points if one.devices <= comm.devices_per_host]

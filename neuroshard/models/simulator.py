@@ -12,10 +12,10 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Step, Took, When, Work
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
-from neuroshard.models.counted import Counted
 from neuroshard.models.interface import CommModel, PartModel, SumModel
 from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
+from neuroshard.models.with_parts import WithParts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
@@ -98,7 +98,7 @@ class Simulator:
         compute = self.models.compute
         if not adds or not isinstance(compute, SumModel):
             return self.models
-        return replace(self.models, compute=Counted(compute, adds))
+        return replace(self.models, compute=WithParts(compute, adds))
 
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
         """The kernel calls of B plans, from the loads of their devices, (B D) sets."""

@@ -142,6 +142,7 @@ class FormChoices:
         quick_ms = dict[bytes, float]()  # of choices that were tried
 
         def tried_ms(forms: IntArray) -> float:
+            """Try a choice, once."""
             if (key := forms.tobytes()) not in quick_ms:
                 quick_ms[key] = self.quick_ms(forms)
             return quick_ms[key]

@@ -4,8 +4,8 @@ import pytest
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, FreeComm
-from neuroshard.models.counted import Counted
 from neuroshard.models.precision import Narrowed
+from neuroshard.models.with_parts import WithParts
 from neuroshard.testing import (
     CommModelConformance,
     ComputeModelConformance,
@@ -50,9 +50,9 @@ class TestSums(_Made, SumModelConformance):
         random_regression,
         random_ensemble,
         lambda: INSTALLED.compute,
-        lambda: Counted(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
+        lambda: WithParts(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
     ],
-    ids=["additive", "regression", "ensemble", "installed", "counted"],
+    ids=["additive", "regression", "ensemble", "installed", "with parts"],
 )
 class TestPhysicalCompute(_Made, PhysicalComputeConformance):
     pass

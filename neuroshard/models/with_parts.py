@@ -15,7 +15,7 @@ Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to its
 
 
 @dataclass(frozen=True)
-class Counted(SumModel):
+class WithParts(SumModel):
     """A sum over tables, and what every load adds to its device's step besides.
 
     Attributes:
