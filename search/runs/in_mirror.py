@@ -135,6 +135,7 @@ class InMirror:
         plans: Sequence[Plan],
         seed: int,
         advance: Advance,
+        _run: Path,
     ) -> list[MeasuredOnce]:
         """Measure every plan once: ms of its local work and predicted exchanges, or the error that stopped it."""
         check_mirrored(plans, hardware)

@@ -63,3 +63,13 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     assert files[0].read_bytes() == kept
     with pytest.raises(UserError, match=r"begun with .*turns=2, not 3"):
         _run(plans, out, InMirror(replace(THROUGH.protocol, turns=3)))
+
+
+def test_finalists_are_measured_as_verifying_asks(tmp_path):
+    task = toy_task(2, num_devices=2)
+    finalist = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
+    with THROUGH.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measure:
+        (found,) = measure([finalist], 0, (steps := []).append, tmp_path)
+    assert found.error is None
+    assert found.step_ms > 0
+    assert sum(steps) == THROUGH.amount([finalist], False)
