@@ -1,7 +1,7 @@
 """Progress: bars on a terminal, a plain line now and then in a file; one look for every stage."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event, Thread
@@ -118,5 +118,11 @@ def plain_console(*, stderr: bool = False) -> Console:
 
 
 def printer(progress: Progress) -> Callable[[str], None]:
-    """Prints lines above the bar, as they are: names may hold what rich takes for markup."""
-    return lambda text: progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Make what prints lines above the bar."""
+    return lambda text: print_lines(progress.console, [text])
+
+
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are: names may hold what rich takes for markup."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

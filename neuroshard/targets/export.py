@@ -9,6 +9,7 @@ from rich.console import Console
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
+from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import PathName
 from neuroshard.searching.equal_parts import EqualParts
 from neuroshard.searching.searcher import Searcher
@@ -136,5 +137,4 @@ class ExportResult:
         """Print the files written and what the target's users must know."""
         task = self.plan.task
         what = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
-        for line in (f"{what}: {', '.join(map(str, self.paths))}", *self.remarks):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_lines(console, [f"{what}: {', '.join(map(str, self.paths))}", *self.remarks])

@@ -1,6 +1,6 @@
 """Methods side by side: success rate, predicted and measured cost, search time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -12,6 +12,7 @@ from rich.text import Text
 from neuroshard.cost.cost import Cost
 from neuroshard.models.trust import ADAPT, LEVEL
 from neuroshard.plans.plan import Plan
+from neuroshard.words.form import FORMS
 
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
@@ -108,6 +109,20 @@ def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]
 def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
     """The plans of those entries that have one."""
     return [entry.plan for entry in entries if entry.plan is not None]
+
+
+FORMS_TITLE = "tables in " + ", ".join(FORMS)
+
+
+def forms_cell(plan: Plan | None) -> str:
+    """Count the plan's tables in each form, under `FORMS_TITLE`; empty without a plan."""
+    return "" if plan is None else ", ".join(str(plan.forms.count(form)) for form in FORMS)
+
+
+def failures(entries: Sequence[Evaluated], errors: Iterable[str | None]) -> list[str]:
+    """Say what failed, a line for every entry with an error, not to be read as markup."""
+    its = zip(entries, errors, strict=True)
+    return [f"{entry.method}, task {entry.task}: {error}" for entry, error in its if error is not None]
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:

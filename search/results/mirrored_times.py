@@ -13,8 +13,7 @@ from neuroshard.hardware.mirror_meters import MirroredStep, RankJob
 from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, LocalStep
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.journal import Journal
-from neuroshard.stages.search.results.comparison import Evaluated, plans_of
-from neuroshard.words.form import FORMS
+from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, forms_cell, plans_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps
     """The ranks of a task's plans in a run's directory, build after build: `ranks/task-0000/rank-0000.json`."""
 
     def wrong(number: int, found: RankSteps) -> str | None:
+        """Say why a file's ranks can't be those of its job, if so."""
         job = jobs[number % len(jobs)]
         fits = len(found.steps) == len(job.plans) and all(step.rank == job.rank for step in found.steps)
         return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
@@ -126,15 +126,14 @@ class TaskInMirror:
         devices = plans_of(self.entries)[0].task.topology.num_devices
         grid = Grid(title=f"Mirrored steps on {devices} ranks, local ms, task {self.task}")
         grid.add_column("plan by")
-        grid.add_column("tables in " + ", ".join(FORMS), justify="right")
+        grid.add_column(FORMS_TITLE, justify="right")
         grid.add_column("ranks measured", justify="right")
         for column in (*LOCAL_PHASES, "local", "beside the first", "exchanges", "predicted cost"):
             grid.add_column(column, justify="right")
         for entry, row in zip(self.entries, self.rows(), strict=True):
-            forms = [] if entry.plan is None else [entry.plan.forms.count(form) for form in FORMS]
             grid.add_row(
                 Text(entry.method),
-                ", ".join(map(str, forms)),
+                forms_cell(entry.plan),
                 _ranges(row["ranks"]),
                 *(f"{row[phase]:.2f}" for phase in LOCAL_PHASES),
                 f"{row['local_ms']:.2f}",

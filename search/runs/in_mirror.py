@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.parquet import write_frame
-from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.progress import print_lines, printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.results.comparison import Evaluated, failures, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.results.mirrored_times import RankSteps, TaskInMirror, by_plan, ranks_in, timeline
-from neuroshard.stages.search.runs.means import Measure, facts_of
+from neuroshard.stages.search.runs.means import Measure, begun_in_builds
 from neuroshard.tasks.task import Task
 
 
@@ -75,18 +75,14 @@ class InMirror:
         Raises:
             UserError: the directory holds another run.
         """
-        by_task = runnable_by_task(entries)
-        tasks = tuple(plans_of(its)[0].task for its in by_task.values())
-        facts = facts_of(hardware, seed)
-        fixed = {name: value for name, value in asdict(self.protocol).items() if name != "builds"}  # more may follow
-        directory.begin({"through": "mirrored", **fixed, **facts, "plans": [one.file for one in entries]}, tasks)
+        by_task, _, facts = begun_in_builds(entries, "mirrored", self.protocol, hardware, seed, directory)
         with progress_bar() as progress:
             found = tuple(
                 self._of_task(task, its, hardware, seed, count_input, directory.path, progress)
                 for task, its in by_task.items()
             )
         result = MirrorResult(directory.path, tuple(entries), found)
-        result.save({"through": "mirrored", **asdict(self.protocol), **facts})
+        result.save(facts)
         return result
 
     def _of_task(
@@ -107,6 +103,7 @@ class InMirror:
         bar = progress.add_task(f"ranks, task {task}", total=total, completed=len(journal.read()))
 
         def measured(before: Sequence[RankSteps]) -> RankSteps:
+            """Measure the next rank; after the last one begins another build."""
             build, number = divmod(len(before), len(jobs))
             where = (hardware, printer(progress))
             steps = measure_rank(jobs[number], again, self.protocol, [seed, task, build], *where)
@@ -171,11 +168,6 @@ class MirrorResult:
         for task in self.tasks:
             console.print(task.table())
             console.print(f"the first plan, measured twice, differs from itself by {task.floor:.1%}", soft_wrap=True)
-            errors = {entry: task.error(k) for k, entry in enumerate(task.entries)}
-            for entry, error in errors.items():
-                if error is not None:
-                    console.print(f"{entry.method}, task {entry.task}: {error}", soft_wrap=True)
-        for entry in self.entries:
-            if entry.error is not None:
-                console.print(f"{entry.method}, task {entry.task}: {entry.error}", soft_wrap=True)
-        console.print(f"results: {self.path}", soft_wrap=True)
+            print_lines(console, failures(task.entries, map(task.error, range(len(task.entries)))))
+        own = failures(self.entries, (entry.error for entry in self.entries))
+        print_lines(console, [*own, f"results: {self.path}"])

@@ -21,9 +21,9 @@ from neuroshard.plans.picture import plan_png, save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.parquet import write_frame
-from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.progress import print_lines, printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.search.results.comparison import Evaluated, comparison, trust_lines
+from neuroshard.stages.search.results.comparison import Evaluated, comparison, failures, trust_lines
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.means import Measure, facts_of
 from neuroshard.tasks.task import Task
@@ -118,18 +118,14 @@ class EvaluateResult:
         if len(self.entries) == 1 and self.entries[0].measured is not None:
             _show_devices(console, self.entries[0], self.entries[0].measured)
         console.print(comparison(self.entries))
-        for line in trust_lines(self.entries):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        failed = [entry for entry in self.entries if entry.error is not None]
-        for entry in failed[:_SHOWN_ERRORS]:
-            console.print(
-                f"{entry.method}, task {entry.task}: {entry.error}", markup=False, highlight=False, soft_wrap=True
-            )
+        failed = failures(self.entries, (entry.error for entry in self.entries))
+        lines = [*trust_lines(self.entries), *failed[:_SHOWN_ERRORS]]
         if len(failed) > _SHOWN_ERRORS:
-            console.print(f"... and {len(failed) - _SHOWN_ERRORS} more failures in results.parquet")
-        console.print(f"results: {self.path}", markup=False, highlight=False, soft_wrap=True)
+            lines.append(f"... and {len(failed) - _SHOWN_ERRORS} more failures in results.parquet")
+        lines.append(f"results: {self.path}")
         if self._shown() is not None:
-            console.print(f"picture: {self.path / _PICTURE}", markup=False, highlight=False, soft_wrap=True)
+            lines.append(f"picture: {self.path / _PICTURE}")
+        print_lines(console, lines)
 
 
 def _show_devices(console: Console, entry: Evaluated, cost: Cost) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,14 @@ from neuroshard.lab.plan_costs import Advance
 from neuroshard.plans.picture import save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.parquet import write_frame
-from neuroshard.plumbing.progress import printer, progress_bar
+from neuroshard.plumbing.progress import print_lines, printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, Build, StepTimes, builds_in, phase_rows
-from neuroshard.stages.search.runs.means import Measure, facts_of
+from neuroshard.stages.search.runs.means import Measure, begun_in_builds
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS
 
 _PICTURE = "steps.png"
 _TRUSTED = 0.03  # equal plans must agree as well as that before differences are worth anything
@@ -79,19 +78,14 @@ class InSteps:
         Raises:
             UserError: the directory holds another run.
         """
-        by_task = runnable_by_task(entries)
-        tasks = tuple(plans_of(its)[0].task for its in by_task.values())
-        facts = facts_of(hardware, seed)
-        fixed = {name: value for name, value in asdict(self.protocol).items() if name != "builds"}  # more may follow
-        depends = {"through": "torchrec", **fixed, **facts, "plans": [entry.file for entry in entries]}
-        directory.begin(depends, tasks)
+        by_task, tasks, facts = begun_in_builds(entries, "torchrec", self.protocol, hardware, seed, directory)
         with (
             progress_bar() as progress,
             step_meters(hardware, self.protocol, tasks[0].topology, printer(progress)) as meters,
         ):
             found = tuple(self._of_task(*one, meters, seed, directory.path, progress) for one in by_task.items())
         result = StepsResult(directory.path, tuple(entries), found)
-        result.save({"through": "torchrec", **asdict(self.protocol), **facts})
+        result.save(facts)
         return result
 
     def _of_task(
@@ -154,14 +148,13 @@ class TaskSteps:
         """Make the table that people read: a row for each plan."""
         grid = Grid(title=f"Training steps, task {self.task}")
         grid.add_column("plan by")
-        grid.add_column("tables in " + ", ".join(FORMS), justify="right")
+        grid.add_column(FORMS_TITLE, justify="right")
         for column in ("predicted ms", "step ms", "beside the first: predicted", "trained", "least to most"):
             grid.add_column(column, justify="right")
         for entry, row in zip(self.entries, self.rows(), strict=True):
-            forms = [] if entry.plan is None else [entry.plan.forms.count(form) for form in FORMS]
             grid.add_row(
                 Text(entry.method),
-                ", ".join(map(str, forms)),
+                forms_cell(entry.plan),
                 f"{row['predicted_ms']:.2f}",
                 f"{row['step_ms']:.2f}",
                 f"{row['predicted_beside_first']:.3f}",
@@ -208,14 +201,9 @@ class StepsResult:
             console.print(task.table())
             console.print(task.phases())
             console.print(_floor_line(task.times.floor), soft_wrap=True)
-            for entry, error in zip(task.entries, task.times.errors, strict=False):
-                if error is not None:
-                    console.print(f"{entry.method}, task {entry.task}: {error}", soft_wrap=True)
-        for entry in self.entries:
-            if entry.error is not None:
-                console.print(f"{entry.method}, task {entry.task}: {entry.error}", soft_wrap=True)
-        console.print(f"results: {self.path}", soft_wrap=True)
-        console.print(f"picture: {self.path / _PICTURE}", soft_wrap=True)
+            print_lines(console, failures(task.entries, task.times.errors[:-1]))
+        own = failures(self.entries, (entry.error for entry in self.entries))
+        print_lines(console, [*own, f"results: {self.path}", f"picture: {self.path / _PICTURE}"])
 
 
 def _floor_line(floor: float) -> str:

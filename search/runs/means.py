@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.lab.plan_costs import Advance
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.progress import Result
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.search.results.comparison import Evaluated
+from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -55,6 +57,25 @@ class Means(Protocol):
             UserError: it can't be measured so, or the directory holds another run.
         """
         ...
+
+
+def begun_in_builds(
+    entries: Sequence[Evaluated], through: str, protocol: StepProtocol, hardware: Hardware, seed: int, run: RunDirectory
+) -> tuple[dict[int, list[Evaluated]], tuple[Task, ...], dict[str, object]]:
+    """Begin a run that builds plans several times, or go on with it: the number of builds may grow.
+
+    Returns:
+        The entries with plans that can be run, by the number of their task; these tasks; what `run.json` says.
+
+    Raises:
+        UserError: the directory holds another run.
+    """
+    by_task = runnable_by_task(entries)
+    tasks = tuple(plans_of(its)[0].task for its in by_task.values())
+    facts = {"through": through, **asdict(protocol), **facts_of(hardware, seed)}
+    fixed = {name: value for name, value in facts.items() if name != "builds"}
+    run.begin({**fixed, "plans": [entry.file for entry in entries]}, tasks)
+    return by_task, tasks, facts
 
 
 def facts_of(hardware: Hardware, seed: int) -> dict[str, object]:

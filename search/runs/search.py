@@ -19,7 +19,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import check_directory, digest_of
-from neuroshard.plumbing.progress import plain_console, progress_bar
+from neuroshard.plumbing.progress import plain_console, print_lines, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records.run_directory import JobFigures, RunDirectory
@@ -222,8 +222,7 @@ class SearchResult:
         lines.append(f"plans: {self.saved.path / 'plans'}")
         if any(record.measured_ms is not None for record in records):
             lines.append(f"finalists: {self.saved.path / 'finalists.parquet'}")
-        for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_lines(console, lines)
         for warning in self._warnings():
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
