@@ -107,7 +107,10 @@ class CalibrateResult:
         """Print a row for every point, the errors on average, and what was left out."""
         points: list[KernelPoint | ExchangePoint] = [*self.calibration.kernels, *self.calibration.exchanges]
         measured = np.array([one.ms for one in points])
-        by_sheet, corrected, left_out = (np.array(ms) for ms in zip(*map(self._predicted, points), strict=True))
+        calibrated = self.sheet.corrected(self.calibration)
+        by_sheet = np.array([self.sheet.ms(one) for one in points])
+        corrected = np.array([calibrated.ms(one) for one in points])
+        left_out = np.array([self._without(one).ms(one) for one in points])
         grid = Grid(title=f"Measured, and off by, with roofline:{self.calibration.sheet}")
         grid.add_column("call or collective")
         for column in ("measured ms", "datasheet", "calibrated", "from other points"):
@@ -124,16 +127,12 @@ class CalibrateResult:
             console.print(f"left out{_why(self.points.skipped)}", soft_wrap=True)
         console.print(f"calibrated datasheet: model={self.path}", soft_wrap=True)
 
-    def _predicted(self, point: KernelPoint | ExchangePoint) -> tuple[float, float, float]:
-        """By the datasheet, with all points, and with all others."""
+    def _without(self, point: KernelPoint | ExchangePoint) -> Sheet:
+        """Correct the datasheet by all other points."""
         its = self.calibration
-        others = replace(
-            its,
-            kernels=tuple(one for one in its.kernels if one is not point),
-            exchanges=tuple(one for one in its.exchanges if one is not point),
-        )
-        sheets = (self.sheet, self.sheet.corrected(its), self.sheet.corrected(others))
-        return sheets[0].ms(point), sheets[1].ms(point), sheets[2].ms(point)
+        kernels = tuple(one for one in its.kernels if one is not point)
+        exchanges = tuple(one for one in its.exchanges if one is not point)
+        return self.sheet.corrected(replace(its, kernels=kernels, exchanges=exchanges))
 
 
 def _error(predicted: FloatArray, measured: FloatArray) -> str:

@@ -9,11 +9,12 @@ import gzip
 import json
 import re
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,7 +31,6 @@ _FORWARD = re.compile(r"fbgemm::split_embedding_(?P<nobag>nobag_)?codegen_forwar
 _BACKWARD = re.compile(
     r"fbgemm::split_embedding_(?P<nobag>nobag_)?backward_codegen_(?P<optimizer>\w+?)_(?:un)?weighted_pt2_wrapper"
 )
-_OPTIMIZERS = {"rowwise_adagrad": "rowwise_adagrad", "sgd": "sgd", "adam": "adam"}
 _COLLECTIVES = {
     "all_to_all": "alltoall",
     "alltoall": "alltoall",
@@ -48,6 +48,8 @@ _PER_OCTAVE = 4  # sizes that count as one
 # Arguments of a call: memory of four kinds, then where tables are, the columns, and further back the indices.
 _HOST, _DEVICE, _MANAGED, _CACHE, _PLACEMENTS = range(5)
 _COLUMNS, _INDICES = 6, (8, 10)  # of sequence tables, and the latter of pooled ones; one further backward
+
+_Thread: TypeAlias = tuple[Any, Any]  # its process and its number
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,11 @@ class Points:
 class _Call:
     """An operator's time on the thread that called it, in microseconds, and the sizes of its arguments."""
 
-    thread: tuple[Any, Any]
+    thread: _Thread
     start: float
     end: float
     dims: list[Any]
     values: list[Any]
-
-    def holds(self, thread: tuple[Any, Any], moment: float) -> bool:
-        """Whether something that a thread did then was within the call."""
-        return thread == self.thread and self.start <= moment <= self.end
 
     def size(self, argument: int) -> int:
         """Return the number of elements of a tensor, by its place among the arguments; 0 where there is none."""
@@ -145,8 +143,7 @@ def _kernels(events: list[dict[str, Any]], source: str, skipped: dict[str, int])
             arguments["Input Dims"][bool(backward) :],  # behind the gradient
             arguments.get("Concrete Inputs", [])[bool(backward) :],
         )
-        on_gpu = [us for thread, moment, us in launched if call.holds(thread, moment)]
-        ms = (sum(on_gpu) if launched else float(event["dur"])) * _MS
+        ms = (_on_gpu_us(call, launched) if launched else float(event["dur"])) * _MS
         point = _point(call, (forward or backward).groupdict(), widths, ms, source)  # type: ignore[union-attr]
         if isinstance(point, KernelPoint):
             yield point
@@ -154,18 +151,26 @@ def _kernels(events: list[dict[str, Any]], source: str, skipped: dict[str, int])
             skipped[point] = skipped.get(point, 0) + 1
 
 
-def _launched(events: list[dict[str, Any]]) -> list[tuple[tuple[Any, Any], float, float]]:
-    """Of every kernel on a GPU who launched it, when, and how long it ran, in microseconds."""
+def _launched(events: list[dict[str, Any]]) -> dict[_Thread, list[tuple[float, float]]]:
+    """Of every thread the kernels that it launched on a GPU, in order: when, and how long each ran, in microseconds."""
     took = {
         event["args"]["correlation"]: float(event["dur"])
         for event in events
         if event.get("cat") == "kernel" and "correlation" in event.get("args", {})
     }
-    return [
-        ((event.get("pid"), event.get("tid")), float(event["ts"]), took[event["args"]["correlation"]])
-        for event in events
-        if event.get("cat") in _LAUNCHES and event.get("args", {}).get("correlation") in took
-    ]
+    found: dict[_Thread, list[tuple[float, float]]] = {}
+    for event in events:
+        if event.get("cat") in _LAUNCHES and event.get("args", {}).get("correlation") in took:
+            thread = (event.get("pid"), event.get("tid"))
+            found.setdefault(thread, []).append((float(event["ts"]), took[event["args"]["correlation"]]))
+    return {thread: sorted(launches) for thread, launches in found.items()}
+
+
+def _on_gpu_us(call: _Call, launched: dict[_Thread, list[tuple[float, float]]]) -> float:
+    """Add up how long the kernels ran that the call's thread launched within it."""
+    its = launched.get(call.thread, [])
+    first, last = bisect_left(its, (call.start,)), bisect_right(its, (call.end, np.inf))
+    return sum(us for _, us in its[first:last])
 
 
 def _point(call: _Call, words: dict[str, Any], widths: dict[str, int], ms: float, source: str) -> KernelPoint | str:
@@ -176,9 +181,9 @@ def _point(call: _Call, words: dict[str, Any], widths: dict[str, int], ms: float
     key = json.dumps([call.dims[:5], call.dims[indices : indices + 2]])
     if not backward:
         widths[key] = int(call.values[columns])
-    optimizer = _OPTIMIZERS.get(words.get("optimizer") or "sgd")
-    if optimizer is None:
-        return f"the optimizer {words['optimizer']} is none of {', '.join(STATE_FLOATS)}"
+    optimizer = words.get("optimizer", "sgd")
+    if optimizer not in STATE_FLOATS:
+        return f"the optimizer {optimizer} is none of {', '.join(STATE_FLOATS)}"
     if key not in widths:
         return "of the backward pass the forward one isn't in the trace"
     if not lookups or not tables or not ms:
