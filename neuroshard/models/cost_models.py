@@ -45,7 +45,7 @@ class CostModels(ModelSet):
         """
         base, _, precisions = str(path).rpartition("+")
         if base and Precisions.is_name(precisions):
-            narrowed: CostModels = Precisions.named(precisions).of(cls.load(base))
+            narrowed = Precisions.named(precisions).of(cls.load(base))
             return replace(narrowed, name=f"{narrowed.name}+{precisions}")
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")

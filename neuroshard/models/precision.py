@@ -1,7 +1,7 @@
 """Exchanges of pooled embeddings and gradients in fewer bits than fp32, as TorchRec's `QCommsConfig` asks for."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,11 +12,14 @@ from neuroshard.models.model_set import ModelSet
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import Form
 from neuroshard.words.home import Word
 
 _MS = 1e-6  # of a byte at 1 GB/s
 _AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of copies stay in fp32, indices are integers
+
+Models = TypeVar("Models", bound=ModelSet)
 
 
 class Precision(Word):
@@ -56,7 +59,7 @@ class Precisions:
         """Whether a word, before a slash if there is one, is a precision's."""
         return name.partition("/")[0] in {one.value for one in Precision}
 
-    def of(self, models: ModelSet) -> Any:
+    def of(self, models: Models) -> Models:
         """The same models where exchanges have these precisions.
 
         With a datasheet, what turning elements from fp32 and back takes is a part of the step: a pass over memory on
@@ -111,7 +114,7 @@ class Narrowed(CommModel):
         model = self.model.of_collective(collective)
         return model if collective in _AS_THEY_ARE else replace(self, model=model)
 
-    def coverage(self, traffic: Traffic) -> Any:
+    def coverage(self, traffic: Traffic) -> Coverage | None:
         """How near published points are to so much less traffic."""
         return self.model.coverage(self._narrow(traffic))
 
