@@ -139,33 +139,31 @@ class FormChoices:
         """
         if not tries:
             return self.first
-        quick_ms = dict[bytes, float]()  # of choices that were tried
+        tried = dict[bytes, tuple[IntArray, float]]()  # choices, and ms of their quick plans
 
         def tried_ms(forms: IntArray) -> float:
             """Try a choice, once."""
-            if (key := forms.tobytes()) not in quick_ms:
-                quick_ms[key] = self.quick_ms(forms)
-            return quick_ms[key]
+            if (key := forms.tobytes()) not in tried:
+                tried[key] = (forms, self.quick_ms(forms))
+            return tried[key][1]
 
         candidates = self._candidates()
         best: IntArray = candidates[0]
         for forms, estimate_ms in zip(candidates, self.estimates.costs(candidates)[0].tolist(), strict=True):
-            if len(quick_ms) == tries or (quick_ms and estimate_ms >= tried_ms(best)):
+            if len(tried) == tries or (tried and estimate_ms >= tried_ms(best)):
                 break
             best = min(best, forms, key=tried_ms)
-        while len(quick_ms) < tries:
-            others = [forms for forms in self._neighbours(best) if forms.tobytes() not in quick_ms]
-            better = min(others[: tries - len(quick_ms)], key=tried_ms, default=best)
+        while len(tried) < tries:
+            others = [forms for forms in self._neighbours(best) if forms.tobytes() not in tried]
+            better = min(others[: tries - len(tried)], key=tried_ms, default=best)
             if not tried_ms(better) < tried_ms(best):
                 break
             best = better
-        near = [key for key, ms in quick_ms.items() if ms <= tried_ms(best) * _NEARLY]
-        tried = np.array([np.frombuffer(key, dtype=best.dtype) for key in near]).reshape(-1, len(best))
-        if not len(tried):
+        near = [(forms, ms) for forms, ms in tried.values() if ms <= tried_ms(best) * _NEARLY]
+        if not near:
             return best  # nothing finds a place
-        cost_ms = self.estimates.costs(tried)[0] + [quick_ms[key] for key in near]
-        chosen: IntArray = tried[int(np.argmin(cost_ms))]
-        return chosen
+        cost_ms = self.estimates.costs(np.array([forms for forms, _ in near]))[0] + [ms for _, ms in near]
+        return near[int(np.argmin(cost_ms))][0]
 
     def descent(self, first: IntArray, costs: Costs) -> list[IntArray]:
         """(T,) choices after every step from `first` on, until none helps; tables kept together change as one."""
