@@ -1,4 +1,4 @@
-"""How devices exchange."""
+"""The collectives by which devices exchange, their names, and the bytes of what goes through them."""
 
 from enum import IntEnum
 
