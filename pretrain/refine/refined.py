@@ -13,8 +13,7 @@ from rich.table import Table as Grid
 from neuroshard.plans.picture import drawn, save_png
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.parquet import write_frame
-from neuroshard.stages.pretrain.refine.rounds import PARTS, WHYS, Part, Round, Why, frame_of, noise_of
-from neuroshard.stages.pretrain.refine.speed import slowness
+from neuroshard.stages.pretrain.refine.rounds import PARTS, WHYS, Part, Round, Why, frame_of, noise_of, slowness
 
 _NAMES: dict[Part, str] = {"compute": "kernel calls", "exchange": "exchanges"}
 _COLORS: dict[Why, str] = {"proposal": "#c44e52", "doubt": "#dd8452", "random": "#4c72b0"}

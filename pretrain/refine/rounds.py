@@ -14,6 +14,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount, Share
 from neuroshard.plumbing.timing import repeatability
+from neuroshard.stages.pretrain.speed import Pair, slowness_of
 
 Part = Literal["compute", "exchange"]
 Why = Literal["proposal", "doubt", "random"]
@@ -147,6 +148,13 @@ def well_predicted(rounds: Sequence[Round], times: float) -> bool:
 def _within(rounds: Sequence[Round], part: Part, times: float) -> bool:
     errors, noise = rounds[-1].errors(part, "proposal"), noise_of(rounds, part)
     return min(len(errors), len(noise)) >= _LEAST and bool(errors.mean() <= times * noise.mean())
+
+
+def slowness(rounds: Sequence[Round], part: Part) -> FloatArray:
+    """(R,) how many times as long as in the typical round the part's measurements took in each, batches as one."""
+    again = ((its.number, one) for its in rounds for one in repeated([its], part))
+    pairs = [Pair(one.before, number, one.first_ms or 0.0, one.again_ms or 0.0) for number, one in again]
+    return slowness_of(len(rounds), pairs)
 
 
 def rounds_in(run: Path) -> Journal[Round]:

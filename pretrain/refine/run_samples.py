@@ -21,8 +21,7 @@ from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.measure import Advance, Kind
-from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round
-from neuroshard.stages.pretrain.refine.speed import slowness
+from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, slowness
 from neuroshard.stages.pretrain.speed import levelled
 
 _CALLS, _EXCHANGES = 0, 1  # streams of random numbers

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.records.samples import ComputeSample, Measurement, Repeats
-from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round
-from neuroshard.stages.pretrain.refine.speed import slowness
+from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, slowness
 from neuroshard.stages.pretrain.speed import levelled
 from neuroshard.testing import toy_task
 
