@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -26,6 +26,33 @@ _CACHED_ROW_BYTES, _KNOWN_ROW_BYTES = 16, 4
 STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 
 
+class InFlight(NamedTuple):
+    """How many batches' buffers are in device memory at once, by what they hold.
+
+    Attributes:
+        loaded: indices and offsets as they are loaded: a device's own samples.
+        permuted: those that are sorted by shards, before the exchange and after it: all lookups of every shard.
+        outputs: embeddings and their gradients.
+        prefetched: lists as long as the indices, of tables behind caches, while their rows are fetched ahead.
+    """
+
+    loaded: int
+    permuted: int
+    outputs: int
+    prefetched: int = 0
+
+
+# By TorchRec's training pipelines. Of a batch whose exchange has begun there are two permuted lists, what is sent and
+# what is received; semi-synchronous training has looked up the next batch before the last one's gradients are applied.
+# What fetching ahead takes is TorchRec's own estimate.
+PIPELINES = {
+    "none": InFlight(1, 2, 1),
+    "sparse_dist": InFlight(3, 4, 1),
+    "prefetch": InFlight(3, 6, 1, 7),
+    "semi_sync": InFlight(3, 6, 2),
+}
+
+
 @dataclass(frozen=True)
 @checked
 class MemoryUse:
@@ -36,14 +63,26 @@ class MemoryUse:
             every element.
         batches_in_flight: batches whose inputs and outputs are in memory at once; more in a pipeline that prefetches. 0
             counts no buffers, as the papers do; 1 is plain training.
+        pipeline: none | sparse_dist | prefetch | semi_sync: the training pipeline whose buffers count, instead of so
+            many batches in flight; null counts those.
     """
 
     optimizer: str = "sgd"
     batches_in_flight: Annotated[int, Meta(ge=0, le=1000)] = 0
+    pipeline: str | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATE_FLOATS:
             raise unknown_name("optimizer", self.optimizer, STATE_FLOATS)
+        if self.pipeline is not None and self.pipeline not in PIPELINES:
+            raise unknown_name("pipeline", self.pipeline, PIPELINES)
+
+    @property
+    def in_flight(self) -> InFlight:
+        """The batches whose buffers count."""
+        if self.pipeline is not None:
+            return PIPELINES[self.pipeline]
+        return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
 
     def state_bytes(self, loads: Loads) -> IntArray:
         """(n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
@@ -64,27 +103,29 @@ class MemoryUse:
         Of tables in host memory an optimizer's state of every row is on the device, as FBGEMM has it, and so are a
         cache, as wide as the table, and its lists.
 
-        A batch's buffers are a load's indices and offsets, and its outputs and their gradients; they lie in device
-        memory. Blocks of rows have pooled embeddings of all samples, as column shards have; those of a copy are
-        what the device's own samples receive (`received_bytes`). Where buffers count, so does a copy's gradient: an
-        fp32 for each of its elements, once.
+        A batch's buffers are a load's indices and offsets, all of its table's for every column shard, and its outputs
+        and their gradients; they lie in device memory. Blocks of rows have pooled embeddings of all samples, as column
+        shards have; those of a copy are what the device's own samples receive (`received_bytes`). Where buffers count,
+        so does a copy's gradient: an fp32 for each of its elements, once.
 
         Raises:
             UserError: a load takes more than 2^60 bytes.
         """
         own_samples = are(loads, lambda layout: layout.own_samples)
         outputs = np.where(own_samples, 0, _times(_whole(np.ceil(loads.outputs)), 2 * _FLOAT_BYTES * _whole(loads.dim)))
-        buffers = _index_bytes(loads.lookups) + _index_bytes(loads.bags) + outputs  # (n,) of a batch, below 2^61
+        indices = _index_bytes(loads.lookups) + _index_bytes(loads.bags)  # (n,) of a batch, with outputs below 2^61
+        held = self.in_flight
         dense = are(loads, lambda layout: layout.dense)
         gradient = np.where(dense, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         on_device = loads.tier == TIERS.index(Tier.DEVICE)
         size: IntArray = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads))
-        size = size + _times(buffers, self.batches_in_flight)
-        size = size + gradient * min(self.batches_in_flight, 1)
+        cached = loads.tier == TIERS.index(Tier.CACHED)
+        size = size + _times(indices, held.permuted + held.prefetched * cached) + _times(outputs, held.outputs)
+        size = size + gradient * min(held.outputs, 1)
         if (size > MAX_BYTES).any():
             raise UserError(
                 f"memory: a table takes more than 2^60 bytes with its optimizer state ({self.optimizer}) and the "
-                f"buffers of {self.batches_in_flight} batches of {int(loads.samples.max())} samples; "
+                f"buffers of {max(held)} batches of {int(loads.samples.max())} samples; "
                 "count fewer batches in flight"
             )
         return size
@@ -99,13 +140,14 @@ class MemoryUse:
         size: IntArray = cache + listed + per_row * _FLOAT_BYTES * rows
         return size
 
-    def received_bytes(self, output_columns: float, batch_size: int, num_devices: int) -> int:
-        """Bytes on every device, whatever the plan, of the embeddings (and gradients) of its own samples.
+    def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
+        """Bytes on every device, whatever the plan, of its own samples: embeddings and gradients, and what is loaded.
 
-        A sample gets `output_columns` of all tables together.
+        A sample gets `output_columns` of all tables together, and has so many `inputs`: indices and lengths.
         """
-        own_samples = -(-batch_size // num_devices)
-        return self.batches_in_flight * 2 * _FLOAT_BYTES * ceil(own_samples * output_columns)
+        own_samples, held = -(-batch_size // num_devices), self.in_flight
+        outputs = held.outputs * 2 * _FLOAT_BYTES * ceil(own_samples * output_columns)
+        return outputs + held.loaded * _INDEX_BYTES * ceil(own_samples * inputs)
 
 
 def _weights(loads: Loads, state_floats: int) -> IntArray:

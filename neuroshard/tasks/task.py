@@ -189,8 +189,10 @@ class Task:
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
-        """(D,) bytes for shards on each device: what is left when every device has its own samples' embeddings."""
-        received = self.memory.received_bytes(self.output_columns, self.batch_size, self.topology.num_devices)
+        """(D,) bytes for shards on each device: what its own samples' inputs and embeddings leave."""
+        inputs = sum(table.pooling_factor + table.features for table in self.tables)
+        devices = self.topology.num_devices
+        received = self.memory.received_bytes(self.output_columns, self.batch_size, devices, inputs)
         return tuple(free - received for free in self.topology.device_memory)
 
     @property
@@ -212,11 +214,14 @@ class Task:
             del topology["host_memory_bytes"]
         if self.topology.devices_per_domain is None:
             del topology["devices_per_domain"]
+        memory = asdict(self.memory)
+        if self.memory.pipeline is None:
+            del memory["pipeline"]
         homes = [{"tier": home.tier.value, "cached": home.cached} for home in self.fixed_homes]
         return {
             "topology": topology,
             "batch_size": self.batch_size,
-            "memory": asdict(self.memory),
+            "memory": memory,
             "constraints": self.constraints.to_json(),
             "tables": [table.to_json() for table in self.tables],
             **({"fixed_homes": homes} if homes else {}),

@@ -41,6 +41,7 @@ class Asked:
         given: a plan whose parameters are kept as they are.
         rules: ours, besides TorchRec's constraints.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer of the tables.
+        pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it; None leaves `memory` as it is.
         known: statistics of tables, by name.
     """
 
@@ -51,6 +52,7 @@ class Asked:
     given: ShardingPlan
     rules: Constraints
     memory: MemoryUse | None
+    pipeline: str | None
     known: Mapping[str, Table]
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
@@ -90,9 +92,13 @@ class Asked:
                 devices_per_domain=_domain(left),
             ),
             self.batch_size * devices,
-            self.memory or MemoryUse(_optimizer(tables.values()), batches_in_flight=1),
+            self._memory_of(tables.values()),
             replace(self.rules, rules=self.rules.rules + _rules(tables)),
         )
+
+    def _memory_of(self, tables: Iterable[Parameter]) -> MemoryUse:
+        memory = self.memory or MemoryUse(_optimizer(tables), batches_in_flight=1)
+        return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
 
     def warn(self, tables: Mapping[str, Parameter]) -> None:
         """Log what is assumed of the tables by name."""

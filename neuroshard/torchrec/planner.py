@@ -69,6 +69,8 @@ class NeuroShardPlanner(ShardingPlanner):
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
         callbacks: are given the plan as sharding options, and give back the ones to be used; one after the other.
         debug: what the reports are told.
+        pipeline: none | sparse_dist | prefetch | semi_sync: the job's, whose batches in flight count as memory; "none"
+            hides no exchange of indices, so that costs count it. None counts one batch, and no such exchange.
 
     Attributes:
         last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
@@ -91,12 +93,13 @@ class NeuroShardPlanner(ShardingPlanner):
         stats: Stats | Sequence[Stats] | None = None,
         callbacks: Sequence[Callback] | None = None,
         debug: bool = True,
+        pipeline: str | None = None,
         **settings: Any,
     ) -> None:
         topology = topology or _topology_of_group()
         batch_size = batch_size or _BATCH_SIZE
         models = models or _default_models(topology.compute_device)
-        simulator = Simulator(CostModels.load(models) if isinstance(models, str) else models)
+        simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, pipeline)
         self._finder = Finder(searcher_of(searcher, **settings), simulator)
         self._asked = Asked(
             topology,
@@ -106,6 +109,7 @@ class NeuroShardPlanner(ShardingPlanner):
             given or ShardingPlan({}),
             rules or Constraints(),
             memory,
+            pipeline,
             known_tables(tables, batch_size * topology.world_size),
         )
         self._keep = None if keep is None else Path(keep)
@@ -296,6 +300,14 @@ class NeuroShardPlanner(ShardingPlanner):
         for warning in (*simulator.warnings(plan), *copies_remarks(plan)):
             _log.warning(warning)
         _log.info("%d tables on %d devices:\n%s", len(task.tables), task.topology.num_devices, cost)
+
+
+def _simulator(models: CostModels, pipeline: str | None) -> Simulator:
+    """With costs that count the exchange of indices where a job's pipeline hides it behind nothing."""
+    hidden = MemoryUse(pipeline=pipeline).pipeline != "none"
+    if not hidden and models.input is None:
+        _log.warning("these cost models don't know the exchange of indices, which no pipeline hides: costs leave it out")
+    return Simulator(models, count_input=not hidden and models.input is not None)
 
 
 def _topology_of_group() -> TorchRecTopology:

@@ -17,6 +17,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import Home, Tier
 
 ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 1000, 8, 2.5, ONCE)
@@ -43,6 +44,29 @@ def test_buffers_are_counted_for_every_batch_in_flight():
     assert MemoryUse("sgd", 3).device_bytes(shards).tolist() == [32_000 + 3 * one]
     assert MemoryUse("sgd", 3).received_bytes(8, 64, 4) == 3 * 2 * 4 * 16 * 8
     assert MemoryUse("sgd", 0).received_bytes(8, 64, 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "permuted", "outputs", "loaded"),
+    [("none", 2, 1, 1), ("sparse_dist", 4, 1, 3), ("prefetch", 6, 1, 3), ("semi_sync", 6, 2, 3)],
+)
+def test_every_column_shard_has_all_permuted_indices_of_a_pipeline(pipeline, permuted, outputs, loaded):
+    """All bytes by hand: indices and offsets of the whole batch on both devices, the output's columns on one each."""
+    task = Task((TABLE,), Topology(2, 1 << 20), 64, MemoryUse("sgd", pipeline=pipeline))
+    indices, columns = 8 * (160 + 64), 2 * 4 * 64 * 8
+    whole, halves = assemble(task, [(0, 8, 0)]), assemble(task, [(0, 4, 0), (0, 4, 1)])
+    assert whole.device_bytes == (32_000 + permuted * indices + outputs * columns, 0)
+    assert halves.device_bytes == (16_000 + permuted * indices + outputs * columns // 2,) * 2
+    own = outputs * 2 * 4 * 32 * 8 + loaded * 8 * 112  # of 32 samples: embeddings, 80 indices and 32 lengths
+    assert task.shard_memory == ((1 << 20) - own,) * 2
+    assert Task.from_json(task.to_json()) == task
+
+
+def test_fetching_ahead_takes_lists_of_tables_behind_caches():
+    shards = Loads.of([TABLE, TABLE], 64).at([Home(Tier.CACHED, 0.5), Home(Tier.HOST)])
+    ahead, others = (MemoryUse("sgd", pipeline=one).device_bytes(shards) for one in ("prefetch", "sparse_dist"))
+    indices = 8 * (160 + 64)
+    assert (ahead - others).tolist() == [(2 + 7) * indices, 2 * indices]
 
 
 def test_plans_count_what_their_task_counts():
