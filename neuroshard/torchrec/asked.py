@@ -10,6 +10,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -43,6 +44,7 @@ class Asked:
         memory: what counts besides weights; None counts one batch's buffers and the optimizer of the tables.
         pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it; None leaves `memory` as it is.
         known: statistics of tables, by name.
+        timeout_s: that TorchRec's planner may take for what is delegated to it; None sets no limit.
     """
 
     topology: TorchRecTopology
@@ -54,6 +56,7 @@ class Asked:
     memory: MemoryUse | None
     pipeline: str | None
     known: Mapping[str, Table]
+    timeout_s: int | None = None
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
         """The devices with the memory that the reservation leaves.
@@ -62,7 +65,7 @@ class Asked:
             InfeasibleError: it leaves none.
         """
         try:
-            return self.reservation.reserve(
+            left = self.reservation.reserve(
                 topology=self.topology,
                 batch_size=self.batch_size,
                 module=module,
@@ -71,6 +74,13 @@ class Asked:
             )
         except PlannerError as error:
             raise InfeasibleError(f"storage_reservation: {error}") from error
+        for device, (has, free) in enumerate(zip(device_memory(self.topology), device_memory(left), strict=True)):
+            if free <= 0 < has:
+                raise InfeasibleError(
+                    f"storage_reservation: {type(self.reservation).__name__} takes {readable_bytes(has - free)} of "
+                    f"device {device}, which has {readable_bytes(has)}; reserve less, or give larger devices"
+                )
+        return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
         """Of the tables by name, on devices with the memory that is left to them.

@@ -19,6 +19,7 @@ from neuroshard.torchrec.kernels import DENSE
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import device_bytes, estimate_storage, memory_of_tables, sharding_options
 from neuroshard.torchrec.parameters import WHOLE, Parameter
+from neuroshard.torchrec.remarks import without_copies_remarks
 
 
 def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
@@ -40,9 +41,11 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         stats=[],
         constraints={**asked.constraints, **{it.name: it.constraints for it in parameters if it.constraints}},
         debug=False,
+        timeout_seconds=asked.timeout_s,
     )
     try:
-        found: ShardingPlan = planner.plan(module, _only(parameters))
+        with without_copies_remarks():
+            found: ShardingPlan = planner.plan(module, _only(parameters))
     except PlannerError as error:
         raise InfeasibleError(f"{_whose(parameters)}: {str(error).splitlines()[0]}") from error
     except (RuntimeError, ValueError, AssertionError) as error:

@@ -88,6 +88,10 @@ class Model:
             _pass_on(table.constraints, module_plan[parameter_name(name, table.path)])
         return exported
 
+    def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
+        """Join the plan of what isn't planned here with ours, where there is one."""
+        return others if plan is None else joined(others, self.exported(plan))
+
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """A plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
         for parameter in self.division.planned + self.division.delegated:
@@ -101,11 +105,15 @@ class Model:
         Raises:
             UserError: its shards lie such that TorchRec would fail with them or train other rows than it should.
         """
+        return from_sharding_plan(plan.task, self.ours_in(sharding_plan))
+
+    def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
+        """What a plan of the whole model says of the tables that are planned here."""
         ours: dict[str, Any] = {}
         for table in self.tables.values():
             module_plan: Any = sharding_plan.plan[table.path]
             ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = module_plan[table.name]
-        return from_sharding_plan(plan.task, ShardingPlan(ours))
+        return ShardingPlan(ours)
 
     def options(self, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
         """A sharding option for each of the parameters, in their order, with nothing estimated.

@@ -13,7 +13,7 @@ from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.comm import get_local_size, get_topology_domain_multiple
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import ParameterConstraints, Stats, StorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, PlanLoader, Stats, StorageReservation
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
@@ -29,11 +29,11 @@ from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import Asked, device_memory
-from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.exchange_precision import precision_remark
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
 from neuroshard.torchrec.known_tables import Known, known_tables
+from neuroshard.torchrec.loaded import loaded_plan
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.planner_report import Callback, Reports
@@ -71,6 +71,10 @@ class NeuroShardPlanner(ShardingPlanner):
         debug: what the reports are told.
         pipeline: none | sparse_dist | prefetch | semi_sync: the job's, whose batches in flight count as memory; "none"
             hides no exchange of indices, so that costs count it. None counts one batch, and no such exchange.
+        timeout_seconds: that planning should take at most. TorchRec's planner is stopped by it; our search never is,
+            for a plan must not depend on how busy a machine is: a warning says where it took longer.
+        plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned anew, which
+            a warning says. Not together with `keep`.
 
     Attributes:
         last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
@@ -94,8 +98,14 @@ class NeuroShardPlanner(ShardingPlanner):
         callbacks: Sequence[Callback] | None = None,
         debug: bool = True,
         pipeline: str | None = None,
+        timeout_seconds: int | None = None,
+        plan_loader: PlanLoader | None = None,
         **settings: Any,
     ) -> None:
+        if keep is not None and plan_loader is not None:
+            raise UserError("keep= and plan_loader= both bring a plan; give one of them")
+        if timeout_seconds is not None and timeout_seconds <= 0:
+            raise UserError(f"timeout_seconds={timeout_seconds} must be above 0")
         topology = topology or _topology_of_group()
         batch_size = batch_size or _BATCH_SIZE
         models = models or _default_models(topology.compute_device)
@@ -111,7 +121,9 @@ class NeuroShardPlanner(ShardingPlanner):
             memory,
             pipeline,
             known_tables(tables, batch_size * topology.world_size),
+            timeout_seconds,
         )
+        self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
         reports = [stats] if isinstance(stats, Stats) else list(stats or ())
         self._reports = Reports(simulator, reports, list(callbacks or ()), debug)
@@ -230,12 +242,14 @@ class NeuroShardPlanner(ShardingPlanner):
             as_it_is = replace(self._reports, callbacks=())  # they had it before it was kept
             as_it_is.told(model, whole, kept.plan, perf_counter() - started)
             return whole
+        if loaded := self._loader and loaded_plan(self._loader, model, self._finder.simulator.models):
+            return self._finished(model, *loaded, asked_for, group, started)
         others, left = model.others()
         plan = None
         if model.tables:
             task = self._asked.task(model.tables, left)
             plan = self._finder.found_after(kept, others_asked_for, task) if kept else self._finder.found(task)
-        return self._finished(model, others, plan, asked_for, group, started)
+        return self._finished(model, model.whole(others, plan), plan, asked_for, group, started)
 
     def _replanned(
         self,
@@ -253,22 +267,29 @@ class NeuroShardPlanner(ShardingPlanner):
         model = self._model(module, sharders)
         others, left = model.others()
         plan = self._finder.changed(before, self._asked.task(model.tables, left), max_moved_bytes, **settings)
-        whole = self._finished(model, others, plan, self._asked_for(model), group, started)
+        whole = self._finished(model, model.whole(others, plan), plan, self._asked_for(model), group, started)
         after = self.last_plan or plan
         return Replanned(whole, after, table_changes(before, after))
 
     def _finished(
         self,
         model: Model,
-        others: ShardingPlan,
+        whole: ShardingPlan,
         plan: Plan | None,
         asked_for: Mapping[str, str],
         group: dist.ProcessGroup | None,
         started: float,
     ) -> ShardingPlan:
         """The whole plan, reported, remembered, and kept by rank 0 of the group."""
-        whole = others if plan is None else joined(others, model.exported(plan))
-        whole, plan = self._reports.told(model, whole, plan, perf_counter() - started)
+        took_s, limit_s = perf_counter() - started, self._asked.timeout_s
+        if limit_s is not None and took_s > limit_s:
+            _log.warning(
+                "planning took %.1f s, and timeout_seconds is %d: our search isn't cut off, so that plans repeat; "
+                "searcher='size_lookup_greedy' or fewer num_candidates take less, and keep=FILE nothing at a restart",
+                took_s,
+                limit_s,
+            )
+        whole, plan = self._reports.told(model, whole, plan, took_s)
         self._remember(plan)
         if self._keep and (group is None or dist.get_rank(group) == 0):
             KeptPlan(asked_for, self.last_plan, whole, device_memory(model.left)).keep_in(self._keep)

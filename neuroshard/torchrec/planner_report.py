@@ -71,7 +71,7 @@ class Reports:
                 constraints=dict(asked.constraints),
                 sharders=list(model.sharders),
                 debug=self.debug,
-                debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=None),
+                debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=asked.timeout_s),
             )
         return sharding_plan, plan
 

@@ -138,6 +138,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     from torchrec.distributed.planner.types import PlannerError
 
     from neuroshard.torchrec import from_sharding_plan
+    from neuroshard.torchrec.remarks import without_copies_remarks
 
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
@@ -151,7 +152,8 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
         module, sharders = _module(tables)
         try:
-            sharding_plan = planner.plan(module, sharders)
+            with without_copies_remarks():
+                sharding_plan = planner.plan(module, sharders)
         except (PlannerError, RuntimeError):  # of which the latter: nothing can be split that far
             continue
         yield Plan(task, from_sharding_plan(renamed, sharding_plan).placements)

@@ -1,0 +1,75 @@
+"""Plans that TorchRec's plan loaders bring: taken where they were made for this job."""
+
+import logging
+
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.planners import extract_plan, to_sharding_plan
+from torchrec.distributed.planner.types import PlanLoader, PlannerError, hash_planner_context_inputs_str
+from torchrec.distributed.types import ShardingPlan
+
+from neuroshard.models import CostModels
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.torchrec.delegated import joined, without
+from neuroshard.torchrec.model import Model
+from neuroshard.torchrec.modules import is_given, listed
+from neuroshard.torchrec.sharding_plan import from_sharding_plan
+
+_log = logging.getLogger(__name__)
+
+
+def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None] | None:
+    """The plan of the whole model that a loader brings, and ours in it; None, with a warning, where it doesn't fit.
+
+    It fits as TorchRec's planner takes it to: its context hash is that of this job (or it has none), and TorchRec's
+    sharding options have all of it; and it holds every table, such that it trains, in the memory that there is, in
+    forms that the cost models know.
+    """
+    try:
+        return _loaded(loader, model, models)
+    except (PlannerError, UserError, AssertionError) as error:  # the last: a reservation that keeps no topology
+        _log.warning("the plan of plan_loader isn't taken (%s); planning anew", str(error).strip().splitlines()[0])
+        return None
+
+
+def _loaded(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
+    """As `loaded_plan`.
+
+    Raises:
+        UserError: it doesn't fit.
+        PlannerError: TorchRec says so.
+    """
+    asked = model.asked
+    enumerator = EmbeddingEnumerator(asked.topology, asked.batch_size, dict(asked.constraints))
+    space = enumerator.enumerate(model.module, list(model.sharders))
+    stored = loader.plan_context_hash()
+    if stored is not None:
+        context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
+        if stored != hash_planner_context_inputs_str(*context):
+            raise UserError("it was made for another job, by its context hash")
+    options = loader.load()
+    if not options:
+        raise UserError("there is none")
+    found = to_sharding_plan(extract_plan(space, options), asked.topology)
+    return _checked(joined(found, asked.given), model, models)
+
+
+def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
+    """A plan of the whole model, and ours in it.
+
+    Raises:
+        UserError: tables are missing, lie such that TorchRec would train others or nothing is known of them, or don't
+            fit in memory.
+    """
+    missing = [it.qualified_name for it in model.division.parameters if not is_given(whole, it)]
+    if missing:
+        raise UserError(f"it lacks {listed(missing)}")
+    if not model.tables:
+        return whole, None
+    others = (*model.division.delegated, *model.division.given)
+    task = model.asked.task(model.tables, without(model.left, whole, others, model.asked))
+    plan = from_sharding_plan(task, model.ours_in(whole))
+    if plan.violations:
+        raise UserError(plan.violations[0])
+    models.check_plan(plan)
+    return whole, plan

@@ -1,0 +1,192 @@
+"""What TorchRec's own planner accepts, given to ours: plan loaders, a timeout, every reservation of memory."""
+
+import logging
+from copy import deepcopy
+
+import pytest
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.stats import EmbeddingStats
+from torchrec.distributed.planner.storage_reservations import (
+    FixedAbsoluteStorageReservation,
+    FixedPercentageStorageReservation,
+    HeuristicalStorageReservation,
+    InferenceStorageReservation,
+)
+from torchrec.distributed.planner.types import PlanLoader, StorageReservation
+from torchrec.distributed.sharding_plan import get_default_sharders
+
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.torchrec import planner as planner_module
+from tests.kit.torchrec_models import bags, planner
+
+ROWS, DIM, CAP = 100, 16, 1 << 20
+
+
+class Stored(PlanLoader):
+    """A plan as jobs store it: options by their hash, and the hash of what it was made for."""
+
+    def __init__(self, options, context):
+        self.options, self.context = options, context
+
+    def load(self):
+        """Bring the options."""
+        return self.options
+
+    def plan_context_hash(self):
+        """Bring the hash."""
+        return self.context
+
+
+class BySku(StorageReservation):
+    """As jobs write it for machines of several kinds: large devices keep more back than small ones."""
+
+    def __init__(self):
+        self.last = None
+
+    def reserve(self, topology, batch_size, module, sharders, constraints=None):
+        """Take off what such a device needs."""
+        self.last = deepcopy(topology)
+        for device in self.last.devices:
+            device.storage.hbm -= CAP // 4 if device.storage.hbm > CAP // 2 else CAP // 8
+        return self.last
+
+    @property
+    def last_reserved_topology(self):
+        """Bring what was left the last time."""
+        return self.last
+
+
+def _stored(model, reservation=None, **settings):
+    """What TorchRec's planner finds for the devices and batch size of `planner()`, stored."""
+    ours = planner(**settings)
+    theirs = EmbeddingShardingPlanner(
+        topology=ours._asked.topology,
+        batch_size=ours._asked.batch_size,
+        storage_reservation=reservation or FixedPercentageStorageReservation(0.0),
+        constraints=dict(ours._asked.constraints),
+        stats=[],
+    )
+    plan = theirs.plan(model, get_default_sharders())
+    options = {option.storage_hash(): option for option in theirs._best_plan}
+    return plan, Stored(options, theirs.hash_planner_context_inputs_str())
+
+
+def _places(plan):
+    return {name: (one.sharding_type, one.ranks) for name, one in plan.plan[""].items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_stored_plan_is_taken(device, caplog):
+    plan, stored = _stored(bags(*"abc"), device=device)
+    ours = planner(device=device, plan_loader=stored, models="roofline:h100")
+    assert _places(ours.plan(bags(*"abc"))) == _places(plan)
+    assert "planning anew" not in caplog.text
+    assert [table.name for table in ours.last_plan.task.tables] == ["a", "b", "c"]
+    assert ours.last_cost.total_ms > 0
+
+
+def test_a_stored_plan_without_a_hash_is_taken_as_by_torchrec():
+    plan, stored = _stored(bags(*"abc"))
+    stored.context = None
+    assert _places(planner(plan_loader=stored).plan(bags(*"abc"))) == _places(plan)
+
+
+def test_what_ours_found_can_be_stored_and_loaded(caplog):
+    """Shards of ours are of any width; TorchRec's hash of an option is of their number."""
+    found, whole = [], {name: ParameterConstraints(min_partition=4) for name in "ab"}
+
+    def store(options):
+        found.extend(options)
+        return options
+
+    first = planner(constraints=whole, callbacks=[store]).plan(bags(*"ab"))
+    stored = Stored({option.storage_hash(): option for option in found}, None)
+    again = planner(constraints=whole, plan_loader=stored)
+    fits = all(len(one.ranks) in (1, 4) for one in first.plan[""].values())  # TorchRec cuts into 16 / 4 shards
+    assert _places(again.plan(bags(*"ab"))) == _places(first)
+    assert ("planning anew" in caplog.text) is not fits
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda stored: setattr(stored, "context", "other"), "made for another job"),
+        (lambda stored: setattr(stored, "options", None), "there is none"),
+        (lambda stored: stored.options.update({5: next(iter(stored.options.values()))}), "not all search space"),
+        (lambda stored: stored.options.popitem(), "it lacks"),
+    ],
+)
+def test_a_stored_plan_that_does_not_fit_is_planned_anew(change, why, caplog):
+    _, stored = _stored(bags(*"abc"))
+    change(stored)
+    found = planner(plan_loader=stored).plan(bags(*"abc"))
+    assert why in caplog.text
+    assert "planning anew" in caplog.text
+    assert _places(found) == _places(planner().plan(bags(*"abc")))
+
+
+def test_a_stored_plan_beyond_the_memory_is_planned_anew(caplog):
+    _, stored = _stored(bags(*"abc"))
+    stored.context = None
+    for option in stored.options.values():
+        for shard in option.shards:
+            shard.rank = 0
+    planner(cap=3 * ROWS * DIM * 4, plan_loader=stored).plan(bags(*"abc"))
+    assert "device 0" in caplog.text
+    assert "planning anew" in caplog.text
+
+
+def test_a_stored_plan_in_forms_that_models_do_not_know_is_planned_anew(caplog):
+    _, stored = _stored(bags(*"abc"), device="cuda")  # one of them in rows
+    planner(device="cuda", plan_loader=stored).plan(bags(*"abc"))
+    assert "lies in rows" in caplog.text
+    assert "planning anew" in caplog.text
+
+
+def test_one_plan_is_brought_not_two(tmp_path):
+    with pytest.raises(UserError, match="keep= and plan_loader="):
+        planner(keep=tmp_path / "plan.json", plan_loader=Stored({}, None))
+
+
+def test_a_timeout_cuts_no_search_off(monkeypatch, caplog):
+    clock = iter(range(0, 1000, 50))
+    expected = _places(planner(timeout_seconds=1000).plan(bags(*"abc")))
+    assert "timeout_seconds" not in caplog.text
+    monkeypatch.setattr(planner_module, "perf_counter", lambda: next(clock))
+    assert _places(planner(timeout_seconds=10).plan(bags(*"abc"))) == expected
+    assert "planning took 50.0 s, and timeout_seconds is 10" in caplog.text
+    with pytest.raises(UserError, match="above 0"):
+        planner(timeout_seconds=0)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "left"),
+    [
+        (lambda: FixedPercentageStorageReservation(0.5), CAP // 2),
+        (lambda: FixedAbsoluteStorageReservation(CAP // 4), CAP * 3 // 4),
+        (lambda: HeuristicalStorageReservation(0.5, dense_tensor_estimate=1000), CAP // 2 - 1000 - 3 * 4 * 8 * 20),
+        (lambda: InferenceStorageReservation(0.5, dense_tensor_estimate=1000), CAP // 2 - 1000 - 3 * 4 * 8),
+        (BySku, CAP * 3 // 4),
+    ],
+)
+def test_every_reservation_leaves_what_it_says(make, left, caplog):
+    caplog.set_level(logging.INFO)
+    ours = planner(device="cuda", storage_reservation=make(), stats=EmbeddingStats())
+    assert ours.search(bags(*"abc")).task.topology.device_memory == (left, left)
+    ours.plan(bags(*"abc"))
+    assert "--- Planner Statistics ---" in caplog.text
+    assert ours.last_plan.violations == ()
+
+
+@pytest.mark.parametrize(
+    ("reservation", "why"),
+    [
+        (FixedPercentageStorageReservation(1.0), "FixedPercentageStorageReservation takes 1 MiB of device 0"),
+        (FixedAbsoluteStorageReservation(2 * CAP), "FixedAbsoluteStorageReservation takes 1 MiB of device 0"),
+        (InferenceStorageReservation(0.5, CAP), "InferenceStorageReservation takes 1.5"),
+    ],
+)
+def test_a_reservation_of_everything_is_said(reservation, why):
+    with pytest.raises(InfeasibleError, match=why):
+        planner(device="cuda", storage_reservation=reservation).plan(bags(*"abc"))
