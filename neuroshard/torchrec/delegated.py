@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.planner.types import PlannerError, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
@@ -17,7 +17,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.kernels import DENSE
 from neuroshard.torchrec.modules import listed
-from neuroshard.torchrec.options import device_bytes, estimate_storage, memory_of_tables, sharding_options
+from neuroshard.torchrec.options import estimate_storage, memory_of_tables, sharding_options, storage_taken
 from neuroshard.torchrec.parameters import WHOLE, Parameter
 from neuroshard.torchrec.remarks import without_copies_remarks
 
@@ -29,7 +29,7 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         InfeasibleError: TorchRec finds none.
         UserError: TorchRec can't plan them.
     """
-    parameters = [_copied(parameter) if parameter.unlike_kernels else parameter for parameter in parameters]
+    parameters = [_as_served(parameter, left.compute_device) for parameter in parameters]
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
@@ -53,24 +53,37 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     return found
 
 
-def _copied(parameter: Parameter) -> Parameter:
-    """A table that only TorchRec's dense kernel takes, with constraints that leave it nothing else.
+def _as_served(parameter: Parameter, device: str) -> Parameter:
+    """A parameter with constraints that leave it only what TorchRec can train: its planner would also choose others.
 
     Raises:
-        UserError: constraints leave it no copies; TorchRec would plan it, and fail when the model is sharded.
+        UserError: constraints leave it nothing of that; TorchRec would plan it, and fail when the model is sharded.
     """
-    said, dim = parameter.said, parameter.config.embedding_dim
-    types, kernels = [ShardingType.DATA_PARALLEL.value], [DENSE]
-    for word, asked, only in (
-        ("sharding_types", said.sharding_types, types),
-        ("compute_kernels", said.compute_kernels, kernels),
-    ):
+    if parameter.unlike_kernels:
+        dim = parameter.config.embedding_dim
+        why = f"has {dim} columns, which TorchRec trains in copies only"
+        do = f", or give it {-(-dim // DIM_MULTIPLE) * DIM_MULTIPLE} columns"
+        return _limited_to(
+            parameter, why, do, sharding_types=[ShardingType.DATA_PARALLEL.value], compute_kernels=[DENSE]
+        )
+    if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
+        why = "is a virtual table, which TorchRec shards in whole buckets of rows on all devices"
+        return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
+    return parameter
+
+
+def _limited_to(parameter: Parameter, why: str, do: str = "", **limits: list[str]) -> Parameter:
+    """A parameter whose constraints leave only `limits`, by their fields.
+
+    Raises:
+        UserError: its own constraints leave none of them.
+    """
+    for word, only in limits.items():
+        asked = getattr(parameter.said, word)
         if asked and not set(asked).intersection(only):
-            raise UserError(
-                f"table {parameter.qualified_name!r} has {dim} columns, which TorchRec trains in copies only, and "
-                f"{word}={asked}; allow {only[0]!r}, or give it {-(-dim // DIM_MULTIPLE) * DIM_MULTIPLE} columns"
-            )
-    return replace(parameter, constraints=replace(said, sharding_types=types, compute_kernels=kernels))
+            raise UserError(f"table {parameter.qualified_name!r} {why}, and {word}={asked}; allow {only[0]!r}{do}")
+    said: Any = parameter.said
+    return replace(parameter, constraints=replace(said, **limits))
 
 
 def _whose(parameters: Sequence[Parameter]) -> str:
@@ -139,13 +152,26 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 def without(
     topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], asked: Asked
 ) -> TorchRecTopology:
-    """The devices with the memory that a plan's parameters leave by TorchRec's estimate: a byte of each at least."""
+    """The devices with the memory that a plan's parameters leave, on them and on their hosts: a byte of each at least.
+
+    They take what TorchRec estimates, and what it doesn't count: second caches of key-value kernels, in host memory,
+    and what modules have besides tables, such as the ids of managed collision.
+    """
     if not parameters:
         return topology
     options = sharding_options(sharding_plan, parameters, asked.batch_size, topology)
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
     estimate_storage(options, sharders, topology, asked.constraints)
     left, memory = deepcopy(topology), memory_of_tables(topology)
-    for device, taken in zip(left.devices, device_bytes(options, topology), strict=True):
-        setattr(device.storage, memory, max(getattr(device.storage, memory) - taken, 1))
+    beside = _bytes_beside_tables(parameters) // topology.world_size
+    for device, taken in zip(left.devices, storage_taken(options, topology), strict=True):
+        free = device.storage - taken
+        device.storage = Storage(max(free.hbm, 0), max(free.ddr, 0), max(free.ssd, 0))
+        setattr(device.storage, memory, max(getattr(free, memory) - beside, 1))
     return left
+
+
+def _bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
+    """Buffers of the parameters' modules, which are sharded by rows as their tables are."""
+    modules = {id(parameter.module): parameter.module for parameter in parameters}
+    return sum(buffer.numel() * buffer.element_size() for module in modules.values() for buffer in module.buffers())

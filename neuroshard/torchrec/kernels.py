@@ -15,8 +15,15 @@ _KERNELS = {
     Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING,
     Tier.HOST: EmbeddingComputeKernel.FUSED_UVM,
 }
+_IN_STORES = (
+    EmbeddingComputeKernel.KEY_VALUE,
+    EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
+    EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE,
+    EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
+)
 KERNELS: dict[Tier, str] = {tier: kernel.value for tier, kernel in _KERNELS.items()}
 DENSE: str = EmbeddingComputeKernel.DENSE.value
+KEY_VALUE: tuple[str, ...] = tuple(kernel.value for kernel in _IN_STORES)
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 

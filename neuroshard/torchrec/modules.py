@@ -152,16 +152,17 @@ def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | No
         return served.no_sequences
     if parameter.unlike_kernels:
         return f"{config.embedding_dim} columns are no multiple of {DIM_MULTIPLE}, so it is copied"
-    return _why_not_costed(config) or _why_not_placed(parameter, served)
+    return _why_not_costed(parameter) or _why_not_placed(parameter, served)
 
 
-def _why_not_costed(config: Any) -> str | None:
+def _why_not_costed(parameter: Parameter) -> str | None:
     """What of a table no cost model of ours knows."""
+    config = parameter.config
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
     if getattr(config, "enable_embedding_update", False):
         return "written to in training (enable_embedding_update)"
-    return "a virtual table" if getattr(config, "use_virtual_table", False) else None
+    return "a virtual table" if parameter.is_virtual else None
 
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:

@@ -7,11 +7,12 @@ from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
 from torchrec.distributed.planner.enumerators import get_partition_by_type
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
-from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
+from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan, ShardingType
 
+from neuroshard.torchrec.kernels import KEY_VALUE
 from neuroshard.torchrec.parameters import Parameter
 
 PASSED_ON = (
@@ -103,13 +104,22 @@ def memory_of_tables(topology: TorchRecTopology) -> str:
     return "ddr" if topology.compute_device == "cpu" else "hbm"
 
 
-def device_bytes(options: Sequence[ShardingOption], topology: TorchRecTopology) -> tuple[int, ...]:
-    """(D,) bytes of the memory that holds tables which estimated options take."""
-    total, memory = [0] * topology.world_size, memory_of_tables(topology)
+def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
+    """What estimated options take of each device and its part of the host: with key-value kernels' second caches.
+
+    TorchRec doesn't estimate those: one for each device, in host memory, for tables of a module that share a kernel.
+    """
+    taken, caches = [Storage(0, 0) for _ in topology.devices], set()
     for option in options:
+        cached = (option.key_value_params and option.key_value_params.l2_cache_size) or 0
         for shard in option.shards:
-            total[int(shard.rank or 0)] += getattr(shard.storage, memory)
-    return tuple(total)
+            rank = int(shard.rank or 0)
+            taken[rank] += shard.storage or Storage(0, 0)
+            if option.compute_kernel in KEY_VALUE:
+                caches.add((rank, option.path, option.compute_kernel, cached))
+    for rank, _, _, gigabytes in caches:
+        taken[rank] += Storage(0, gigabytes << 30)
+    return taken
 
 
 def sharder_data(sharders: Sequence[ModuleSharder[Any]]) -> dict[str, Any]:

@@ -74,6 +74,11 @@ class Parameter:
         return self.config is not None and self.config.embedding_dim % DIM_MULTIPLE > 0
 
     @property
+    def is_virtual(self) -> bool:
+        """Whether it is a table of more rows than there is memory for, which are kept in buckets as they come up."""
+        return bool(getattr(self.config, "use_virtual_table", False))
+
+    @property
     def said(self) -> ParameterConstraints:
         """TorchRec's constraints; what they say by themselves where there are none."""
         return self.constraints or ParameterConstraints()
