@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import neuroshard as ns
 from neuroshard.app.arguments import as_overrides, split_flags
 from neuroshard.app.cli import main
 from neuroshard.app.commands import COMMANDS
@@ -60,12 +61,26 @@ def test_every_command_is_one(page, arguments):
         check_overrides(command, as_overrides(command, texts), sweeping=bool(flags))
 
 
-def test_generated_pages_are_current():
+@pytest.fixture(scope="module")
+def generate():
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_current(generate):
     for name, text in generate.pages().items():
         assert (ROOT / "docs" / name).read_text() == text, f"docs/{name} is out of date: make docs"
+
+
+def test_constants_are_printed_by_value_and_not_by_their_types_docstring(generate, monkeypatch):
+    monkeypatch.setattr(ns, "TENTH", 0.1, raising=False)
+    monkeypatch.setattr(ns, "__all__", [*ns.__all__, "TENTH"])
+    text = generate.pages()["api.md"]
+    assert "ns.TENTH = 0.1\n" in text
+    for kind in (bool, int, float, str, tuple, dict):
+        assert kind.__doc__.splitlines()[0] not in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
