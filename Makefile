@@ -79,13 +79,16 @@ bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else 
 	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py tests/neuroshard/models/test_bundle_values.py
 	$(BIN)/python benchmarks/kill_runs.py
 
-release-check: $(INSTALLED)  ## build wheel and sdist, install the wheel into an empty environment, search there
+# Run without PYTHONPATH: a checkout on it would pass for the installed package, to pip too.
+release-check: export PYTHONPATH :=
+release-check: $(INSTALLED)  ## build sdist and from it the wheel, install that into an empty environment, search there
 	rm -rf build/release
 	$(BIN)/python -m build --outdir build/release/dist
 	$(PYTHON) -m venv build/release/venv
 	build/release/venv/bin/pip install --quiet --disable-pip-version-check "$$(ls -d build/release/dist/*.whl)[cpu]"
-	cd build/release && env -u PYTHONPATH venv/bin/neuroshard --help > help.txt
-	cd build/release && env -u PYTHONPATH venv/bin/neuroshard search model=cpu searcher=dim_greedy out=found
+	cd build/release && venv/bin/neuroshard --version
+	cd build/release && venv/bin/neuroshard search model=cpu searcher=dim_greedy out=found
+	cd build/release && venv/bin/neuroshard evaluate found/plans/task-0000.json hardware=cpu out=measured
 	@echo "the wheel works in an empty environment: build/release/dist"
 
 clean:  ## remove the environment, caches and the demo's files
