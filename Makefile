@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup
 timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) s"
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test test-all golden lint types format docs bench release-check clean
+.PHONY: help install demo test test-all golden lint types format docs results bench release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -61,21 +61,13 @@ format: $(INSTALLED)  ## rewrite the code in the project's style
 docs: $(INSTALLED)  ## write the generated pages: docs/cli.md, docs/api.md
 	$(BIN)/python docs/generate.py
 
-bench: $(INSTALLED)  ## what is measured rather than asserted; let nothing else run
-	$(BIN)/python benchmarks/search_speed.py
-	$(BIN)/python benchmarks/training_speed.py
-	$(BIN)/python benchmarks/plan_quality.py cpu 4 4096
-	$(BIN)/python benchmarks/plan_quality.py roofline:h100 4 65536
-	$(BIN)/python benchmarks/exhaustive.py roofline:h100 2
-	$(BIN)/python benchmarks/feasibility.py
-	$(BIN)/python benchmarks/learning_curve.py benchmarks/data/cpu
-	$(BIN)/python benchmarks/ablation.py benchmarks/data/cpu
-	$(BIN)/python benchmarks/device_counts.py benchmarks/data/cpu
-	$(BIN)/python benchmarks/physics.py cpu roofline:h100
-	$(BIN)/python benchmarks/torchrec_peer.py cpu 4096 60 4 20
-	$(BIN)/python benchmarks/torchrec_peer.py roofline:h100 65536 200 16 5
+results: $(INSTALLED)  ## make the tables and pictures of docs/results.md, but finished ones; two hours, let nothing else run
+	$(BIN)/python benchmarks/results.py
+	$(BIN)/python benchmarks/h100.py > build/h100.md && mv build/h100.md docs/h100.md
+
+bench: $(INSTALLED)  ## what is measured rather than asserted, and isn't in docs/results.md; let nothing else run
 	$(BIN)/python benchmarks/training_steps.py bench/steps
-	$(BIN)/python benchmarks/policies.py cpu 50 dreamshard autoshard
+	$(BIN)/python benchmarks/feasibility.py
 	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py tests/neuroshard/models/test_bundle_values.py
 	$(BIN)/python benchmarks/kill_runs.py
 

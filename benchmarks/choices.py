@@ -1,6 +1,4 @@
-"""Which of the plans at hand to believe: rules of choice, judged by the truth of made-up devices.
-
-usage: choices.py [TASKS]
+"""Which of the plans at hand to believe: a table of `results.py`. The truth of made-up devices judges rules of choice.
 
 Models are fitted as `true_gains.py` fits them, on two made-up devices and for 2, 4 and 8 devices each; tasks are of
 kinds that nothing was tuned to (`tests/kit/kinds.py`). Of each the plans of the published search, of even layouts, of
@@ -13,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from shared import Made
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -45,22 +45,30 @@ RULES: dict[str, Callable[[FloatArray], int]] = {
 }
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 56
+def judged_rules(_work: Path, small: bool) -> Made:
+    """Every rule's true costs on tasks of all kinds."""
+    devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 56)
     judged = [
         of_task
-        for device in ("gpu", "cpu")
-        for num_devices in (2, 4, 8)
-        for of_task in _judged(Setting(device, "default", 0.05, 400, num_devices), count)
+        for device in devices
+        for num_devices in counts
+        for of_task in _judged(Setting(device, "default", 0.05, 400, num_devices), tasks)
     ]
-    print(f"{len(judged)} tasks\n\n| taken | true cost over the published search's | worse by > 1% | better by > 1% |")
-    print("| --- | --- | --- | --- |")
-    every = {**RULES, "least true cost": None}
+    every: dict[str, Callable[[FloatArray], int] | None] = {**RULES, "least true cost": None}
+    rows = []
     for name, rule in every.items():
         taken = [int(true.argmin()) if rule is None else rule(costs) for costs, true in judged]
         over = np.array([true[plan] / true[0] - 1 for plan, (_, true) in zip(taken, judged, strict=True)])
-        error, worse, better = over.std() / len(over) ** 0.5, (over > 0.01).mean(), (over < -0.01).mean()
-        print(f"| {name} | {over.mean():+.2%} ± {error:.2%} | {worse:.1%} | {better:.1%} |", flush=True)
+        rows.append(
+            {
+                "taken": name,
+                "true cost over the published search's": f"{over.mean():+.2%} ± {over.std() / len(over) ** 0.5:.2%}",
+                "worse by > 1%": f"{(over > 0.01).mean():.1%}",
+                "better by > 1%": f"{(over < -0.01).mean():.1%}",
+            }
+        )
+    noise = f"Standard errors are over {len(judged)} tasks; models are fitted to 400 samples with 5% noise."
+    return Made(pd.DataFrame(rows), noise)
 
 
 def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]:
@@ -88,7 +96,3 @@ def _on(setting: Setting, task: Task) -> Task:
     tables = tuple(replace(table, reuse=its) for table, its in zip(task.tables, reuse, strict=True))
     memory = max(2 * sum(table.size_bytes for table in tables) // setting.num_devices, 64 << 20)
     return Task(tables, Topology(setting.num_devices, memory), batch)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,8 +9,11 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from shared import Made
 
 import neuroshard as ns
 from neuroshard.plumbing.errors import InfeasibleError
@@ -126,16 +129,20 @@ def _targets(simulator: ns.Simulator) -> Iterator[str]:
     yield ""
 
 
-def _memory(simulator: ns.Simulator) -> Iterator[str]:
+def _memory(_: ns.Simulator) -> Iterator[str]:
     """Less and less device memory."""
     yield "## Host memory\nDLRM-DCNv2, 8 GPUs with a share of the memory that its tables take; hosts have room.\n"
-    yield from _head(
-        *("memory", "device memory alone, ms", "all memories, ms", "tables on device, cached, on host"),
-        "TorchRec's planner, ms",
-    )
+    frame = memory_shares(Path(), small=False).frame
+    yield from _head(*frame.columns)
+    yield from (f"| {' | '.join(row)} |" for row in frame.to_numpy())
+
+
+def memory_shares(_work: Path, small: bool) -> Made:
+    """DLRM-DCNv2 on 8 GPUs with less and less memory: a table of `results.py`."""
+    simulator = ns.Simulator(ns.CostModels.load(MODEL))
     tables = ns.load_tables("criteo", batch_size=BATCH)
-    size = sum(table.size_bytes for table in tables)
-    for share in (1.05, 0.8, 0.6, 0.4, 0.2):
+    size, rows = sum(table.size_bytes for table in tables), []
+    for share in (1.05,) if small else (1.05, 0.8, 0.6, 0.4, 0.2):
         each = int(share * size / 8) + (1 << 30)
         plans = []
         for host, searcher in ((0, "neuroshard"), (2 * size, "neuroshard"), (2 * size, "torchrec")):
@@ -143,8 +150,10 @@ def _memory(simulator: ns.Simulator) -> Iterator[str]:
             plans.append(_found(task, simulator, searcher=searcher))
         best = plans[1]
         homes = "" if best is None else ", ".join(str(sum(home.tier is tier for home in best.homes)) for tier in TIERS)
-        alone, _, theirs = (_ms(simulator, plan) for plan in plans)
-        yield f"| {share:.2f} | {alone} | {_ms(simulator, best)} | {homes} | {theirs} |"
+        alone, every, theirs = (_ms(simulator, plan) for plan in plans)
+        rows.append((f"{share:.2f}", alone, every, homes, theirs))
+    columns = ("memory", "device memory alone, ms", "all memories, ms", "tables on device, cached, on host")
+    return Made(pd.DataFrame(rows, columns=[*columns, "TorchRec's planner, ms"]), "Arithmetic: the same everywhere.")
 
 
 def _head(*columns: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 from scipy.stats import kendalltau
+from shared import Made
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
@@ -23,6 +24,7 @@ from torchrec.distributed.planner import Topology as TorchRecTopology
 import neuroshard as ns
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.stand_in import StandIn, renamed
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import InSteps
@@ -93,27 +95,62 @@ SEARCHES: dict[str, dict[str, object]] = {
 }
 
 
+# What docs/results.md quotes, in its words.
+QUOTED = {
+    "few_small": "20 small ones",
+    "small": "80 small ones",
+    "dcn": "26 of DLRM-DCNv2, rows capped at 300,000",
+    "sequences": "12 pooled ones, 4 sequence tables",
+    "widths": "60 of several widths",
+    "papers": "24 of the papers' kind",
+    "hot": "one of 120 lookups and 16 others",
+    "small_features": "30 that one to three features read",
+    "to_30k_rows": "30 of 10 to 30,000 rows",
+    "to_100k_rows": "50 of 30 to 100,000 rows",
+    "many_to_100k_rows": "60 of 100 to 100,000 rows",
+}
+
+
 def main() -> None:
     out, kinds = Path(sys.argv[1]), sys.argv[2:] or list(KINDS)
-    console = Console(width=160)
-    frames = []
-    for kind in kinds:
-        task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
-        files = _planned(out / kind, task)
-        steps = InSteps()
-        result = Evaluate(
-            files, None, Hardware(DeviceSpec("cpu")), None, 0, str(out / kind / "steps"), through=steps
-        ).run()
-        result.show(console)
-        frames.append(pd.read_parquet(out / kind / "steps" / "results.parquet").assign(kind=kind))
-    _report(pd.concat(frames))
+    _report(pd.concat([_trained(kind, out, SEARCHES, StepProtocol()) for kind in kinds]))
 
 
-def _planned(folder: Path, task: ns.Task) -> list[str]:
+def beside_torchrec(work: Path, small: bool) -> Made:
+    """Steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
+    protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol()
+    rows, ratios = [], []
+    for kind in ["few_small"] if small else QUOTED:
+        frame = _trained(kind, work, {"default": {}}, protocol).set_index("method")
+        row = frame.loc["default" if "default" in frame.index else "torchrec_planner"]
+        ratios.append(row.beside_first)
+        rows.append(
+            {
+                "tables of the model": QUOTED[kind],
+                "predicted cost over TorchRec's": f"{row.predicted_beside_first:.2f}",
+                "step time over TorchRec's": f"{row.beside_first:.2f}",
+                "range over builds": f"{row.beside_first_least:.2f} to {row.beside_first_most:.2f}",
+                "noise": f"{row.floor:.1%}",
+            }
+        )
+    mean = {"tables of the model": "**mean**", "step time over TorchRec's": f"**{np.mean(ratios):.3f}**"}
+    return Made(pd.DataFrame([*rows, mean]).fillna(""), "Noise: how far two copies of one plan differ, in its column.")
+
+
+def _trained(kind: str, out: Path, searches: Mapping[str, dict[str, object]], protocol: StepProtocol) -> pd.DataFrame:
+    """What `evaluate` leaves of the kind's plans."""
+    task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
+    files, steps = _planned(out / kind, task, searches), str(out / kind / "steps")
+    result = Evaluate(files, None, Hardware(DeviceSpec("cpu")), None, 0, steps, through=InSteps(protocol)).run()
+    result.show(Console(width=160))
+    return pd.read_parquet(Path(steps) / "results.parquet").assign(kind=kind)
+
+
+def _planned(folder: Path, task: ns.Task, searches: Mapping[str, dict[str, object]]) -> list[str]:
     """Files of the plans, TorchRec's first; equal plans once."""
     sim = ns.Simulator(ns.CostModels.load("cpu"))
     found: dict[str, Plan] = {"torchrec_planner": _torchrec(task)}
-    for name, settings in SEARCHES.items():
+    for name, settings in searches.items():
         plan = ns.search(task, sim, **settings)
         if all(plan.placements != other.placements for other in found.values()):
             found[name] = plan

@@ -1,0 +1,195 @@
+"""Make every table and picture that README and docs/results.md quote: `make results`.
+
+usage: results.py [--small] [NAME ...]    (--small: minutes, into build/results/small, to see that all runs)
+
+Let nothing else run: two hours on two cores. A table is a file in docs/results/ that says when, where and with which
+models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as the
+installed models stay: delete its file for that. Runs that were stopped go on (build/results).
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pictures
+from choices import judged_rules
+from h100 import memory_shares
+from search_costs import methods, scaling, two_plans
+from shared import Made
+from training_steps import beside_torchrec
+
+from neuroshard.bundles import shipped_path
+from neuroshard.models import CostModels
+from neuroshard.models.bundle import load_with_digest
+from neuroshard.models.card import ModelTest
+from neuroshard.plumbing.files import write_atomically
+from neuroshard.words.fingerprint import fingerprint
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLES, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
+WORK = ROOT / "build" / "results"
+_MARKED = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="make the tables and pictures of docs/results.md")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("names", nargs="*", choices=[[], *MAKERS])
+    given = parser.parse_args()
+    folder, work = (WORK / "small", WORK / "small" / "runs") if given.small else (TABLES, WORK)
+    for name in given.names or MAKERS:
+        make(name, folder, work, given.small)
+    if not given.small and all((TABLES / f"{name}.csv").exists() for name in MAKERS):
+        pictures.draw(TABLES, PAGE.parent)
+        PAGE.write_text(with_tables(PAGE.read_text()))
+
+
+def make(name: str, folder: Path, work: Path, small: bool) -> None:
+    """Make a table unless it is there, made with today's models."""
+    path = folder / f"{name}.csv"
+    if path.exists() and facts(path)["models"] == models_digest():
+        print(f"{name}: there already")
+        return
+    made = MAKERS[name](work / name, small)
+    said = {
+        "made": f"{datetime.now(UTC):%-d %B %Y}",
+        "machine": str(fingerprint("cpu")),
+        "models": models_digest(),
+        "noise": made.noise,
+    }
+    head = "".join(f"# {key}: {value}\n" for key, value in said.items())
+    write_atomically(path, lambda temporary: temporary.write_text(head + made.frame.to_csv(index=False)))
+    print(f"{name}: {path}")
+
+
+def facts(path: Path) -> dict[str, str]:
+    """What the file's first lines say of its table."""
+    lines = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def models_digest() -> str:
+    """The first digits of the installed CPU models' digest."""
+    return (CostModels.load("cpu").digest or "")[:12]
+
+
+def with_tables(page: str) -> str:
+    """The page with every table between its markers."""
+    return _MARKED.sub(lambda found: f"{found[1]}{as_markdown(TABLES / f'{found[2]}.csv')}{found[3]}", page)
+
+
+def as_markdown(path: Path) -> str:
+    """The table for readers, with what is known of it below."""
+    frame = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False)
+    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
+    known = facts(path)
+    made = f"Made on {known['made']}, {known['machine']}. Models: `{known['models']}`. {known['noise']}"
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n<sub>{made}</sub>\n"
+
+
+@dataclass(frozen=True)
+class _Method:
+    searcher: str
+    name: str
+
+
+_ON_HARDWARE = (
+    _Method("size_lookup_greedy", "size-lookup greedy, the best of the heuristics"),
+    _Method("torchrec", "TorchRec's planner, the best of eight settings"),
+    _Method("neuroshard", "**default**"),
+)
+
+
+def hardware(work: Path, small: bool) -> Made:
+    """Plans of the papers' tasks, measured beside their predictions."""
+    neuroshard = Path(sys.executable).with_name("neuroshard")
+    names = [method.searcher for method in _ON_HARDWARE]
+    drawn = ["tasks=paper", f"tasks.draw.count={2 if small else 12}", "tables.seed=1", "topology.memory_bytes=4GiB"]
+    searched = [f"out={work}/${{method}}", f"searcher={','.join(names)}"]
+    subprocess.run([neuroshard, "search", "-m", *drawn, *searched], check=True)
+    plans = [f"{work}/{name}" for name in names]
+    subprocess.run([neuroshard, "evaluate", *plans, "hardware=cpu", f"out={work}/measured"], check=True)
+    return _of_plans(pd.read_parquet(work / "measured" / "results.parquet"))
+
+
+def _of_plans(frame: pd.DataFrame) -> Made:
+    by = {name: its.set_index("task") for name, its in frame.groupby("method")}
+    ours, rows = by["neuroshard"], []
+    inside = ((frame["predicted_ms"] - frame["measured_ms"]).abs() <= frame["margin_ms"]).sum()
+    for method in _ON_HARDWARE:
+        its = by[method.searcher]
+        less = 1 - ours["measured_ms"] / its["measured_ms"]
+        off = its["predicted_ms"] / its["measured_ms"] - 1
+        rows.append(
+            {
+                "method": method.name,
+                "predicted ms": f"{its['predicted_ms'].mean():.2f}",
+                "measured ms": f"{its['measured_ms'].mean():.2f}",
+                "prediction off by, mean": f"{off.abs().mean():.1%}",
+                "NeuroShard's cost less, mean and standard error": ""
+                if its is ours
+                else f"{less.mean():.1%} ± {less.sem():.1%}",
+                "cheaper on": "" if its is ours else f"{(less > 0).sum()} of {len(its)}",
+            }
+        )
+    noise = f"{inside} of {len(frame)} measured costs lie inside their predicted 90% intervals."
+    return Made(pd.DataFrame(rows), f"Standard errors are over tasks. {noise}")
+
+
+def errors(_work: Path, _small: bool) -> Made:
+    """Errors of the installed models on tables never seen in training, as their card has them."""
+    _, card, _ = load_with_digest(shipped_path("cpu"))
+    tests = card.metrics
+    assert tests is not None
+    every = {"compute": tests.compute, "forward": tests.forward, "backward": tests.backward} | tests.others
+    rows = [{"model": _WORDS.get(name, name), **_errors_of(test)} for name, test in every.items()]
+    return Made(pd.DataFrame(rows), "Noise: how far two passes over the same samples differ, in its column.")
+
+
+_WORDS = {
+    "compute": "compute of columns",
+    "compute.rows": "compute of row blocks",
+    "compute.copies": "compute of copies",
+    "compute.sequence_columns": "compute of sequence tables, columns",
+    "compute.sequence_rows": "compute of sequence tables, row blocks",
+    "forward": "forward all-to-all",
+    "forward.reduce_scatter": "forward reduce-scatter",
+    "backward": "backward all-to-all",
+    "backward.reduce_scatter": "backward all-gather",
+    "backward.all_reduce": "backward all-reduce",
+    "input": "exchange of indices and lengths",
+}
+
+
+def _errors_of(test: ModelTest) -> dict[str, str]:
+    tenths = np.array(test.test.decile_mape)
+    return {
+        "test values": f"{test.test.samples}",
+        "mean error": f"{test.test.mape:.1%}",
+        "two passes differ by, mean": f"{test.noise_mean:.1%}",
+        "Kendall's tau": f"{test.test.kendall_tau:.3f}",
+        "error by tenth of the cost, least and most": f"{tenths.min():.1%} to {tenths.max():.1%}",
+        "inside the 90% intervals": f"{test.coverage:.0%}",
+    }
+
+
+MAKERS: dict[str, Callable[[Path, bool], Made]] = {
+    "errors": errors,
+    "plan": two_plans,
+    "methods": methods,
+    "scaling": scaling,
+    "tiers": memory_shares,
+    "hardware": hardware,
+    "choices": judged_rules,
+    "steps": beside_torchrec,
+}
+
+if __name__ == "__main__":
+    main()

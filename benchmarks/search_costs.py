@@ -1,0 +1,117 @@
+"""What searches cost, in predicted ms of their plans, in seconds, and in memory: tables of `results.py`."""
+
+import resource
+import time
+import warnings
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from shared import Made
+
+import neuroshard as ns
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.tables import halvings
+from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.tasks.draw import TaskDraw, drawn
+
+BATCH_SIZE = 4096
+METHODS = (
+    *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy", "dreamshard", "autoshard"),
+    *("torchrec", "torchrec_simulated", "neuroshard_published", "neuroshard"),
+)
+SCALES = ((100, 4), (1000, 4), (1000, 16), (1000, 128), (2000, 128))
+
+
+def methods(_work: Path, small: bool) -> Made:
+    """Every method on the papers' tasks: predicted costs by the installed models, and search times."""
+    warnings.simplefilter("ignore", ns.NeuroShardWarning)
+    simulator = ns.Simulator(ns.CostModels.load("cpu"))
+    tasks, found = _tasks(2 if small else 12), {}
+    for name in METHODS:
+        _found(tasks[0], simulator, name)  # compiles
+        found[name] = np.array([_found(task, simulator, name) for task in tasks])
+    every = np.all([np.isfinite(its[:, 0]) for its in found.values()], axis=0)
+    ours = found["neuroshard"][every, 0]
+    rows = [
+        {
+            "method": f"`{name}`",
+            "tasks solved": f"{np.isfinite(its[:, 0]).sum()} of {len(tasks)}",
+            "predicted cost, ms": f"{its[every, 0].mean():.2f}",
+            "beside the default's": f"{(its[every, 0] / ours).mean():.3f}",
+            "search, s, median": f"{np.median(its[:, 1]):.3f}",
+            "longest": f"{its[:, 1].max():.3f}",
+        }
+        for name, its in found.items()
+    ]
+    return Made(pd.DataFrame(rows), f"Costs are means over the {every.sum()} tasks that all solve, and repeat exactly.")
+
+
+def _found(task: ns.Task, simulator: ns.Simulator, searcher: str) -> tuple[float, float]:
+    """(predicted ms, s of search); infinite ms where no plan is found."""
+    start = time.perf_counter()
+    try:
+        plan = ns.search(task, simulator, searcher)
+    except InfeasibleError:
+        return np.inf, time.perf_counter() - start
+    return simulator.cost(task, plan).total_ms, time.perf_counter() - start
+
+
+def two_plans(_work: Path, _small: bool) -> Made:
+    """The best heuristic's plan and the default's for the first of the papers' tasks: predicted ms of each device."""
+    warnings.simplefilter("ignore", ns.NeuroShardWarning)
+    simulator, task, rows = ns.Simulator(ns.CostModels.load("cpu")), _tasks(1)[0], []
+    for name, searcher in (("size-lookup greedy", "size_lookup_greedy"), ("NeuroShard", "neuroshard")):
+        plan = ns.search(task, simulator, searcher)
+        cost = simulator.cost(task, plan)
+        rows += [
+            {
+                "plan by": name,
+                "device": f"{device}",
+                "backward, ms": f"{cost.backward[device]:.2f}",
+                "compute, ms": f"{cost.compute[device]:.2f}",
+                "forward, with the wait for the straggler, ms": f"{cost.forward[device]:.2f}",
+                "shards": f"{len(plan.device_tables[device])}",
+                "memory, GiB": f"{plan.device_bytes[device] / 2**30:.2f}",
+            }
+            for device in range(task.topology.num_devices)
+        ]
+    return Made(pd.DataFrame(rows), f"Predicted; {len(task.tables)} tables.")
+
+
+def _tasks(count: int) -> list[ns.Task]:
+    """The first of the papers' tasks, of tables that the installed models have never seen."""
+    tables = dlrm_like(batch_size=BATCH_SIZE, seed=1)
+    return list(drawn(tables, ns.Topology(4, "4GiB"), BATCH_SIZE, TaskDraw(count=count)))
+
+
+def scaling(_work: Path, small: bool) -> Made:
+    """Time and memory of searches as tables and devices grow, each in a fresh process."""
+    scales = SCALES[:1] if small else SCALES
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        found = pool.map(_scaled, scales, chunksize=1)
+    return Made(pd.DataFrame(row for rows in found for row in rows), "Noise: least and most of three searches.")
+
+
+def _scaled(scale: tuple[int, int]) -> list[dict[str, str]]:
+    num_tables, num_devices = scale
+    simulator = ns.Simulator(ns.CostModels.load("roofline:h100"))
+    dims = np.random.default_rng(0).choice(halvings(128), size=num_tables)
+    pool = dlrm_like(num_tables, seed=3)
+    tables = tuple(table.with_dim(int(dim)) for table, dim in zip(pool, dims, strict=True))
+    task = ns.Task(tables, ns.Topology(num_devices, "80GiB"), 65536)
+    rows = []
+    for name in ("neuroshard_published", "neuroshard"):
+        times = sorted(_found(task, simulator, name)[1] for _ in range(4))[:3]  # the longest may compile
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        rows.append(
+            {
+                "tables": f"{num_tables}",
+                "devices": f"{num_devices}",
+                "searcher": f"`{name}`",
+                "search, s": f"{times[1]:.2f} ({times[0]:.2f} to {times[2]:.2f})",
+                "memory of the process, GiB": f"{peak:.2f}",
+            }
+        )
+    return rows

@@ -1,0 +1,78 @@
+"""What README and docs/results.md quote stands in files that scripts wrote, and those aren't made twice."""
+
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import pictures
+import results
+from shared import Made
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+TABLES = sorted((ROOT / "docs" / "results").glob("*.csv"))
+FIGURE = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?%|\d+\.\d+(?![\w.]*\w))")
+
+
+def _paragraphs(page):
+    """The text outside code, a list's items and table rows one by one."""
+    text = re.sub(r"```.*?```|<!-- table.*?<!-- end -->|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    return [part for part in re.split(r"\n\n|\n(?=- |\d\. |\| )", text) if part.strip()]
+
+
+def _linked(page, paragraph):
+    """The pages of figures that a paragraph links to."""
+    targets = (page.parent / target for target in re.findall(r"\]\(([^)#]+\.md)", paragraph) if "://" not in target)
+    return [target.read_text() for target in targets if target.name != "results.md"]
+
+
+def _quoted():
+    for page in PAGES:
+        for paragraph in _paragraphs(page):
+            for figure in FIGURE.findall(paragraph.replace("Python 3.11", "")):
+                yield pytest.param(page, paragraph, figure, id=f"{page.name}-{figure}")
+
+
+@pytest.mark.parametrize(("page", "paragraph", "figure"), _quoted())
+def test_every_quoted_figure_stands_in_a_table_or_on_the_page_that_is_linked(page, paragraph, figure):
+    sources = [path.read_text() for path in TABLES] + _linked(page, paragraph)
+    assert any(re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", text) for text in sources), paragraph
+
+
+def test_the_page_holds_the_tables_as_they_were_made():
+    text = results.PAGE.read_text()
+    assert results.with_tables(text) == text, "python benchmarks/results.py"
+    assert set(re.findall(r"<!-- table (\w+) -->", text)) == set(results.MAKERS)
+    assert {path.stem for path in TABLES} == set(results.MAKERS)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_tables_say_when_where_and_with_which_models_they_were_made(path):
+    assert set(results.facts(path)) == {"made", "machine", "models", "noise"}
+    assert results.facts(path)["models"] == results.models_digest()
+
+
+def test_a_finished_table_is_made_again_with_other_models_only(tmp_path, monkeypatch):
+    made = []
+
+    def maker(_work, _small):
+        made.append(1)
+        return Made(pd.DataFrame({"a": ["1"]}), "None.")
+
+    monkeypatch.setitem(results.MAKERS, "one", maker)
+    for models in ("x", "x", "y"):
+        monkeypatch.setattr(results, "models_digest", lambda models=models: models)
+        results.make("one", tmp_path, tmp_path, small=True)
+    assert len(made) == 2
+    assert results.as_markdown(tmp_path / "one.csv").startswith("| a |\n| --- |\n| 1 |\n")
+
+
+def test_pictures_are_drawn_from_the_tables(tmp_path):
+    pictures.draw(results.TABLES, tmp_path)
+    for name in pictures.PICTURES:
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
