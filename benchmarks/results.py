@@ -3,8 +3,8 @@
 usage: results.py [--small] [NAME ...]    (--small: minutes, into build/results/small, to see that all runs)
 
 Let nothing else run: two hours on two cores. A table is a file in docs/results/ that says when, where and with which
-models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as the
-installed models stay: delete its file for that. Runs that were stopped go on (build/results).
+models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as its
+models stay: delete its file for that. Runs that were stopped go on (build/results).
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +55,14 @@ def main() -> None:
 def make(name: str, folder: Path, work: Path, small: bool) -> None:
     """Make a table unless it is there, made with today's models."""
     path = folder / f"{name}.csv"
-    if path.exists() and facts(path)["models"] == models_digest():
+    if path.exists() and facts(path)["models"] == models_of(name):
         print(f"{name}: there already")
         return
     made = MAKERS[name](work / name, small)
     said = {
         "made": f"{datetime.now(UTC):%-d %B %Y}",
         "machine": str(fingerprint("cpu")),
-        "models": models_digest(),
+        "models": models_of(name),
         "noise": made.noise,
     }
     head = "".join(f"# {key}: {value}\n" for key, value in said.items())
@@ -75,9 +76,17 @@ def facts(path: Path) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
-def models_digest() -> str:
-    """The first digits of the installed CPU models' digest."""
-    return (CostModels.load("cpu").digest or "")[:12]
+def models_of(name: str) -> str:
+    """What a table is made with, and the first digits of its digest."""
+    if name == "choices":
+        return "fitted to made-up devices"
+    if name in ("scaling", "tiers"):
+        arithmetic = [
+            ROOT / "conf" / "roofline" / "h100.yaml",
+            *sorted((ROOT / "neuroshard/models/points").glob("*.csv")),
+        ]
+        return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
+    return f"cpu {(CostModels.load('cpu').digest or '')[:8]}"
 
 
 def with_tables(page: str) -> str:

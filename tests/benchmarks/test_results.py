@@ -54,7 +54,7 @@ def test_the_page_holds_the_tables_as_they_were_made():
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_tables_say_when_where_and_with_which_models_they_were_made(path):
     assert set(results.facts(path)) == {"made", "machine", "models", "noise"}
-    assert results.facts(path)["models"] == results.models_digest()
+    assert results.facts(path)["models"] == results.models_of(path.stem), "make results"
 
 
 def test_a_finished_table_is_made_again_with_other_models_only(tmp_path, monkeypatch):
@@ -66,7 +66,7 @@ def test_a_finished_table_is_made_again_with_other_models_only(tmp_path, monkeyp
 
     monkeypatch.setitem(results.MAKERS, "one", maker)
     for models in ("x", "x", "y"):
-        monkeypatch.setattr(results, "models_digest", lambda models=models: models)
+        monkeypatch.setattr(results, "models_of", lambda _, models=models: models)
         results.make("one", tmp_path, tmp_path, small=True)
     assert len(made) == 2
     assert results.as_markdown(tmp_path / "one.csv").startswith("| a |\n| --- |\n| 1 |\n")
