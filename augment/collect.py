@@ -1,9 +1,10 @@
 """The collect run: draw samples, measure them, write parts; go on where an earlier run stopped."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
@@ -26,14 +27,17 @@ from neuroshard.records.samples import CommSample, ComputeSample, Sample
 from neuroshard.records.splits import TableSplit, split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.augment.summary import MAX_NOISE, KindSummary, Summary
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.words.fingerprint import versions
 from neuroshard.words.home import Tier
 
-_COMPUTE, _COMM = 0, 1  # streams of random numbers
+_COMPUTE, _COMM, _LOCAL = 0, 1, 2  # streams of random numbers
 _DRAW, _LOOKUPS = 0, 1
 _NOT_MEASURED = ("tables", "seed", "out", "max_noise", "more_passes")  # no settings that decide what is measured
+_OF_LOCAL_WORK = ("local", "num_local_samples")
+_LIVE_STEPS = 8  # of a part
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,11 @@ class Collect:
     Attributes:
         tables: what is augmented.
         hardware: what is measured on.
-        compute, comm: how samples are drawn.
+        compute, comm, local: how samples are drawn.
         num_compute_samples: combinations of tables to measure.
         num_comm_samples: exchanges to measure.
+        num_local_samples: training steps to measure, mirrored: what TorchRec adds to kernels and exchanges. They need
+            TorchRec.
         num_second_pass: of the samples of each kind, spread over all, measured again at the end: the noise.
         batch_sizes: or several: every sample has one of them.
         seed: fixes every sample and its lookups.
@@ -69,6 +75,8 @@ class Collect:
     num_second_pass: Count = 48
     max_noise: Positive | None = MAX_NOISE
     more_passes: Count = 3
+    local: PlanAugmentation = field(default_factory=PlanAugmentation)
+    num_local_samples: Count = 0
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
@@ -78,6 +86,11 @@ class Collect:
                 f"comm.num_devices={list(self.comm.num_devices)}"
             )
         self.compute.check(split_tables(self.tables, self.seed))
+        if self.num_local_samples and find_spec("torchrec") is None:
+            raise UserError(
+                "num_local_samples measures TorchRec's training steps, and torchrec isn't installed: leave it out, or "
+                "install it: docs/torchrec.md says how"
+            )
         self.hardware.check_tiers(Tier(tier) for tier in self.compute.tiers)
         for count in self.comm.num_devices:
             self.comm.check(self.hardware.devices_per_host(count))
@@ -103,21 +116,28 @@ class Collect:
         split = split_tables(self.tables, self.seed)
         directory.begin(Manifest(here.to_json(), versions(), self._settings(), self.seed), self.tables)
         with progress_bar() as progress:
-            compute = _Kind(
-                "compute", directory.compute(), self.hardware.compute_timing.live, self.num_compute_samples,
-                self.num_second_pass, _COMPUTE, self.seed, (partial(self._call, split),),
-                self.max_noise, self.more_passes,
-            ).collect(self.hardware, progress)  # fmt: skip
-            comm = _Kind(
-                "exchanges", directory.comm(), self.hardware.comm_timing.live, self.num_comm_samples,
-                self.num_second_pass, _COMM, self.seed,
-                tuple(partial(self._exchange, count) for count in self.comm.num_devices),
-                self.max_noise, self.more_passes,
-            ).collect(self.hardware, progress)  # fmt: skip
-        summary = Summary(directory.path, compute, comm)
+            kinds = tuple(kind.collect(self.hardware, progress) for kind in self._kinds(directory, split))
+        summary = Summary(directory.path, kinds)
         if self.max_noise is not None:
             summary.check(self.max_noise)
         return summary
+
+    def _kinds(self, directory: DataDirectory, split: TableSplit) -> Iterator["_Kind[Any]"]:
+        """The kinds of samples, in the order in which they are measured."""
+        kind: Any = partial(
+            _Kind,
+            num_second_pass=self.num_second_pass,
+            seed=self.seed,
+            max_noise=self.max_noise,
+            more_passes=self.more_passes,
+        )
+        calls, count = (partial(self._call, split),), self.num_compute_samples
+        yield kind("compute", directory.compute(), self.hardware.compute_timing.live, count, _COMPUTE, calls)
+        exchanges, count = tuple(partial(self._exchange, n) for n in self.comm.num_devices), self.num_comm_samples
+        yield kind("exchanges", directory.comm(), self.hardware.comm_timing.live, count, _COMM, exchanges)
+        if self.num_local_samples:
+            steps = (partial(self.local.draw, split),)
+            yield kind("local work", directory.local(), _LIVE_STEPS, self.num_local_samples, _LOCAL, steps)
 
     def _call(self, split: TableSplit, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         return self.compute.draw(split, self._batch_size(rng), rng)
@@ -131,7 +151,8 @@ class Collect:
 
     def _settings(self) -> dict[str, Any]:
         settings = asdict(self) | {"compute": self.compute.settings, "comm": self.comm.settings}
-        return {key: value for key, value in settings.items() if key not in _NOT_MEASURED}
+        left_out = {*_NOT_MEASURED, *(() if self.num_local_samples else _OF_LOCAL_WORK)}
+        return {key: value for key, value in settings.items() if key not in left_out}
 
 
 @dataclass(frozen=True)
@@ -154,10 +175,10 @@ class _Kind(Generic[Sample]):
     parts: Parts[Sample]
     part_size: int
     num_samples: int
-    num_second_pass: int
     stream: int
-    seed: int
     variants: tuple[Callable[[np.random.Generator], tuple[Sample, str]], ...]
+    num_second_pass: int
+    seed: int
     max_noise: float | None
     more_passes: int
 

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.noise import NINE_IN_TEN, pass_drift, pass_noise, pass_repeatability
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement
 from neuroshard.words.collective import name_of
 
 MAX_NOISE = 0.5  # beyond which a machine is too busy to be measured: one pass takes 1.7 times as long as the other
@@ -78,8 +78,11 @@ class Summary:
     """What a collect run prints: where its records are, and a summary of each kind of sample."""
 
     directory: Path
-    compute: KindSummary
-    comm: KindSummary
+    kinds: tuple[KindSummary, ...]
+
+    def __getitem__(self, name: str) -> KindSummary:
+        """The summary of a kind of samples, by its name."""
+        return next(kind for kind in self.kinds if kind.name == name)
 
     def check(self, max_noise: float) -> None:
         """Raise UserError if a kind of sample repeats worse than that; what to do is to measure on."""
@@ -94,7 +97,7 @@ class Summary:
         """What is to be said of kinds that repeat worse than that; nothing if none does."""
         return ", ".join(
             f"{kind.name}: noise p90 {kind.noise:.1%} (drift {kind.drift:+.1%})"
-            for kind in (self.compute, self.comm)
+            for kind in self.kinds
             if kind.noise > max_noise
         )
 
@@ -103,12 +106,12 @@ class Summary:
         grid = Grid(title=f"Measurements in {self.directory}")
         for column in ("kind", "measured", "failed", "wall s", "in kernels", "noise p50", "noise p90", "drift"):
             grid.add_column(column, justify="left" if column == "kind" else "right")
-        for kind in (self.compute, self.comm):
+        for kind in self.kinds:
             grid.add_row(*_cells(kind, kind.name, f"{kind.wall_s:.1f}"))
             for part in kind.parts:
                 grid.add_row(*_cells(part, f"  {part.name}", "-"))
         console.print(grid)
-        for kind in (self.compute, self.comm):
+        for kind in self.kinds:
             for error, count in kind.errors:
                 console.print(f"{kind.name}: {count} failed with {error!r}", markup=False)
         console.print(
@@ -120,7 +123,9 @@ class Summary:
             console.print(f"{noisy}: this machine was busy, and models of it can be no better than that", markup=False)
 
 
-def _part_of(sample: ComputeSample | CommSample) -> str:
+def _part_of(sample: ComputeSample | CommSample | LocalSample) -> str:
+    if isinstance(sample, LocalSample):
+        return "local work"
     return sample.call.name if isinstance(sample, ComputeSample) else name_of(sample.collective)
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 import neuroshard as ns
 from neuroshard.hardware import DeviceSpec, Hardware
-from neuroshard.hardware.mirrored_samples import LOCAL_PHASES
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan
+from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.tables.sources.criteo import criteo

@@ -1,6 +1,6 @@
 """Fitting a model to every kernel call and every collective that was measured, with or without models to start from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,15 @@ from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import ModelTest
 from neuroshard.models.named_parts import EXCHANGES, compute_part
 from neuroshard.models.trust import Margins, Ranges
+from neuroshard.records.samples import Measurement
+from neuroshard.stages.pretrain.fit_framework import predicted_framework
 from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, check_start
 from neuroshard.stages.pretrain.measured_parts import MeasuredCalls, MeasuredExchange, MeasuredPart
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, accuracy_of, tested
+from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.home import Tier
 
@@ -109,10 +112,9 @@ def margins_of(models: CostModels, measured: Measured, start: CostModels | None 
     """
     before = None if start is None else start.margins
     known = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
-    pieces = pieces_of(models)
-    for part in measured.parts:
-        if part.name in pieces and len(part.measured.valid) >= (_LEAST_VALID if part.name in known else 1):
-            known[part.name] = part.predict(pieces[part.name], part.measured.valid).margin()
+    for name, predicted, _ in _predicted(models, measured, lambda its: its.valid):
+        if len(predicted.measured_ms) >= (_LEAST_VALID if name in known else 1):
+            known[name] = predicted.margin()
     return Margins.by_part(known) if known.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
 
 
@@ -120,24 +122,29 @@ def tests_of(models: CostModels, measured: Measured) -> dict[str, ModelTest]:
     """Test every part on its test samples, by name; the models have margins."""
     assert models.margins is not None
     return {
-        part.name: tested(predicted, models.margins.of(part.name), part.measured.everything)
-        for part, predicted in _on_test_samples(models, measured)
+        name: tested(predicted, models.margins.of(name), its.everything)
+        for name, predicted, its in _predicted(models, measured, lambda its: its.test)
     }
 
 
 def errors_of(models: CostModels, measured: Measured) -> dict[str, float]:
     """Return the mean relative error of every part that the models know, on its test samples, by name."""
     return {
-        part.name: accuracy_of(predicted.predicted_ms, predicted.measured_ms).mape
-        for part, predicted in _on_test_samples(models, measured)
+        name: accuracy_of(predicted.predicted_ms, predicted.measured_ms).mape
+        for name, predicted, _ in _predicted(models, measured, lambda its: its.test)
     }
 
 
-def _on_test_samples(models: CostModels, measured: Measured) -> Iterator[tuple[MeasuredPart, Predicted]]:
+def _predicted(
+    models: CostModels, measured: Measured, some: Callable[[SplitMeasurements], list[Measurement[Any]]]
+) -> Iterator[tuple[str, Predicted, SplitMeasurements]]:
+    """Predict some samples of every part that the models know, if there are any, by its name; with all measurements."""
     pieces = pieces_of(models)
     for part in measured.parts:
-        if part.name in pieces:
-            yield part, part.predict(pieces[part.name], part.measured.test)
+        if part.name in pieces and (its := some(part.measured)):
+            yield part.name, part.predict(pieces[part.name], its), part.measured
+    for name, predicted in predicted_framework(models, some(measured.local)).items():
+        yield name, predicted, measured.local
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
+from neuroshard.models.framework import FRAMEWORK
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
@@ -29,10 +30,11 @@ _EITHER_WAY = (Collective.ALL_REDUCE, Collective.INPUT)
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements by kernel call and by collective, of those that there are any of."""
+    """Measurements by kernel call and by collective, of those that there are any of, and of local work in steps."""
 
     compute: dict[Call, SplitMeasurements]
     comm: dict[Collective, SplitMeasurements]
+    local: SplitMeasurements = field(default_factory=lambda: SplitMeasurements.of(()))
 
     @classmethod
     def split(
@@ -58,6 +60,7 @@ class Measured:
         needed = {IN_COLUMNS, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
         called, exchanged, drawn = zip(*map(_read, directories), strict=True)
+        local = SplitMeasurements.of(_numbered([directory.local().read() for directory in directories]))
         samples, exchanges = _numbered(called), _numbered(exchanged)
         _check_splits([*chain(*drawn)], where)
         found = cls.split([m for m in samples if calls is None or m.sample.call in needed], exchanges)
@@ -66,13 +69,16 @@ class Measured:
             found.compute.get(call, nothing).check(_of_call(call), where)
         for one in sorted({*found.comm, Collective.ALL_TO_ALL}):
             found.comm.get(one, nothing).check(_of_collective(one), where)
-        return found
+        if local.everything:
+            local.check("samples of local work", where)
+        return replace(found, local=local)
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
         """With so many training samples of each at most, and so many tables in each; None for all."""
         return Measured(
             {call: one.combining(max_tables).limited(max_samples) for call, one in self.compute.items()},
             {collective: one.limited(max_samples) for collective, one in self.comm.items()},
+            self.local.limited(max_samples),
         )
 
     @property
@@ -111,7 +117,8 @@ class Measured:
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return the samples in each split, of every part besides columns and all-to-alls."""
-        return {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
+        others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
+        return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 
 
 def _numbered(parts: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:

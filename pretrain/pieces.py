@@ -10,6 +10,7 @@ from neuroshard.models import CommModel, CostModels
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.framework import FRAMEWORK, Framework
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.named_parts import compute_part, exchange_part
 from neuroshard.models.regression import RegressionCompute
@@ -30,7 +31,8 @@ def pieces_of(models: CostModels) -> Pieces:
     for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
         exchanges = comm.exchanges if isinstance(comm, CommByCollective) else {Collective.ALL_TO_ALL: comm}
         pieces |= {exchange_part(name, collective): model for collective, model in exchanges.items()}
-    return pieces if models.input is None else pieces | {INPUT: models.input}
+    others = {INPUT: models.input, FRAMEWORK: models.framework}
+    return pieces | {name: model for name, model in others.items() if model is not None}
 
 
 def assembled(pieces: Pieces, batch_size: int | None, host: HostLink | None) -> CostModels:
@@ -45,7 +47,8 @@ def assembled(pieces: Pieces, batch_size: int | None, host: HostLink | None) -> 
     compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else ComputeByForm(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
     forward, backward = (pieces[name] if alone else _in_direction(name, pieces) for name in (FORWARD, BACKWARD))
-    return CostModels(compute, forward, backward, batch_size, input=pieces.get(INPUT))
+    before, framework = pieces.get(INPUT), pieces.get(FRAMEWORK)
+    return CostModels(compute, forward, backward, batch_size, input=before, framework=framework)
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
@@ -68,7 +71,8 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
         enough = 1 if part.name in (COMPUTE, FORWARD, BACKWARD) else _LEAST_SAMPLES
         if part.name in pieces and len(part.measured.train) >= enough:
             factor[part.name] = part.predict(pieces[part.name], part.measured.train).typical_ratio
-    like = {name: FORWARD if name == INPUT else name.partition(".")[0] for name in pieces}
+    others = {INPUT: FORWARD, FRAMEWORK: COMPUTE}
+    like = {name: others.get(name, name.partition(".")[0]) for name in pieces}
     return {name: _scaled(model, factor.get(name, factor.get(like[name], 1.0))) for name, model in pieces.items()}
 
 
@@ -80,7 +84,7 @@ def _scaled(model: Any, factor: float) -> Any:
         return ComputeEnsemble(tuple(_scaled(member, factor) for member in model.members))
     if isinstance(model, RegressionCompute):
         return replace(model, weight=model.weight * factor, offset_ms=model.offset_ms * factor)
-    if isinstance(model, HostTiers):
+    if isinstance(model, HostTiers | Framework):
         return model.scaled(factor)
     return replace(model, scale_ms=model.scale_ms * factor)
 

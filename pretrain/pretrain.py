@@ -21,6 +21,7 @@ from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.pretrain.fit import Fit, errors_of, margins_of, tests_of
+from neuroshard.stages.pretrain.fit_framework import fit_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import nearest
@@ -90,6 +91,8 @@ class Pretrain:
             fitted = fit(measured, start, bars)
             if self.host_tiers is not None:
                 fitted = with_host_tiers(fitted, self.host_tiers)
+            if measured.local.train:
+                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train))
             fitted = replace(fitted, margins=margins_of(fitted, measured, start))
             metrics = tests_of(fitted, measured)
             before = {} if start is None else errors_of(start, measured)

@@ -8,7 +8,7 @@ from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.searcher import Searcher, searcher_of
-from neuroshard.targets.export import constrained, for_target, remarks_on
+from neuroshard.targets.export import constrained, costed, for_target, remarks_on
 from neuroshard.tasks.task import Task
 
 
@@ -23,7 +23,8 @@ def search(
     """A plan for `task` with its predicted cost, by a method or the one that `conf/searcher/<searcher>.yaml` describes.
 
     `settings` override the config's, such as `beam_width=5`. With a `target` ("sok", "hugectr", "torchrec") the plan is
-    one that `export_plan` can write for it; its task has rules for that among its constraints.
+    one that `export_plan` can write for it; its task has rules for that among its constraints. Costs for "torchrec"
+    count what TorchRec adds to a step, where the models know it (`CostModels.in_torchrec`).
 
     What should be known of how the plan was found, what makes its predicted cost doubtful (`Simulator.warnings`), and
     what the plan asks of whoever trains with it in the target, is one `NeuroShardWarning`.
@@ -34,6 +35,7 @@ def search(
     """
     if not isinstance(simulator, Simulator):
         raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
+    simulator = Simulator(costed(simulator.models, target), simulator.count_input)
     method = for_target(searcher_of(searcher, **settings), target)
     (task,) = constrained([task], target)
     with blas_threads(1):

@@ -15,6 +15,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, Work
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.futures import Future
+from torchrec.distributed import comm
 
 _BACKEND = "mirror"
 _HOST_SIZE = "LOCAL_WORLD_SIZE"  # what TorchRec takes a host for
@@ -178,9 +179,6 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
     """Make this process one rank of a default group of `size` mirrors, on hosts of `host_size` ranks; then none.
 
-    TorchRec keeps groups of hosts for as long as its process lives: take a fresh process for each world with rows on
-    one host.
-
     Raises:
         RuntimeError: this process is in a group already.
     """
@@ -193,9 +191,10 @@ def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterat
     os.environ[_HOST_SIZE] = str(host_size)
     # State dicts of sequence tables ask all ranks what they hold; mirrored ranks save none.
     unsaved = patch.object(ShardedTensor, "_init_from_local_shards", return_value=None)
+    of_this_world = patch.multiple(comm, _INTRA_PG=None, _CROSS_PG=None)  # groups of hosts, which TorchRec keeps
     try:
         dist.init_process_group(_BACKEND, rank=rank, world_size=size, store=HashStore())
-        with unsaved:
+        with unsaved, of_this_world:
             yield world
     finally:
         if dist.is_initialized():

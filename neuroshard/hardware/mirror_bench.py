@@ -12,7 +12,7 @@ import torch
 
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.mirror import Tensors, World, mirrored_world, size_bytes
-from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, MirroredSample, Stretch, WalkedOutcome
+from neuroshard.hardware.mirrored_samples import MirroredSample, Stretch, WalkedOutcome
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, drawn_batches, renamed, share_of
@@ -20,6 +20,7 @@ from neuroshard.hardware.step_bench import PhaseClock, Trained
 from neuroshard.hardware.step_samples import StepSample
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
+from neuroshard.records.samples import LOCAL_PHASES
 
 _WARM_STEPS = 3  # of a build: data-parallel modules exchange more in their second and third
 

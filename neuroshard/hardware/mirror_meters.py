@@ -1,18 +1,21 @@
 """Mirrored training steps of plans: rank after rank, each in a process of its own, put together as a timeline."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
-from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, LocalStep, MirroredSample, measured_ranks
+from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, WalkedOutcome, measured_ranks
+from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_comparable, measured_in_any_order
 from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.units import readable_bytes
+from neuroshard.records.samples import LOCAL_PHASES, LocalSample
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,38 @@ def measure_rank(
     with hardware.mirror_meter(protocol.timing, warn) as meter:
         outcomes = measured_in_any_order(meter, samples, seed)
     return tuple(LocalStep.of(job.rank, outcome) for outcome in outcomes)
+
+
+@dataclass(frozen=True)
+class LocalMeter(Meter[LocalSample]):
+    """Measures local work by phase, one step after another in one process.
+
+    Attributes:
+        meter: of single ranks' steps.
+        protocol: how steps are timed.
+    """
+
+    meter: Meter[MirroredSample]
+    protocol: StepProtocol
+
+    def close(self) -> None:
+        """End the process."""
+        self.meter.close()
+
+    def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
+        """An outcome for each sample; its repeats are (R, P), as `Repeats` says."""
+        mirrored = [MirroredSample(sample.plan, sample.rank, self.protocol) for sample in samples]
+        return [by_phase(*self.meter.measure([one], [seed])) for one, seed in zip(mirrored, seeds, strict=True)]
+
+
+def by_phase(outcome: Outcome) -> Outcome:
+    """A rank's outcome with the ms of all stretches of a phase added up."""
+    if outcome.repeats is None or not isinstance(outcome, WalkedOutcome):
+        return outcome
+    named = [stretch.phase for stretch in outcome.stretches]
+    of_phase = np.array([[phase == its for its in LOCAL_PHASES] for phase in named], dtype=np.float64)
+    times_ms = outcome.repeats.times_ms[:, 0] @ of_phase
+    return Outcome(replace(outcome.repeats, times_ms=times_ms), outcome.error, outcome.busy_s)
 
 
 @dataclass(frozen=True, eq=False)

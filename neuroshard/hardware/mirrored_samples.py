@@ -10,16 +10,6 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count
 
-LOCAL_PHASES = (  # a step's, without its exchanges
-    "input",
-    "lookups",
-    "outputs",
-    "dense",
-    "gradients",
-    "backward",
-    "reducing copies",
-    "optimizer of copies",
-)
 MOST_RANKS = 8  # of a plan that are measured
 
 

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 
 from neuroshard.hardware import Hardware, Meter
 from neuroshard.hardware.hardware import Warn
-from neuroshard.records.samples import CommSample, ComputeSample, Sample
+from neuroshard.hardware.mirror_meters import LocalMeter
+from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Sample
 from neuroshard.tasks.task import Topology
+
+_LOCAL = StepProtocol(builds=1, turns=6, steps=2)  # of local work: of one build alone, mirrored
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +23,23 @@ class Meters:
     _open_for: ExitStack
     _compute: list[Meter[ComputeSample]] = field(default_factory=list)
     _comm: dict[int, Meter[CommSample]] = field(default_factory=dict)
+    _local: list[Meter[LocalSample]] = field(default_factory=list)
 
     def of(self, sample: Sample) -> Meter[Sample]:
         """Return what measures the sample, and others like it in one batch."""
         if isinstance(sample, CommSample):
             return self.comm(sample.num_devices)
+        if isinstance(sample, LocalSample):
+            return self._of_local_work()
         if not self._compute:
             self._compute.append(self._open_for.enter_context(self.hardware.compute_meter(self.warn)))
         return self._compute[0]
+
+    def _of_local_work(self) -> Meter[LocalSample]:
+        if not self._local:
+            meter = LocalMeter(self.hardware.mirror_meter(_LOCAL.timing, self.warn), _LOCAL)
+            self._local.append(self._open_for.enter_context(meter))
+        return self._local[0]
 
     def comm(self, num_devices: int) -> Meter[CommSample]:
         """Of exchanges between so many devices."""

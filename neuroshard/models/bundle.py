@@ -18,6 +18,7 @@ from neuroshard.cost.parts import INPUT
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import Card
+from neuroshard.models.framework import Framework
 from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described, Storable, tensors_of
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
@@ -39,7 +40,8 @@ _AGAIN = "make it again with neuroshard pretrain"
 _COMPUTE_KINDS = COMPUTE_KINDS | {ComputeByForm.kind: ComputeByForm}
 _COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective}
 _KINDS: dict[str, dict[str, Any]] = {
-    "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: COMM_KINDS
+    "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: COMM_KINDS,
+    "framework": {Framework.kind: Framework},
 }  # fmt: skip
 
 
@@ -49,6 +51,7 @@ class _Models:
     forward: Described
     backward: Described
     input: Described | None = None
+    framework: Described | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
 
+IN_TORCHREC = "+torchrec"  # behind a name: what TorchRec adds to a step counts
+
 
 @dataclass(frozen=True)
 class CostModels(ModelSet):
@@ -31,6 +33,11 @@ class CostModels(ModelSet):
     hardware: Fingerprint | None = None
     digest: str | None = None
 
+    def in_torchrec(self) -> "CostModels":
+        """As `ModelSet.in_torchrec`; their name says so."""
+        counted = super().in_torchrec()
+        return counted if self.name is None else replace(counted, name=f"{self.name}{IN_TORCHREC}")
+
     @classmethod
     def load(cls, path: str | Path) -> "CostModels":
         """Models by name or place.
@@ -38,15 +45,18 @@ class CostModels(ModelSet):
         "roofline:NAME" is arithmetic on a datasheet and published measurements, "roofline:NAME+adam" with the states of
         an optimizer (sgd, rowwise_adagrad, adam); the name of a shipped bundle, such as "cpu", is that;
         "NAME+fp16" are the same models where exchanges have fewer bits, "NAME+fp16/bf16" where gradients have others;
+        "NAME+torchrec" where what TorchRec adds to a step counts;
         anything else is a bundle's directory, or that of a run of `neuroshard refine`, or of `neuroshard calibrate`.
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
-        base, _, precisions = str(path).rpartition("+")
-        if base and Precisions.is_name(precisions):
-            narrowed = Precisions.named(precisions).of(cls.load(base))
-            return replace(narrowed, name=f"{narrowed.name}+{precisions}")
+        base, _, how = str(path).rpartition("+")
+        if base and Precisions.is_name(how):
+            narrowed = Precisions.named(how).of(cls.load(base))
+            return replace(narrowed, name=f"{narrowed.name}+{how}")
+        if base and f"+{how}" == IN_TORCHREC:
+            return cls.load(base).in_torchrec()
         if str(path).startswith(ROOFLINE):
             sheet, _, optimizer = str(path).removeprefix(ROOFLINE).partition("+")
             models: CostModels = build("roofline", sheet, **({"optimizer": optimizer} if optimizer else {}))

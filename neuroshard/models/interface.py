@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from neuroshard.cost.called import Called
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
@@ -176,17 +177,21 @@ class PartModel(ABC):
         name: which no other part has.
         when: its place in the step.
         hidden: whether a pipeline hides it: it is shown, and counts only where that is asked for (`count_input`).
+        by_counts: whether it hangs on the counts of what devices do (`Called.counts`).
         about: what it is, for people.
     """
 
-    name: ClassVar[str]
+    name: str
     when: ClassVar[When]
     hidden: ClassVar[bool] = False
-    about: ClassVar[str] = ""
+    by_counts: ClassVar[bool] = False
+    about: str = ""
 
     @abstractmethod
-    def ms(self, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """(B, D) ms, from the traffic of B plans, and when each device is ready for it (B, D); waiting included."""
+    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """(B, D) ms, from what devices of B plans do and exchange, and when each is ready for it (B, D); waiting
+        included.
+        """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """What each of n loads adds to its device's step, about, (n,) ms: searches move shards by that.

@@ -1,10 +1,13 @@
 """Cost models that belong together, and what is known of how far they reach: what a bundle holds."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
-from neuroshard.models.interface import CommModel, ComputeModel, PartModel
+from neuroshard.models.framework import Framework
+from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
 from neuroshard.models.named_parts import InputExchange
 from neuroshard.models.trust import Margins, Ranges
+from neuroshard.models.with_parts import WithParts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
@@ -22,6 +25,7 @@ class ModelSet:
         ranges: of what they were fitted to; None if that is unknown.
         margins: how far they may be off; None if that is unknown.
         input: of the exchange of indices and lengths, by itself (`Traffic.alone`); None if that is unknown.
+        framework: what TorchRec adds to a step, which counts in models of `in_torchrec`; None if that is unknown.
         more: other parts of a step; bundles don't hold them.
     """
 
@@ -32,12 +36,27 @@ class ModelSet:
     ranges: Ranges | None = None
     margins: Margins | None = None
     input: CommModel | None = None
+    framework: Framework | None = None
     more: tuple[PartModel, ...] = ()
 
     @property
     def parts(self) -> tuple[PartModel, ...]:
         """Return the parts of a step besides compute and communication."""
         return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
+
+    def in_torchrec(self) -> Self:
+        """The same models where what TorchRec adds to a step counts, and kernels take what they do in a step.
+
+        Raises:
+            UserError: that is unknown.
+        """
+        if self.framework is None or not isinstance(self.compute, SumModel):
+            raise UserError(
+                "these cost models don't know what TorchRec adds to a step; leave +torchrec out, take the installed "
+                "model=cpu+torchrec, or fit models to data that holds it: neuroshard collect num_local_samples=400"
+            )
+        compute = WithParts(self.compute, factor=self.framework.factor)
+        return replace(self, compute=compute, framework=None, more=(*self.more, *self.framework.parts))
 
     @property
     def num_devices(self) -> int | None:

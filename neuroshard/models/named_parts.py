@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neuroshard.cost.called import Called
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.parts import COMPUTE, INPUT, When
 from neuroshard.cost.traffic import Traffic
@@ -65,7 +66,7 @@ class InputExchange(PartModel):
 
     model: CommModel
 
-    def ms(self, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """(B, D) ms of what comes to each device."""
         return self.model.predict(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from neuroshard.cost.called import Called
 from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import Chain, CommModel, OneDevice, Outline, PartModel
@@ -156,7 +157,7 @@ class Conversion(PartModel):
 
     ms_per_element: float
 
-    def ms(self, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """(B, D) ms: of its own elements, and of the share of all that comes to its samples."""
         given = np.sum([traffic.given(one) for one in traffic.held if one not in _AS_THEY_ARE], axis=0) / ELEMENT_BYTES
         ms: FloatArray = (given + given.mean(axis=1, keepdims=True)) * self.ms_per_element

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
+from neuroshard.cost.called import Called
 from neuroshard.cost.cost import Cost, Prediction
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Step, Took, When, Work
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
+from neuroshard.models.framework import counts_of_sets
 from neuroshard.models.interface import CommModel, PartModel, SumModel
 from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
@@ -22,22 +23,6 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
-
-
-class Called(NamedTuple):
-    """What D devices of B plans compute, by the K kernel calls in `CALLS`.
-
-    Attributes:
-        ms: (B, D, K).
-        spread_ms: (B, D, K) by which the models' members disagree; zeros where nobody asks.
-    """
-
-    ms: FloatArray
-    spread_ms: FloatArray
-
-    def beside(self, other: "Called") -> "Called":
-        """These calls and others that the same devices make besides."""
-        return Called(self.ms + other.ms, self.spread_ms + other.spread_ms)
 
 
 class Simulator:
@@ -107,7 +92,14 @@ class Simulator:
         spread = np.zeros_like(ms)
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
-        return Called(ms, spread)
+        counts = self._counts_of(device_loads)
+        return Called(ms, spread, calls.counts.reshape(shape), counts.reshape(*ms.shape[:2], counts.shape[1]))
+
+    def _counts_of(self, sets: LoadSets) -> FloatArray:
+        """(B, C) of each of B sets of loads; C = 0 where no part of a step hangs on them."""
+        if not any(part.by_counts for part in self.models.parts):
+            return np.zeros((len(sets), 0))
+        return counts_of_sets(sets)
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
         """The cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""
@@ -115,12 +107,15 @@ class Simulator:
         if margins is not None:
             each = zip(CALLS, np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0), strict=True)
             margin = _together([margins.of(compute_part(call))(ms, spread) for call, ms, spread in each])
-        step = self._step(traffic, (called.ms.sum(axis=-1), margin), self.models.parts, margins)
+        step = self._step(traffic, (called.ms.sum(axis=-1), margin), called, margins)
         return [Cost(step[plan].parts) for plan in range(len(traffic))]
 
-    def step(self, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """The steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D)."""
-        return self._step(traffic, (compute_ms, None), self.models.parts)
+    def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
+        """The steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
+
+        Other parts hang on what devices are called to do: in each of B plans, or as in one.
+        """
+        return self._step(traffic, (compute_ms, None), called)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Forward and backward communication, (B, D) ms each, of devices with such traffic and compute costs (B, D).
@@ -128,20 +123,18 @@ class Simulator:
         Backward communication starts everywhere at once; forward communication on each device when its backward
         communication and then its compute have ended: other parts of a step are left out.
         """
-        step = self._step(traffic, (compute_ms, None), ())
+        step = self._step(traffic, (compute_ms, None), None)
         return step.forward, step.backward
 
-    def _step(self, traffic: Traffic, compute: Took, more: Sequence[PartModel], margins: Margins | None = None) -> Step:
+    def _step(self, traffic: Traffic, compute: Took, called: Called | None, margins: Margins | None = None) -> Step:
         models = self.models
+        others = () if called is None else tuple((its, _other(its, called, traffic, margins)) for its in models.parts)
         return Step.of(
             [
                 Work(COMPUTE, When.COMPUTE, lambda _: compute),
                 Work(FORWARD, When.FORWARD, _exchanges(models.forward, FORWARD, traffic.forward, margins)),
                 Work(BACKWARD, When.BACKWARD, _exchanges(models.backward, BACKWARD, traffic, margins)),
-                *(
-                    Work(its.name, its.when, _other(its, traffic, margins), self._counts(its), its.about)
-                    for its in more
-                ),
+                *(Work(its.name, its.when, run, self._counts(its), its.about) for its, run in others),
             ],
             compute[0].shape,
         )
@@ -238,11 +231,11 @@ def _exchanges(
     return run
 
 
-def _other(part: PartModel, traffic: Traffic, margins: Margins | None) -> Callable[[FloatArray], Took]:
+def _other(part: PartModel, called: Called, traffic: Traffic, margins: Margins | None) -> Callable[[FloatArray], Took]:
     """What another part of a step takes."""
 
     def run(ready_ms: FloatArray) -> Took:
-        ms = part.ms(traffic, ready_ms)
+        ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
         return ms, None if margins is None else margins.of(part.name)(ms, np.zeros_like(ms))
 
     return run

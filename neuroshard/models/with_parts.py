@@ -1,4 +1,4 @@
-"""A compute model that knows what each shard adds to a step besides kernels: what searches move shards by."""
+"""A compute model that knows what kernels take in a step, and what each shard adds to it besides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,15 +16,17 @@ Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to its
 
 @dataclass(frozen=True)
 class WithParts(SumModel):
-    """A sum over tables, and what every load adds to its device's step besides.
+    """A sum over tables, times a factor, and what every load adds to its device's step besides.
 
     Attributes:
         model: of kernels.
         adds: by every part of a step that counts.
+        factor: of what the model says.
     """
 
     model: SumModel
-    adds: tuple[Adds, ...]
+    adds: tuple[Adds, ...] = ()
+    factor: float = 1.0
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -43,7 +45,7 @@ class WithParts(SumModel):
     @property
     def head(self) -> ReluHead:
         """The model's, with one number more that stands for ms as they are."""
-        head = self.model.head
+        head = replace(self.model.head, scale_ms=self.model.head.scale_ms * self.factor)
         weight = np.float32(1 / head.scale_ms)
         return replace(head, bias=np.append(head.bias, np.float32(0)), weight=np.append(head.weight, weight))
 
@@ -58,12 +60,11 @@ class WithParts(SumModel):
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads, with what these add."""
         place = np.repeat(np.arange(len(sets)), sets.counts)
-        return self.model.predict(sets) + np.bincount(place, self._added_ms(sets.loads), len(sets))
+        return self.factor * self.model.predict(sets) + np.bincount(place, self._added_ms(sets.loads), len(sets))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
         """(B,) what the members of the model's ensemble disagree by, ms."""
-        return self.model.spread_ms(sets)
+        return self.factor * self.model.spread_ms(sets)
 
     def _added_ms(self, loads: Loads) -> FloatArray:
-        added: FloatArray = np.sum([adds(loads) for adds in self.adds], axis=0)
-        return added
+        return sum((adds(loads) for adds in self.adds), np.zeros(len(loads)))

@@ -4,6 +4,7 @@ Samples refer to tables by name; the tables themselves stand once in `tables.par
 their own number of features, pooled or not.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import (
     MAX_BATCH_SIZE,
@@ -30,10 +32,21 @@ from neuroshard.plumbing.schema import (
     Rows,
     Seed,
     Share,
+    decode,
     parse,
 )
 from neuroshard.plumbing.units import MAX_BYTES
-from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock, Sample
+from neuroshard.records.samples import (
+    LOCAL_PHASES,
+    BlockLookups,
+    CommSample,
+    ComputeSample,
+    LocalSample,
+    Measurement,
+    Repeats,
+    RowBlock,
+    Sample,
+)
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tables.table import Reuse
 from neuroshard.words.collective import collective_named, name_of
@@ -79,6 +92,7 @@ COMM_SCHEMA = pa.schema(
         ("devices_per_host", pa.int32()),
     ]
 )
+LOCAL_SCHEMA = pa.schema([*_COMMON, ("plan", pa.string()), ("rank", pa.int32())])
 TABLES_SCHEMA = pa.schema(
     [
         ("name", pa.string()),
@@ -133,6 +147,12 @@ def _comm_row(sample: CommSample) -> dict[str, Any]:
     }
 
 
+def local_rows(measurements: Sequence[Measurement[LocalSample]]) -> pa.Table:
+    """Measurements of local work as a Parquet table; plans as their files hold them."""
+    rows = [_common_row(m) | {"plan": json.dumps(m.sample.plan.to_json()), "rank": m.sample.rank} for m in measurements]
+    return pa.Table.from_pylist(rows, schema=LOCAL_SCHEMA)
+
+
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
     """Tables as a Parquet table."""
     rows = [{"row_lookups": [], "features": 1, "pooled": True, **table.to_json()} for table in tables]
@@ -155,7 +175,7 @@ def _common_row(measurement: Measurement[Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    """What the rows of both kinds of part hold."""
+    """What the rows of all kinds of part hold."""
 
     sample_id: Count
     split: Literal["train", "valid", "test"]
@@ -216,6 +236,16 @@ class _CommRow(_Row):
         return CommSample(self.size_bytes, self.start_ms, self.batch_size, collective, self.devices_per_host)
 
 
+@dataclass(frozen=True)
+class _LocalRow(_Row):
+    plan: str
+    rank: Count
+
+    def sample(self) -> LocalSample:
+        """Return the rank's step that this row was measured of."""
+        return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank)
+
+
 def compute_reader(tables: Mapping[str, Table]) -> Callable[[object], Measurement[ComputeSample]]:
     """Return what reads a row of a compute part, and makes each table once at every width that it was measured at.
 
@@ -251,6 +281,16 @@ def read_comm(row: object) -> Measurement[CommSample]:
     read = parse(row, _CommRow, "sample")
     sample = _named(read, read.sample)
     return _measurement(sample, read, (2, sample.num_devices))
+
+
+def read_local(row: object) -> Measurement[LocalSample]:
+    """One row of a part of local work.
+
+    Raises:
+        UserError: it is malformed.
+    """
+    read = parse(row, _LocalRow, "sample")
+    return _measurement(_named(read, read.sample), read, (len(LOCAL_PHASES),))
 
 
 def _named(row: _Row, make: Callable[[], Sample]) -> Sample:

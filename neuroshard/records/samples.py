@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Generic, TypeVar, final
 
 from neuroshard.layouts import LAYOUTS
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
@@ -15,6 +16,16 @@ from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 from neuroshard.words.home import ON_DEVICE, Home
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
+LOCAL_PHASES = (  # of a step without its exchanges
+    "input",
+    "lookups",
+    "outputs",
+    "dense",
+    "gradients",
+    "backward",
+    "reducing copies",
+    "optimizer of copies",
+)
 
 
 @dataclass(frozen=True)
@@ -169,7 +180,25 @@ class CommSample:
         return []
 
 
-Sample = TypeVar("Sample", ComputeSample, CommSample)
+@final
+@dataclass(frozen=True)
+class LocalSample:
+    """One rank's local work in TorchRec's training step of a plan: mirrored, without any exchange."""
+
+    plan: Plan
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < (devices := self.plan.task.topology.num_devices):
+            raise UserError(f"rank {self.rank} of a plan for {devices} devices")
+
+    @property
+    def batch_size(self) -> int:
+        """Return the samples of a step, over all devices."""
+        return self.plan.task.batch_size
+
+
+Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
@@ -182,7 +211,8 @@ class Repeats:
     """Every timed repeat of one sample.
 
     Attributes:
-        times_ms: (R,) for a compute sample; (R, 2, D) for an exchange: forward and backward, per device.
+        times_ms: (R,) for a compute sample; (R, 2, D) for an exchange: forward and backward, per device; (R, P) for
+            local work: by phase (`LOCAL_PHASES`).
         at_s: (R,) when each repeat began, seconds since the epoch.
     """
 

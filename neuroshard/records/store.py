@@ -1,4 +1,4 @@
-"""A data directory: `manifest.json`, `tables.parquet`, and Parquet parts under `compute/` and `comm/`.
+"""A data directory: `manifest.json`, `tables.parquet`, and Parquet parts under `compute/`, `comm/` and `local/`.
 
 A part appears whole or not at all, so a run that was killed goes on with the first part that isn't there. What was
 measured again is in parts of its own; nothing is replaced, and of each sample the fastest measurement counts.
@@ -17,7 +17,7 @@ from neuroshard.records import parquet_schema
 from neuroshard.records.manifest import Manifest
 from neuroshard.records.noise import fastest
 from neuroshard.records.run_directory import RunDirectory, begun_otherwise, check_same
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.tables import Table
 
 _TABLES = "tables.parquet"
@@ -129,6 +129,10 @@ class DataDirectory:
     def comm(self) -> Parts[CommSample]:
         """The exchange measurements."""
         return Parts(self.path / "comm", parquet_schema.comm_rows, parquet_schema.read_comm)
+
+    def local(self) -> Parts[LocalSample]:
+        """The measurements of local work in training steps."""
+        return Parts(self.path / "local", parquet_schema.local_rows, parquet_schema.read_local)
 
 
 def _read_parquet(path: Path) -> list[Row]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
@@ -77,6 +78,16 @@ def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
         UserError: there is no such target, or it can't serve a task's tables or rules.
     """
     return tuple(tasks) if target is None else tuple(target_named(target).constrained(task) for task in tasks)
+
+
+def costed(models: CostModels, target: str | None) -> CostModels:
+    """The models as a target's steps are costed: what TorchRec adds counts where it trains and the models know it.
+
+    Raises:
+        UserError: there is no such target.
+    """
+    counts = target is not None and target_named(target).framework and models.framework is not None
+    return models.in_torchrec() if counts else models
 
 
 def for_target(searcher: Searcher, target: str | None) -> Searcher:

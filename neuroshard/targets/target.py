@@ -101,6 +101,7 @@ class Target:
         tiers: of memory that it has.
         element_bytes: of weights that it stores.
         remarks: lines on what a plan, which it can express, asks of whoever trains with it.
+        framework: whether it trains with TorchRec, whose own work counts in costs where models know it.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Target:
     tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
     remarks: Callable[[Plan], tuple[str, ...]] = nothing_to_say
+    framework: bool = False
 
     def export(self, plan: Plan) -> Exported:
         """The plan in its words.

@@ -26,4 +26,4 @@ def in_module(path: str) -> Target:
     return replace(TORCHREC, write=partial(_write, module=path))
 
 
-TORCHREC = Target("torchrec", "TorchRec", partial(_write, module=""), remarks=copies_remarks)
+TORCHREC = Target("torchrec", "TorchRec", partial(_write, module=""), remarks=copies_remarks, framework=True)

@@ -187,4 +187,5 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> float | str:
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
     """The plan's cost with evenly spread columns, and compute costs (D,)."""
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
-    return float(simulator.step(plan.traffic.with_columns(dims), compute[None]).device_ms.max())
+    called = simulator.called(plan.device_loads, len(compute))
+    return float(simulator.step(called, plan.traffic.with_columns(dims), compute[None]).device_ms.max())

@@ -124,7 +124,7 @@ def _costs(
     In a variant a table, by its shards, is whole on the device of one of them.
     """
     asked_now = np.column_stack([plan.traffic.size_bytes[0], plan.device_bytes])
-    step = max(1, _MOST_NUMBERS // asked_now.size)
+    step, called = max(1, _MOST_NUMBERS // asked_now.size), simulator.called(plan.device_loads, len(asked_now))
     for start in range(0, len(variants), step):
         some = variants[start : start + step]
         compute, asked = np.tile(cost.compute, (len(some), 1)), np.tile(asked_now, (len(some), 1, 1))
@@ -135,5 +135,5 @@ def _costs(
             asked[row, devices] -= parts.asked[own]
             asked[row, on] += parts.whole_asked[there]
         traffic = Traffic(asked[..., :-1], np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
-        total_ms = simulator.step(traffic, compute).device_ms.max(axis=1)
+        total_ms = simulator.step(called, traffic, compute).device_ms.max(axis=1)
         yield np.where((asked[..., -1] <= plan.task.shard_memory).all(axis=1), total_ms, np.inf)

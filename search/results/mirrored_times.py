@@ -10,9 +10,10 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.hardware.mirror_meters import MirroredStep, RankJob
-from neuroshard.hardware.mirrored_samples import LOCAL_PHASES, LocalStep
+from neuroshard.hardware.mirrored_samples import LocalStep
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.journal import Journal
+from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, forms_cell, plans_of
 
 

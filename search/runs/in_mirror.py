@@ -121,7 +121,7 @@ class InMirror:
         sim = Simulator(CostModels.load(self.exchanges), count_input)
         idle = np.zeros((1, plans[0].task.topology.num_devices))
         names = (FORWARD, BACKWARD, *([INPUT] if count_input else []))
-        steps = [sim.step(plan.traffic, idle) for plan in plans]
+        steps = [sim.step(sim.called(plan.device_loads, idle.shape[1]), plan.traffic, idle) for plan in plans]
         return tuple(float(np.sum([step.ms(name) for name in names], axis=0).max()) for step in steps)
 
     def _measured(

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
+from neuroshard.models.cost_models import IN_TORCHREC
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
@@ -29,7 +31,7 @@ from neuroshard.stages.search.results.finalist_files import FinalistFiles, Origi
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.runs.means import Measure
 from neuroshard.stages.search.runs.verify import Searched, Verify, save_finalists
-from neuroshard.targets.export import remarks_on
+from neuroshard.targets.export import costed, remarks_on
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
@@ -42,7 +44,8 @@ class Search:
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote.
+        model: installed (`neuroshard models`), or a bundle that neuroshard pretrain wrote. With target=torchrec,
+            NAME+torchrec where the models know what TorchRec adds to a step.
         tasks: what is searched.
         searcher: how; `method` is its name in results.
         method: its name in results.
@@ -84,7 +87,7 @@ class Search:
     def _run(self) -> "SearchResult":
         if self.out is not None:
             check_directory(Path(self.out))
-        simulator = Simulator(CostModels.load(self.model), self.count_input)
+        simulator = Simulator(CostModels.load(self._model), self.count_input)
         for task in self.tasks:
             simulator.models.check(task)
         with self._measuring() as measure:
@@ -92,6 +95,12 @@ class Search:
                 there.begin(self._depends(simulator), self.tasks)
                 return SearchResult(self._whole(there.path), self.tasks)
             return self._searched(simulator, measure)
+
+    @cached_property
+    def _model(self) -> str:
+        """The models as the target's steps are costed, by name."""
+        models = CostModels.load(self.model)
+        return self.model if costed(models, self.target) is models else f"{self.model}{IN_TORCHREC}"
 
     def _whole(self, path: Path) -> SearchRun:
         run = SearchRun.load(path)
@@ -122,7 +131,7 @@ class Search:
                     progress.advance(bar)
                 if self.verify is not None:
                     save_finalists(directory.path, self.tasks, records)
-                run = SearchRun(directory.path, self.method, tuple(records), self.model, depends["settings"])
+                run = SearchRun(directory.path, self.method, tuple(records), self._model, depends["settings"])
                 run.save(depends | {"versions": versions()})
             if first is not None and isinstance(first.found, InfeasibleError):
                 raise first.found  # written down before: reports count it
@@ -139,7 +148,7 @@ class Search:
         return {
             "settings": settings,
             "class": type(self.searcher).__name__,
-            "model": self.model,
+            "model": self._model,
             **({"count_input": True} if self.count_input else {}),
             **({} if self.verify is None else self.verify.settings),
             "reads": [*([simulator.models.digest] if simulator.models.digest else []), *self.searcher.reads()],

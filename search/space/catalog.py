@@ -6,13 +6,14 @@ from functools import cached_property
 
 import numpy as np
 
+from neuroshard.cost.called import Called
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.side_by_side import columns_model
-from neuroshard.models.simulator import Called, Simulator
+from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from neuroshard.hardware import DeviceSpec, Hardware
-from neuroshard.hardware.mirrored_samples import LOCAL_PHASES
 from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
+from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.tasks.task import Task, Topology

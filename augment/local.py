@@ -1,0 +1,111 @@
+"""Random plans whose steps are measured mirrored: forms mixed, on few devices and many."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from neuroshard.layouts import has_row_blocks, in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, Devices, Dim, Features, Share, TableCount
+from neuroshard.plumbing.units import ByteSize
+from neuroshard.records.samples import LocalSample
+from neuroshard.records.splits import TableSplit, draw_split
+from neuroshard.tables import Table, halvings
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.shard import Placement
+
+_HOST = 4  # devices of one, where there are several
+_SHARES = {Form.COLUMNS: 2.0, Form.ROWS: 1.0, Form.COPIES: 0.7}  # of a plan's tables, more or less
+_MEMORY = 1 << 40  # plenty: what a rank may hold is `max_bytes`
+
+
+@dataclass(frozen=True)
+@checked
+class PlanAugmentation:
+    """Which plans are drawn, one rank of each.
+
+    Attributes:
+        num_devices: of a plan; one of these, one listed twice comes twice as often.
+        batch_sizes: samples that each device has, one of these; fewer where the whole batch would be larger than
+            `max_batch_size`.
+        max_batch_size: over all devices.
+        max_dim: widths are this halved 0 to 5 times.
+        max_tables: in a plan.
+        max_bytes: of a table; wider ones are narrowed, and those that still take more left out.
+        max_copy_bytes: of a table in copies.
+        max_output_bytes: of what comes of a device's own samples; tables that would give more are left out.
+        features: that read a table, one of these.
+        sequences: share of the plans in which a third of the tables aren't pooled.
+    """
+
+    num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 2, 2, 4, 4, 8, 16, 32, 64, 128)
+    batch_sizes: Annotated[tuple[BatchSize, ...], Meta(min_length=1)] = (64, 128, 256, 512, 1024, 2048)
+    max_batch_size: BatchSize = 16384
+    max_dim: Dim = 128
+    max_tables: TableCount = 60
+    max_bytes: ByteSize = 128 << 20
+    max_copy_bytes: ByteSize = 8 << 20
+    max_output_bytes: ByteSize = 64 << 20
+    features: Annotated[tuple[Features, ...], Meta(min_length=1)] = (1, 1, 1, 2, 3)
+    sequences: Share = 0.25
+
+    def draw(self, split: TableSplit, rng: np.random.Generator) -> tuple[LocalSample, str]:
+        """One rank of a plan of tables of one split, with the split's name."""
+        name = draw_split(rng)
+        devices = int(rng.choice(self.num_devices))
+        each = min(int(rng.choice(self.batch_sizes)), max(self.max_batch_size // devices, 1))
+        host = _HOST if devices > _HOST and rng.random() < 0.4 else None
+        topology = Topology(devices, _MEMORY, devices_per_host=host)
+        task = Task(self._tables(split.group(name), each, rng), topology, each * devices)
+        return LocalSample(self._plan(task, rng), int(rng.integers(devices))), name
+
+    def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:
+        """Tables of random widths, for so many samples of a device: any, or narrow ones, or small ones only."""
+        widths = halvings(self.max_dim)
+        widths = widths[len(widths) // 2 :] if rng.random() < 0.25 else widths
+        most = self.max_copy_bytes if rng.random() < 0.25 else self.max_bytes
+        unpooled, width = rng.random() < self.sequences, int(rng.choice(widths))
+        found: list[Table] = []
+        for number in rng.permutation(len(group)):
+            pooled = not unpooled or rng.random() < 2 / 3
+            features, drawn = int(rng.choice(self.features)), int(rng.choice(widths))
+            table = replace(group[number], dim=drawn if pooled else width, pooled=pooled, features=features)
+            narrower = [table.with_dim(its) for its in widths if its <= table.dim] if pooled else [table]
+            found += [its for its in narrower if its.size_bytes <= most][:1]
+        chosen = found[: int(rng.integers(1, self.max_tables + 1))]
+        outputs = np.cumsum([ELEMENT_BYTES * table.output_columns * samples for table in chosen])
+        return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
+
+    def _plan(self, task: Task, rng: np.random.Generator) -> Plan:
+        """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured."""
+        shares = rng.dirichlet(list(_SHARES.values())) if rng.random() < 0.8 else np.eye(len(FORMS))[0]
+        halved, favoured = rng.random() * (rng.random() < 0.5), rng.random() < 0.4
+        devices = task.topology.num_devices
+        placed: list[Placement] = []
+        for number, table in enumerate(task.tables):
+            form = FORMS[int(rng.choice(len(FORMS), p=shares))]
+            if form is Form.COPIES and table.pooled and table.size_bytes <= self.max_copy_bytes:
+                placed += in_copies(task, number)
+            elif form is Form.ROWS and (group := self._group(task, table, rng)):
+                placed += in_rows(task, number, group)
+            else:
+                where = [int(its) for its in (rng.geometric(0.3, 2) - 1 if favoured else rng.integers(devices, size=2))]
+                here, there = (min(its, devices - 1) for its in where)
+                cut = table.pooled and table.dim >= 2 * DIM_MULTIPLE and here != there and rng.random() < halved
+                halves = [(number, table.dim // 2, here), (number, table.dim // 2, there)]
+                placed += in_columns(task, halves if cut else [(number, table.dim, here)])
+        return Plan(task, tuple(placed))
+
+    def _group(self, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
+        """The devices that a table's rows lie on: all, or those of a host; none where it has too few rows."""
+        size = task.topology.num_devices
+        if table.pooled and task.topology.host_size < size and rng.random() < 0.5:
+            size = task.topology.host_size
+        first = size * int(rng.integers(task.topology.num_devices // size))
+        return [*range(first, first + size)] if has_row_blocks(table, size) else []

@@ -1,0 +1,162 @@
+"""What TorchRec adds to kernels and exchanges: local work of a step that hangs on counts, fitted to mirrored steps."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from neuroshard.cost.called import Called
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.parts import When
+from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import are
+from neuroshard.models.interface import PartModel
+from neuroshard.models.mlp import Tensors
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.schema import NonNegative, parse
+from neuroshard.tasks.task import Task
+from neuroshard.words.form import CALLS
+
+FRAMEWORK = "framework"
+COUNTS = (  # of a load
+    "shards",
+    "copies",
+    "lookups",
+    "lookups of copies",
+    "lookups in rows",
+    "bags in rows",
+    "MB out of columns",
+    "MB out of rows",
+    "MB out of copies",
+    "million weights of copies",
+)
+_IN_USE = "calls", "calls but of copies", "calls but of copies x devices"
+_OF_ALL = "lookups", "lookups in rows", "MB out of columns"  # sent or got by a device whoever looks up
+# What work is a sum of: of the plan, of a device, and of the mean device.
+TERMS = ("step", *_IN_USE, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
+_OWN = slice(1 + len(_IN_USE), 1 + len(_IN_USE) + len(COUNTS))
+_MILLION = 1e6
+_OF_COPIES = np.array([call.name == "copies" for call in CALLS])
+
+Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
+
+
+def counts_of(loads: Loads) -> FloatArray:
+    """(n, C) of `COUNTS` for each of n loads."""
+    copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
+    one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
+    weights = loads.rows * loads.dim / _MILLION
+    return np.column_stack(
+        [
+            one * ~copied, one * copied, loads.lookups * ~copied, loads.lookups * copied, loads.lookups * in_rows,
+            loads.bags * in_rows, out * columns, out * in_rows, out * copied, weights * copied,
+        ]
+    )  # fmt: skip
+
+
+def counts_of_sets(sets: LoadSets) -> FloatArray:
+    """(B, C) of all loads of each set together."""
+    counts, place = counts_of(sets.loads), np.repeat(np.arange(len(sets)), sets.counts)
+    return np.stack([np.bincount(place, its, len(sets)) for its in counts.T], axis=-1)
+
+
+def terms_of(called: Called) -> FloatArray:
+    """(B, D, F) of `TERMS` for each device of B plans."""
+    own, devices = called.counts, called.counts.shape[1]
+    used: BoolArray = np.any(called.shards > 0, axis=1)  # (B, K)
+    cut = used[:, ~_OF_COPIES].sum(axis=1)
+    of_plan = np.stack([np.ones(len(used)), used.sum(axis=1), cut, cut * devices], axis=-1)[:, None]
+    mean = own.mean(axis=1, keepdims=True)[..., [COUNTS.index(name) for name in _OF_ALL]]
+    return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameworkPart(PartModel):
+    """One part of TorchRec's own work on each device: a sum of non-negative terms.
+
+    Attributes:
+        name: of the part.
+        slopes: (F,) ms for one of each of `TERMS`.
+        about: what it is, for people.
+    """
+
+    when, by_counts = When.COMPUTE, True
+
+    name: str
+    slopes: FloatArray
+    about: str = ""
+
+    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """(B, D) ms; what comes after an exchange waits for no other device, so that its place doesn't matter."""
+        ms: FloatArray = terms_of(called) @ self.slopes
+        return ms
+
+    def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
+        """What each load adds to its own device."""
+        own = self.slopes[_OWN]
+        return (lambda loads: counts_of(loads) @ own) if own.any() else None
+
+
+@dataclass(frozen=True)
+@checked
+class Framework:
+    """What TorchRec adds to a step on each device: sums of counts, and kernels that take another time than alone.
+
+    In a step caches hold other things than in a benchmark of the kernel alone, and outputs are allocated: so kernels
+    take a factor of what they take by themselves, and more by counts.
+
+    Attributes:
+        factor: of kernels' costs.
+        input: ms of splits and indices that are permuted and bucketized, for one of each of `TERMS`.
+        kernels: of what kernels take besides their own cost, the optimizer of copies with them.
+        outputs: of outputs and their gradients that are put in order.
+    """
+
+    kind: ClassVar[str] = "framework"
+
+    factor: NonNegative
+    input: Slopes
+    kernels: Slopes
+    outputs: Slopes
+
+    def __post_init__(self) -> None:
+        for name in (*self.input, *self.kernels, *self.outputs):
+            if name not in TERMS:
+                raise unknown_name("term of TorchRec's work", name, TERMS)
+
+    @property
+    def parts(self) -> tuple[FrameworkPart, ...]:
+        """The parts of a step, in its order."""
+        told = (
+            ("input", self.input, "lookups put in order for the devices that look them up"),
+            ("kernels", self.kernels, "what kernels take longer in a step"),
+            ("outputs", self.outputs, "outputs and gradients put in order"),
+        )
+        each = (
+            (f"{FRAMEWORK}.{name}", [slopes.get(term, 0.0) for term in TERMS], about) for name, slopes, about in told
+        )
+        return tuple(FrameworkPart(name, np.array(slopes), about) for name, slopes, about in each)
+
+    def scaled(self, factor: float) -> "Framework":
+        """Where everything takes so many times as long; kernels' costs are others'."""
+        longer = {
+            name: {term: ms * factor for term, ms in its.items()}
+            for name, its in (("input", self.input), ("kernels", self.kernels), ("outputs", self.outputs))
+        }
+        return Framework(self.factor, **longer)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all figures, for JSON."""
+        return asdict(self)
+
+    def tensors(self) -> Tensors:
+        """Return no tensors: figures are all that it has."""
+        return {}
+
+    @classmethod
+    def restored(cls, settings: object, tensors: Tensors) -> "Framework":  # noqa: ARG003  # as of other kinds
+        """The model that gave the settings."""
+        return parse(settings, Framework, "settings")

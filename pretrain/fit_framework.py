@@ -1,0 +1,93 @@
+"""Fitting what TorchRec adds to kernels and exchanges, to one rank's local work in mirrored steps."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from neuroshard.models import CostModels
+from neuroshard.models.framework import TERMS, Framework, counts_of_sets, terms_of
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import typical_ms
+from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement
+from neuroshard.stages.pretrain.result import Predicted
+
+_PARTS = {  # of the framework, with the phases that they stand for; the dense network isn't one
+    "input": ("input",),
+    "kernels": ("lookups", "backward", "reducing copies", "optimizer of copies"),
+    "outputs": ("outputs", "gradients"),
+}
+_LEAST_MS = 0.1  # errors of what takes less count as if it took so much
+
+
+class _Asked(NamedTuple):
+    """What n ranks are asked for in a step, and what they took.
+
+    Attributes:
+        terms: (n, F) of `TERMS`.
+        kernels_ms: (n,) predicted.
+        part_ms: (n,) measured of each part.
+    """
+
+    terms: FloatArray
+    kernels_ms: FloatArray
+    part_ms: dict[str, FloatArray]
+
+    @classmethod
+    def of(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "_Asked":
+        """Ask compute models for the kernels of each."""
+        rows = [_of_rank(Simulator(models), m.sample) for m in some]
+        terms = np.array([its for its, _ in rows]).reshape(len(rows), len(TERMS))
+        phases = np.array([typical_ms(m.repeats.times_ms) for m in some if m.repeats is not None])
+        took = {
+            name: phases[:, [LOCAL_PHASES.index(its) for its in named]].sum(axis=1) for name, named in _PARTS.items()
+        }
+        return cls(terms, np.array([ms for _, ms in rows]), took)
+
+
+def _of_rank(simulator: Simulator, sample: LocalSample) -> tuple[FloatArray, float]:
+    """(F,) terms of a rank, and ms of its kernels."""
+    loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
+    called = simulator.called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+    return terms_of(called)[0, sample.rank], float(called.ms[0, sample.rank].sum())
+
+
+def fit_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> Framework:
+    """Non-negative least squares of relative errors, part by part; kernels beside what the models say of them.
+
+    So each figure is what one more of something costs, and none saves anything.
+    """
+    asked = _Asked.of(models, some)
+    slopes = {
+        name: _solved(np.column_stack([asked.terms, asked.kernels_ms * (name == "kernels")]), took)
+        for name, took in asked.part_ms.items()
+    }
+    named = {
+        name: {term: ms for term, ms in zip(TERMS, its[:-1].tolist(), strict=True) if ms > 0}
+        for name, its in slopes.items()
+    }
+    return Framework(float(slopes["kernels"][-1]), **named)
+
+
+def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> dict[str, Predicted]:
+    """Predict every part by the models' framework, by its name; kernels are those of the models included."""
+    if models.framework is None or not some:
+        return {}
+    asked = _Asked.of(models, some)
+    found, none = {}, np.zeros(len(some))
+    for part, (name, took) in zip(models.framework.parts, asked.part_ms.items(), strict=True):
+        kernels_ms = models.framework.factor * asked.kernels_ms if name == "kernels" else none
+        found[part.name] = Predicted(asked.terms @ part.slopes + kernels_ms, none, took, none)
+    return found
+
+
+def _solved(amounts: FloatArray, took_ms: FloatArray) -> FloatArray:
+    """(F,) non-negative ms for one of each amount (n, F) that miss what was measured (n,) least, relative to it."""
+    scale = np.maximum(amounts.max(axis=0), np.finfo(np.float64).tiny)
+    weight = 1 / np.maximum(took_ms, _LEAST_MS)
+    solved: FloatArray = nnls(amounts / scale * weight[:, None], took_ms * weight)[0] / scale
+    # Squares of relative errors favour what is too low: half of what was measured took longer than this, half less.
+    solved *= np.median(took_ms / np.maximum(amounts @ solved, _LEAST_MS))
+    return solved

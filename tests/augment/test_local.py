@@ -1,0 +1,68 @@
+"""Random plans whose steps are measured."""
+
+import numpy as np
+import pytest
+
+from neuroshard.records.splits import split_tables
+from neuroshard.stages.augment.local import PlanAugmentation
+from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.words.form import FORMS
+
+TABLES = tuple(dlrm_like(num_tables=120, batch_size=1024))
+SPLIT = split_tables(TABLES, 0)
+
+
+def _drawn(augmentation, count):
+    return [augmentation.draw(SPLIT, np.random.default_rng(seed)) for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return _drawn(PlanAugmentation(), 80)
+
+
+def test_the_same_seed_draws_the_same_plan(drawn):
+    again = _drawn(PlanAugmentation(), 5)
+    assert [(sample.plan, sample.rank, split) for sample, split in again] == [
+        (sample.plan, sample.rank, split) for sample, split in drawn[:5]
+    ]
+
+
+def test_plans_are_of_all_forms_and_many_sizes(drawn):
+    plans = [sample.plan for sample, _ in drawn]
+    assert {form for plan in plans for form in plan.forms} == set(FORMS)
+    assert any(len(set(plan.forms)) == len(FORMS) for plan in plans)
+    assert {2, 128} <= {plan.task.topology.num_devices for plan in plans}
+    assert {1, 3} <= {table.features for plan in plans for table in plan.task.tables}
+    assert {True, False} == {table.pooled for plan in plans for table in plan.task.tables}
+    assert any(len(its) == 2 and plan.forms[t] == "columns" for plan in plans for t, its in enumerate(plan.by_table))
+    assert any(not host.all_devices for host in map(_Hosts, plans))
+
+
+class _Hosts:
+    """Whether rows of a plan lie on all devices, where there are any."""
+
+    def __init__(self, plan):
+        devices = plan.task.topology.num_devices
+        rows = [its for its, form in zip(plan.by_table, plan.forms, strict=True) if form == "rows"]
+        self.all_devices = all(len(its) == devices for its in rows)
+
+
+def test_tables_of_a_plan_are_of_its_split(drawn):
+    for sample, split in drawn:
+        names = {table.name for table in SPLIT.group(split)}
+        assert {table.name for table in sample.plan.task.tables} <= names
+
+
+def test_limits_hold(drawn):
+    augmentation = PlanAugmentation()
+    for sample, _ in drawn:
+        task, plan = sample.plan.task, sample.plan
+        each = task.batch_size // task.topology.num_devices
+        assert task.batch_size <= augmentation.max_batch_size
+        assert all(table.size_bytes <= augmentation.max_bytes for table in task.tables)
+        outputs = [4 * each * table.output_columns for table in task.tables]
+        assert len(task.tables) == 1 or sum(outputs) <= augmentation.max_output_bytes
+        copies = [t for t, form in zip(task.tables, plan.forms, strict=True) if form == "copies"]
+        assert all(table.pooled and table.size_bytes <= augmentation.max_copy_bytes for table in copies)
+        assert 0 <= sample.rank < task.topology.num_devices

@@ -1,0 +1,130 @@
+"""What TorchRec adds to a step: counts of placements, and costs that know them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard import search
+from neuroshard.cost.loads import LoadSets
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models.framework import COUNTS, TERMS, Framework, counts_of
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.targets.export import costed
+from neuroshard.testing import linear_models, random_form_models, toy_task
+
+FRAMEWORK = Framework(
+    0.5,
+    input={"calls but of copies": 0.3, "own lookups": 1e-4},
+    kernels={"own million weights of copies": 2.0, "calls": 0.1, "own shards": 0.01},
+    outputs={"mean MB out of columns": 0.2, "calls but of copies x devices": 0.01},
+)
+TASK = toy_task(4, num_devices=2)
+PLAIN = replace(random_form_models(), framework=FRAMEWORK, name="toy")
+COUNTED = PLAIN.in_torchrec()
+
+
+def _mixed():
+    placed = [*in_columns(TASK, [(0, TASK.tables[0].dim, 0)]), *in_rows(TASK, 1, [0, 1]), *in_copies(TASK, 2)]
+    return Plan(TASK, (*placed, *in_columns(TASK, [(3, TASK.tables[3].dim, 1)])))
+
+
+def _counts(plan, device, name):
+    ends = plan.device_loads.counts.cumsum()
+    own = range(ends[device] - plan.device_loads.counts[device], ends[device])
+    return counts_of(plan.device_loads.loads)[list(own), COUNTS.index(name)].sum()
+
+
+def test_counts_tell_forms_apart():
+    plan, (_, in_halves, copied, _) = _mixed(), TASK.tables
+    assert [_counts(plan, 0, name) for name in ("shards", "copies")] == [2, 1]
+    assert _counts(plan, 1, "lookups of copies") == TASK.batch_size / 2 * copied.pooling_factor
+    assert _counts(plan, 0, "million weights of copies") == copied.rows * copied.dim / 1e6
+    assert _counts(plan, 0, "bags in rows") == TASK.batch_size
+    assert _counts(plan, 0, "MB out of rows") == TASK.batch_size * in_halves.dim * 4 / 1e6
+    assert _counts(plan, 1, "MB out of columns") == TASK.batch_size * TASK.tables[3].dim * 4 / 1e6
+
+
+def test_parts_of_a_step_are_sums_of_terms():
+    plan = _mixed()
+    cost, plain = (Simulator(models).cost(TASK, plan) for models in (COUNTED, PLAIN))
+    np.testing.assert_allclose(cost.compute, FRAMEWORK.factor * plain.compute)
+    for device in range(2):
+        lookups = _counts(plan, device, "lookups")
+        assert cost.ms("framework.input")[device] == pytest.approx(2 * 0.3 + 1e-4 * lookups)
+        copied = TASK.tables[2].rows * TASK.tables[2].dim / 1e6
+        assert cost.ms("framework.kernels")[device] == pytest.approx(2 * copied + 3 * 0.1 + 2 * 0.01)
+        out = sum(_counts(plan, each, "MB out of columns") for each in range(2)) / 2
+        assert cost.ms("framework.outputs")[device] == pytest.approx(0.2 * out + 2 * 2 * 0.01)
+    assert cost.total_ms == pytest.approx(cost.device_ms.max())
+    assert cost.device_ms.min() > 1.2
+
+
+def test_a_step_without_the_framework_is_as_before():
+    plan = _mixed()
+    cost, before = (Simulator(models).cost(TASK, plan) for models in (PLAIN, random_form_models()))
+    assert cost.total_ms == before.total_ms
+    assert [part.name for part in cost.parts] == [part.name for part in before.parts]
+
+
+def test_searches_move_shards_by_what_these_add():
+    searched = Simulator(COUNTED).models_for(TASK).compute
+    loads = _mixed().device_loads.loads
+    added = searched.predict(LoadSets.alone(loads)) - COUNTED.compute.predict(LoadSets.alone(loads))
+    counts = counts_of(loads)
+    lookups, copied, shards = (counts[:, COUNTS.index(n)] for n in ("lookups", "million weights of copies", "shards"))
+    np.testing.assert_allclose(added, 1e-4 * lookups + 2 * copied + 0.01 * shards, rtol=1e-4)
+
+
+def test_shards_that_cost_much_by_themselves_are_few():
+    task, shards = toy_task(6, num_devices=2, seed=2), []
+    for each_ms in (0.0, 50.0):
+        models = replace(linear_models(2), framework=Framework(1.0, {}, {"own shards": each_ms}, {}))
+        plan = search(task, Simulator(models.in_torchrec()))
+        shards.append(len(plan.placements))
+    assert shards[1] == len(task.tables) < shards[0]
+
+
+def test_models_that_know_nothing_of_it_say_so():
+    with pytest.raises(UserError, match=r"don't know what TorchRec adds.*num_local_samples"):
+        random_form_models().in_torchrec()
+    with pytest.raises(UserError, match="don't know what TorchRec adds"):
+        CostModels.load("roofline:h100+torchrec")
+
+
+def test_their_name_says_what_counts(tmp_path):
+    assert COUNTED.name == "toy+torchrec"
+    save_bundle(tmp_path, replace(PLAIN, name=None), Card())
+    loaded = CostModels.load(f"{tmp_path}+torchrec")
+    assert loaded.name == f"{tmp_path}+torchrec"
+    plan = _mixed()
+    assert Simulator(loaded).cost(TASK, plan).total_ms == Simulator(COUNTED).cost(TASK, plan).total_ms
+
+
+def test_bundles_keep_it_exactly(tmp_path):
+    save_bundle(tmp_path, PLAIN, Card())
+    assert load_bundle(tmp_path)[0].framework == FRAMEWORK
+
+
+def test_terms_that_nobody_knows_are_refused():
+    with pytest.raises(UserError, match="unknown term of TorchRec's work 'own moons'"):
+        Framework(1.0, {"own moons": 1.0}, {}, {})
+    assert len(set(TERMS)) == len(TERMS)
+
+
+@pytest.mark.parametrize(("target", "counts"), [("torchrec", True), ("hugectr", False), ("sok", False), (None, False)])
+def test_it_counts_for_torchrec_alone(target, counts):
+    assert (costed(PLAIN, target) is not PLAIN) == counts
+    assert costed(random_form_models(), target).framework is None
+
+
+def test_scaled_takes_so_many_times_as_long():
+    twice = replace(PLAIN, framework=FRAMEWORK.scaled(2)).in_torchrec()
+    plan, names = _mixed(), [part.name for part in FRAMEWORK.parts]
+    costs = [Simulator(models).cost(TASK, plan) for models in (COUNTED, twice)]
+    for name in names:
+        np.testing.assert_allclose(costs[1].ms(name), 2 * costs[0].ms(name))
+    np.testing.assert_allclose(costs[1].compute, costs[0].compute)

@@ -1,0 +1,68 @@
+"""What TorchRec adds, learned from local work that is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from neuroshard.models.framework import Framework, counts_of_sets, terms_of
+from neuroshard.models.simulator import Simulator
+from neuroshard.records.samples import LOCAL_PHASES, Measurement, Repeats
+from neuroshard.records.splits import split_tables
+from neuroshard.stages.augment.local import PlanAugmentation
+from neuroshard.stages.pretrain.fit_framework import fit_framework, predicted_framework
+from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.testing import random_form_models
+
+TRUTH = Framework(
+    0.7,
+    input={"calls but of copies": 0.4, "own lookups": 3e-6, "mean lookups in rows": 2e-5},
+    kernels={"calls": 0.05, "own million weights of copies": 0.8, "own MB out of rows": 0.1},
+    outputs={"step": 0.1, "calls": 0.1, "mean MB out of columns": 0.4},
+)
+MODELS = random_form_models()
+SPLIT = split_tables(tuple(dlrm_like(num_tables=80, batch_size=1024)), 0)
+AUGMENTATION = PlanAugmentation(num_devices=(2, 4, 8), max_tables=20)
+
+
+def _measured(count, first=0):
+    """What ranks of random plans truly take: the dense network and pauses of other phases are none of it."""
+    found = []
+    for number in range(first, first + count):
+        sample, split = AUGMENTATION.draw(SPLIT, np.random.default_rng(number))
+        loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
+        called = Simulator(MODELS).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+        terms, kernels_ms = terms_of(called)[0, sample.rank], called.ms[0, sample.rank].sum()
+        took = [float(terms @ part.slopes) for part in TRUTH.parts]
+        times_ms = np.zeros((2, len(LOCAL_PHASES)))
+        phases = dict(zip(LOCAL_PHASES, range(len(LOCAL_PHASES)), strict=True))
+        times_ms[:, phases["input"]] = took[0]
+        times_ms[:, phases["lookups"]] = TRUTH.factor * kernels_ms / 3
+        times_ms[:, phases["backward"]] = TRUTH.factor * kernels_ms * 2 / 3
+        times_ms[:, phases["optimizer of copies"]] = took[1]
+        times_ms[:, phases["outputs"]] = times_ms[:, phases["gradients"]] = took[2] / 2
+        times_ms[:, phases["dense"]] = 100.0
+        found.append(Measurement(sample, number, split, 0, Repeats(times_ms, np.zeros(2))))
+    return found
+
+
+def test_it_finds_the_truth_where_there_is_no_noise():
+    learned = replace(MODELS, framework=fit_framework(MODELS, _measured(150)))
+    assert learned.framework.factor == pytest.approx(TRUTH.factor, rel=1e-3)
+    for name, predicted in predicted_framework(learned, _measured(30, first=1000)).items():
+        np.testing.assert_allclose(predicted.predicted_ms, predicted.measured_ms, rtol=0.02, err_msg=name)
+
+
+def test_parts_are_named_as_those_of_the_step():
+    names = [part.name for part in TRUTH.parts]
+    assert [*predicted_framework(replace(MODELS, framework=TRUTH), _measured(2))] == names
+    assert predicted_framework(MODELS, _measured(2)) == {}
+    assert predicted_framework(replace(MODELS, framework=TRUTH), []) == {}
+
+
+def test_whole_steps_are_predicted_by_the_cost():
+    sample = _measured(1)[0].sample
+    cost = Simulator(replace(MODELS, framework=TRUTH).in_torchrec()).cost(sample.plan.task, sample.plan)
+    local_ms = sum(cost.ms(part.name) for part in TRUTH.parts) + cost.compute
+    measured = _measured(1)[0].repeats.times_ms[0].sum() - 100.0
+    assert local_ms[sample.rank] == pytest.approx(measured)
