@@ -44,6 +44,11 @@ class ModelSet:
         """Return the parts of a step besides compute and communication."""
         return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
 
+    @property
+    def of_whole_steps(self) -> bool:
+        """Whether costs count what TorchRec adds to kernels and exchanges."""
+        return any(part.by_counts for part in self.more)
+
     def in_torchrec(self) -> Self:
         """The same models where what TorchRec adds to a step counts, and kernels take what they do in a step.
 

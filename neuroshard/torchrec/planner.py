@@ -41,7 +41,7 @@ from neuroshard.torchrec.planner_report import Callback, Reports
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
-_DEFAULT_MODELS = {"cpu": "cpu", "cuda": "roofline:h100"}
+_DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "roofline:h100"}
 
 Sharders = list[ModuleSharder[nn.Module]]
 _Found = TypeVar("_Found")
@@ -53,7 +53,8 @@ class NeuroShardPlanner(ShardingPlanner):
     Args:
         topology: TorchRec's; None makes the one of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
-        models: cost models, or their name or path; None takes "cpu" for CPUs, "roofline:h100" (a datasheet) for GPUs.
+        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, and "roofline:h100", a datasheet,
+            for GPUs.
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows or copies where its sharding types name row_wise or
             data_parallel, or name nothing; it does where the gain is beyond doubt, or nothing else fits.
@@ -327,7 +328,7 @@ def _simulator(models: CostModels, pipeline: str | None) -> Simulator:
     """With costs that count the exchange of indices where a job's pipeline hides it behind nothing."""
     hidden = MemoryUse(pipeline=pipeline).pipeline != "none"
     if not hidden and models.input is None:
-        _log.warning("these cost models don't know the exchange of indices, which no pipeline hides: costs leave it out")
+        _log.warning("these cost models don't know the exchange of indices, which no pipeline hides: it doesn't count")
     return Simulator(models, count_input=not hidden and models.input is not None)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
+from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
@@ -31,18 +32,18 @@ class Choice:
             they were fitted to; at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't
             one of all devices together: the same tables rarely cost less in all, and that is where such models are led
             astray most.
-        form_doubt: doubt where tables lie in rows or copies: using a form takes more in training than models know. At 1
-            the two intervals must not overlap, which is right wherever steps were measured (docs/steps.md).
+        form_doubt: doubt where tables lie in rows or copies, and the models know kernels and exchanges only: using a
+            form takes more in training. At 1 the two intervals must not overlap, which is right wherever steps were
+            measured (docs/steps.md). Models that know what TorchRec adds (cpu+torchrec) need none.
     """
 
     doubt: NonNegative = 0.0
     blind_doubt: NonNegative = 1.0
     form_doubt: NonNegative = 1.0
 
-    @property
-    def of_forms(self) -> "Choice":
-        """Between plans in columns alone and plans in other forms."""
-        return replace(self, doubt=max(self.doubt, self.form_doubt))
+    def of_forms(self, models: CostModels) -> "Choice":
+        """Between plans in columns alone and plans in other forms; models of whole steps know what a form takes."""
+        return self if models.of_whole_steps else replace(self, doubt=max(self.doubt, self.form_doubt))
 
     def among(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> tuple[int, int | None]:
         """The first of some plans of a task, or, of those whose gain is believed, the one expected to cost least.

@@ -223,7 +223,7 @@ class Chooser(Searcher):
         costs = simulator.costs(task, [columns.plan, other.plan])
         if self.choice is None:
             return other if costs[1].total_ms < costs[0].total_ms else columns
-        chosen, declined = self.choice.of_forms.among(costs, task, simulator)
+        chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
         if chosen:
             return other
         return replace(columns, declined=columns.declined or (other.plan if declined else None))
