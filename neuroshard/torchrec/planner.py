@@ -53,8 +53,8 @@ class NeuroShardPlanner(ShardingPlanner):
     Args:
         topology: TorchRec's; None makes the one of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
-        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, and "roofline:h100", a datasheet,
-            for GPUs.
+        models: cost models, or their name or path; None takes "cpu+torchrec" for CPUs, for GPUs the datasheet
+            "roofline:h100".
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows or copies where its sharding types name row_wise or
             data_parallel, or name nothing; it does where the gain is beyond doubt, or nothing else fits.
