@@ -58,7 +58,7 @@ class Evaluate:
             why = next((f" ({entry.error})" for entry in entries if entry.error is not None), "")
             raise UserError(f"nothing to run: none of the {len(entries)} entries is a plan that fits in memory{why}")
         self.hardware.check()
-        self.through.check([*map(plans_of, runnable_by_task(entries).values())], self.hardware)
+        self.through.check((), [*map(plans_of, runnable_by_task(entries).values())], self.hardware)
         if is_follower():
             self.through.follow(self.hardware)
             return None

@@ -45,7 +45,7 @@ class InMirror:
     protocol: StepProtocol = field(default_factory=StepProtocol)
     exchanges: PathName | None = None
 
-    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+    def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError unless TorchRec is installed, and each task's plans can be measured mirrored here."""
         import neuroshard.torchrec  # noqa: F401  # says what to install
 

@@ -36,8 +36,10 @@ _SHOWN_ERRORS = 3
 class InParts:
     """Kernels and exchanges are measured one by one, as cost models predict them."""
 
-    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Refuse nothing before it is measured."""
+    def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+        """Raise UserError unless exchanges are between hosts here as in the tasks."""
+        for task in tasks:
+            hardware.check_hosts(task.topology)
 
     def follow(self, hardware: Hardware) -> None:
         """Take part in the exchanges."""

@@ -47,10 +47,12 @@ class InSteps:
 
     protocol: StepProtocol = field(default_factory=StepProtocol)
 
-    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+    def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError unless TorchRec is installed, and steps of each task's plans can be compared here."""
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
+        for task in tasks:
+            hardware.check_hosts(task.topology)
         for its in plans:
             check_steps(its, hardware)
 

@@ -26,8 +26,8 @@ Measure = Callable[[Sequence[Plan], int, Advance, Path], list[MeasuredOnce]]
 class Means(Protocol):
     """How plans are measured: a search's finalists in turns, or the plans that people ask about."""
 
-    def check(self, plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError unless plans can be measured so, and these of each task together, if there are any yet."""
+    def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
+        """Raise UserError unless plans of tasks can be measured so, and these of each task together, if there are any."""
         ...
 
     def follow(self, hardware: Hardware) -> None:

@@ -62,7 +62,7 @@ class Searched:
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """What `verify=hardware` and `verify=torchrec` ask for.
+    """What `verify=hardware`, `verify=torchrec` and `verify=mirrored` ask for.
 
     Attributes:
         hardware: what plans run on.
@@ -81,9 +81,7 @@ class Verify:
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UserError unless plans of the tasks can be measured here."""
         self.hardware.check()
-        for task in tasks:
-            self.hardware.check_hosts(task.topology)
-        self.means.check((), self.hardware)
+        self.means.check(tasks, (), self.hardware)
 
     def follow(self) -> None:
         """Take part, as one of torchrun's processes other than rank 0."""

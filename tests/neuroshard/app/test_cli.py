@@ -243,7 +243,7 @@ def test_completion_in_a_shell(tmp_path):
         ),
         ("to=", "export", ["plan.json"], ["to=sok", "to=hugectr", "to=torchrec", "to=json"]),
         ("target=s", "search", [], ["target=sok"]),
-        ("verify=", "search", [], ["verify=hardware", "verify=none", "verify=torchrec"]),
+        ("verify=", "search", [], ["verify=hardware", "verify=mirrored", "verify=none", "verify=torchrec"]),
         ("count_input=", "search", [], ["count_input=true", "count_input=false"]),
         ("memory.optimizer=a", "search", ["memory=training"], ["memory.optimizer=adam"]),
         ("experiment=", "evaluate", [], ["experiment=evaluate_demo", "experiment=evaluate_main"]),
