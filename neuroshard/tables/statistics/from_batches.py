@@ -68,10 +68,10 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
         raise UserError(f"batch {number}: {shown(batch)} must map each table's name to (indices, {splits})")
     found: list[Features] = []
     for shape in shapes:
-        where, given = f"batch {number}, table {shape.name!r}", batch.get(shape.name)
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise UserError(f"{where}: {shown(given)} must be (indices, {splits})")
-        indices, ends = given
+        where, pair = f"batch {number}, table {shape.name!r}", batch.get(shape.name)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise UserError(f"{where}: {shown(pair)} must be (indices, {splits})")
+        indices, ends = pair
         found.append({shape.name: Lookups.of(indices, ends, splits, shape.rows, where)})
     return found
 
@@ -127,15 +127,15 @@ def _tallied(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
 ) -> Iterator[BatchTally]:
     """Every global batch, counted; the last one may have fewer samples."""
-    for number, parts in groupby(_parts(shapes, batches, size), key=lambda part: part.number):
+    for number, slices in groupby(_slices(shapes, batches, size), key=lambda one: one.number):
         tally = BatchTally(shapes, row_blocks, most_held, number)
-        for part in parts:
-            tally.add(part.batch, part.first, part.last)
+        for one in slices:
+            tally.add(one.batch, one.first, one.last)
         yield tally
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _Slice:
     """Samples `first` to `last` - 1 of a batch, which belong to the global batch of this number."""
 
     number: int
@@ -144,14 +144,14 @@ class _Part:
     last: int
 
 
-def _parts(shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int) -> Iterator[_Part]:
+def _slices(shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int) -> Iterator[_Slice]:
     """The batches, cut where a global batch of this size ends."""
     before = 0
     for place, batch in enumerate(batches):
         samples, first = _samples(shapes, batch, place), 0
         while first < samples:
             last = min(samples, first + size - before % size)
-            yield _Part(before // size, batch, first, last)
+            yield _Slice(before // size, batch, first, last)
             before, first = before + last - first, last
 
 

@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
 
 Splits = Literal["offsets", "lengths"]
-_PART = 1 << 14  # lookups that are looked at together: what is made of them takes a few MiB
+_CHUNK = 1 << 14  # lookups that are looked at together: what is made of them takes a few MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,21 +28,23 @@ class Lookups:
     offsets: IntArray
 
     @classmethod
-    def of(cls, indices: object, splits: object, kind: Splits, rows: int, where: str) -> "Lookups":
+    def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
         """Of a table with so many rows; `splits` are (B + 1,) offsets from 0 to L, or (B,) lengths that sum to L.
 
         Raises:
-            UserError: they are of another kind or contradict each other, or an index lies outside 0..rows-1; `where` is
-                what its line begins with.
+            UserError: they are no whole numbers or contradict each other, or an index lies outside 0..rows-1;
+                `where` is what its line begins with.
         """
-        found, given = _whole_numbers(indices, "indices", where), _whole_numbers(splits, kind, where)
-        possible = not len(given) or (given.min() >= 0 and given.max() <= len(found))  # or their sum might overflow
-        plain = given.astype(np.int64)
-        offsets = plain if kind == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), plain.cumsum()])
+        found, numbers = _whole_numbers(indices, "indices", where), _whole_numbers(splits, which, where)
+        possible = not len(numbers) or (
+            numbers.min() >= 0 and numbers.max() <= len(found)
+        )  # or their sum might overflow
+        plain = numbers.astype(np.int64)
+        offsets = plain if which == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), plain.cumsum()])
         rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(found) and (np.diff(offsets) >= 0).all()
         if not possible or not rise:
-            wanted = "rise from 0 to" if kind == "offsets" else "be 0 or more and sum to"
-            raise UserError(f"{where}: {kind} must {wanted} the number of indices, {len(found)}")
+            wanted = "rise from 0 to" if which == "offsets" else "be 0 or more and sum to"
+            raise UserError(f"{where}: {which} must {wanted} the number of indices, {len(found)}")
         for index in (int(found.min()), int(found.max())) if len(found) else ():
             if not 0 <= index < rows:
                 raise UserError(f"{where}: index {index} must lie in 0..{rows - 1}")
@@ -53,11 +55,11 @@ class Lookups:
         """Return B, the number of samples in the batch."""
         return len(self.offsets) - 1
 
-    def parts(self, first: int, last: int) -> Iterator[IntArray]:
+    def chunks(self, first: int, last: int) -> Iterator[IntArray]:
         """Indices that samples `first` to `last` - 1 look up, some thousands at a time."""
         start, end = int(self.offsets[first]), int(self.offsets[last])
-        for begin in range(start, end, _PART):
-            yield self.indices[begin : min(begin + _PART, end)].astype(np.int64)
+        for begin in range(start, end, _CHUNK):
+            yield self.indices[begin : min(begin + _CHUNK, end)].astype(np.int64)
 
 
 def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:

@@ -142,7 +142,7 @@ class BatchTally:
             for name, lookups in features.items():
                 counted = self._features[table].setdefault(name, 0)
                 self._features[table][name] = counted + int(lookups.offsets[last] - lookups.offsets[first])
-                for indices in lookups.parts(first, last):
+                for indices in lookups.chunks(first, last):
                     self._count(table, indices)
 
     def _count(self, table: int, indices: IntArray) -> None:

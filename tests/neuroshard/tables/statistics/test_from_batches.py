@@ -274,10 +274,10 @@ def test_tensors_that_are_no_rows_of_whole_numbers_are_one_line(values, shown):
 
 def test_parts_of_a_batch_are_its_samples():
     lookups = Lookups.of(np.arange(100_000) % 7, np.full(1000, 100), "lengths", 7, "x")
-    found = list(lookups.parts(10, 990))
+    found = list(lookups.chunks(10, 990))
     assert len(found) > 1
     np.testing.assert_array_equal(np.concatenate(found), np.arange(1000, 99_000) % 7)
-    assert list(lookups.parts(5, 5)) == []
+    assert list(lookups.chunks(5, 5)) == []
 
 
 @settings(max_examples=40, deadline=None)
