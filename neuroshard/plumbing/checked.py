@@ -50,11 +50,11 @@ def _checked_class(cls: type[Any]) -> type[Any]:
 
 def _checked_fields(owner: Any) -> dict[str, Any]:
     """Check the fields of plain type, all at once if they are right as they are, else one by one; by name."""
-    kind = cast(Hashable, type(owner))
+    cls = cast(Hashable, type(owner))
     try:
-        return msgspec.structs.asdict(msgspec.convert(vars(owner), _as_struct(kind)))
+        return msgspec.structs.asdict(msgspec.convert(vars(owner), _as_struct(cls)))
     except msgspec.ValidationError:
-        return {name: _checked_value(getattr(owner, name), hint, name) for name, hint in _plain_hints(kind)}
+        return {name: _checked_value(getattr(owner, name), hint, name) for name, hint in _plain_hints(cls)}
 
 
 @cache
@@ -65,9 +65,9 @@ def _as_struct(target: Hashable) -> type[msgspec.Struct]:
 
 def _described(value: object) -> str:
     """What a value is, and its name if it has one."""
-    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
+    what = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
     name = getattr(value, "name", None)
-    return f"{kind} {shown(name)}" if isinstance(name, str) else kind
+    return f"{what} {shown(name)}" if isinstance(name, str) else what
 
 
 def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,31 +77,31 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
     def check_arguments(*given: Any, **named: Any) -> Any:
         """Call the function with its arguments checked."""
         bound = parameters.bind(*given, **named)
-        for name, kind in _plain_hints(function):
+        for name, hint in _plain_hints(function):
             if name in bound.arguments:
-                bound.arguments[name] = _checked_value(bound.arguments[name], kind, name)
+                bound.arguments[name] = _checked_value(bound.arguments[name], hint, name)
         return function(*bound.args, **bound.kwargs)
 
     return check_arguments
 
 
-def _checked_value(value: object, kind: Any, name: str) -> Any:
-    if isinstance(value, (str, float)) and _is_size(kind):
+def _checked_value(value: object, hint: Any, name: str) -> Any:
+    if isinstance(value, (str, float)) and _is_size(hint):
         value = to_bytes(value, name)
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, hint)
     except msgspec.ValidationError:
         try:
-            return msgspec.convert(_without_numpy(value), kind)
+            return msgspec.convert(_without_numpy(value), hint)
         except msgspec.ValidationError as error:
             raise UserError(reason(str(error), value, name)) from None
 
 
 @cache
-def _is_size(kind: Hashable) -> bool:
+def _is_size(hint: Hashable) -> bool:
     """Whether an annotation is `ByteSize`, or may be None besides."""
-    return AS_SIZE in getattr(kind, "__metadata__", ()) or any(
-        _is_size(part) for part in get_args(kind) if get_origin(kind) in (Union, UnionType)
+    return AS_SIZE in getattr(hint, "__metadata__", ()) or any(
+        _is_size(one) for one in get_args(hint) if get_origin(hint) in (Union, UnionType)
     )
 
 
@@ -121,12 +121,12 @@ def _plain_hints(target: Hashable) -> tuple[tuple[str, Any], ...]:
     return tuple((name, hints[name]) for name in names if _is_plain(hints[name]))
 
 
-def _is_plain(kind: Any) -> bool:
-    origin = get_origin(kind)
+def _is_plain(hint: Any) -> bool:
+    origin = get_origin(hint)
     if origin is Literal:
         return True
     if origin is Annotated:
-        return _is_plain(get_args(kind)[0])
+        return _is_plain(get_args(hint)[0])
     if origin in (tuple, list, Sequence, Union, UnionType):
-        return all(part is Ellipsis or _is_plain(part) for part in get_args(kind))
-    return kind in _PLAIN
+        return all(one is Ellipsis or _is_plain(one) for one in get_args(hint))
+    return hint in _PLAIN

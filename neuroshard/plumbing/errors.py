@@ -38,10 +38,10 @@ class MissingPackageError(UserError, ImportError):
     """An optional package isn't installed: says how to install it."""
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:
+def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:
     """The error for a name that is not in `valid`, with the nearest name that is; or a list with those `first`."""
     names = [*first, *sorted(set(valid).difference(first))]
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
     hint = f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"
-    return UserError(f"unknown {kind} {name!r}; {hint}")
+    return UserError(f"unknown {what} {name!r}; {hint}")

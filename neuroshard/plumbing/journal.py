@@ -20,7 +20,7 @@ class Journal(Generic[Value]):
     Attributes:
         folder: of the files; it is made with the first of them.
         name: of what one holds.
-        kind: the dataclass of the values.
+        holds: the dataclass of the values.
         wrong: says what is wrong with a value of a number, for whoever goes on with it; None where nothing is.
         anew: what comes of a file that is deleted.
         version: of the files' format.
@@ -28,7 +28,7 @@ class Journal(Generic[Value]):
 
     folder: Path
     name: str
-    kind: type[Value]
+    holds: type[Value]
     wrong: Callable[[int, Value], str | None] = lambda _number, _value: None
     anew: str = "it is measured again"
     version: int = 1
@@ -49,7 +49,7 @@ class Journal(Generic[Value]):
             return None
         where = f"{self.name} {path}"
         try:
-            value = parse(of_format(read_json(path, self.name), self._format, where), self.kind, where)
+            value = parse(of_format(read_json(path, self.name), self._format, where), self.holds, where)
             if wrong := self.wrong(number, value):
                 raise UserError(f"{where} {wrong}")
         except UserError as error:

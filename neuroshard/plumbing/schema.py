@@ -65,15 +65,15 @@ _WORDS = {
 }  # fmt: skip
 
 
-def parse(content: object, kind: type[_T], where: str) -> _T:
-    """`content`, plain values as JSON or YAML gives them, as a value of the type `kind`.
+def parse(content: object, hint: type[_T], where: str) -> _T:
+    """`content`, plain values as JSON or YAML gives them, as a value of the type `hint`.
 
     Raises:
         UserError: a field is missing, unknown, of the wrong type or out of range; `where` is what its line begins with.
     """
     try:
-        refuse_unknown(content, kind)
-        return msgspec.convert(content, kind)
+        refuse_unknown(content, hint)
+        return msgspec.convert(content, hint)
     except msgspec.ValidationError as error:
         cause = error.__cause__
         why = str(cause) if isinstance(cause, UserError) else reason(str(error), content)
@@ -111,18 +111,18 @@ def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
             seen.add(key)
 
 
-def of_format(content: object, kind: str, where: str) -> dict[str, Any]:
+def of_format(content: object, name: str, where: str) -> dict[str, Any]:
     """The fields of a file of ours, without the format that they begin with.
 
     Raises:
-        UserError: it is no object of the format `kind`.
+        UserError: it is no object of the format `name`.
     """
     found = content.get("format") if isinstance(content, dict) else None
-    if not isinstance(content, dict) or found != kind:
+    if not isinstance(content, dict) or found != name:
         other = "" if found is None else f" but {shown(found)}"
-        ours = isinstance(found, str) and found.rpartition("-")[0] == kind.rpartition("-")[0]
+        ours = isinstance(found, str) and found.rpartition("-")[0] == name.rpartition("-")[0]
         anew = ", of another version of neuroshard: make it anew" if ours else ""
-        raise UserError(f"{where} is not of format {kind!r}{other}{anew}")
+        raise UserError(f"{where} is not of format {name!r}{other}{anew}")
     return {key: value for key, value in content.items() if key != "format"}
 
 
@@ -142,9 +142,9 @@ def check_depth(content: object) -> None:
     raise UserError("nested too deeply")
 
 
-def refuse_unknown(content: object, kind: Any) -> None:
-    """Raise UserError if an object in `content` has a field that its dataclass, within `kind`, doesn't have."""
-    origin, inner = get_origin(kind), get_args(kind)
+def refuse_unknown(content: object, hint: Any) -> None:
+    """Raise UserError if an object in `content` has a field that its dataclass, within `hint`, doesn't have."""
+    origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated or origin in (Union, UnionType):
         for one in inner[:1] if origin is Annotated else inner:
             refuse_unknown(content, one)
@@ -154,8 +154,8 @@ def refuse_unknown(content: object, kind: Any) -> None:
     elif origin is dict and isinstance(content, dict):
         for value in content.values():
             refuse_unknown(value, inner[1])
-    elif is_dataclass(kind) and isinstance(content, Mapping):
-        hints = _hints(cast(Hashable, kind))
+    elif is_dataclass(hint) and isinstance(content, Mapping):
+        hints = _hints(cast(Hashable, hint))
         for key, value in content.items():
             if key not in hints:
                 raise unknown_name("field", str(key), hints)
@@ -164,15 +164,15 @@ def refuse_unknown(content: object, kind: Any) -> None:
 
 
 @cache
-def _hints(kind: Hashable) -> dict[str, Any]:
-    """The kind of each field of a dataclass; None where no dataclass stands within, so that nobody looks there."""
-    target: Any = kind
+def _hints(hint: Hashable) -> dict[str, Any]:
+    """The annotation of each field of a dataclass; None where no dataclass is within it, so that nobody looks there."""
+    target: Any = hint
     known = get_type_hints(target, include_extras=True)
     return {field.name: known[field.name] if _has_fields(known[field.name]) else None for field in fields(target)}
 
 
-def _has_fields(kind: Any) -> bool:
-    return is_dataclass(kind) or any(_has_fields(inner) for inner in get_args(kind))
+def _has_fields(hint: Any) -> bool:
+    return is_dataclass(hint) or any(_has_fields(inner) for inner in get_args(hint))
 
 
 def reason(message: str, content: object, name: str = "") -> str:
@@ -188,7 +188,7 @@ def reason(message: str, content: object, name: str = "") -> str:
 def _wanted(text: str) -> str:
     """What would have been right, from the first part of msgspec's message."""
     if found := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
-        return " or ".join(_WORDS.get(kind, kind) for kind in found[1].split(" | "))
+        return " or ".join(_WORDS.get(name, name) for name in found[1].split(" | "))
     if found := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
         return f"a multiple of {found[2]}"
     if found := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):

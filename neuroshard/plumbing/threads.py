@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from threadpoolctl import threadpool_limits
 
-_Part = TypeVar("_Part")
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _MOST_THREADS = 8
 
@@ -23,12 +23,12 @@ def useful_threads() -> int:
     return min(cores, _MOST_THREADS)
 
 
-def in_threads(work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
-    """What work makes of every part, in order; a thread for each, which helps where work lets go of Python's lock."""
-    if len(parts) == 1:
-        return [work(parts[0])]
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(work, parts))
+def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """What work makes of every item, in order; a thread for each, which helps where work lets go of Python's lock."""
+    if len(items) == 1:
+        return [work(items[0])]
+    with ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(work, items))
 
 
 def blas_threads(count: int) -> AbstractContextManager[object]:

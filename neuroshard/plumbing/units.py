@@ -36,10 +36,10 @@ def to_bytes(size: object, name: str) -> int:
     if isinstance(size, bool) or not found or found[2].lower() not in _UNITS:
         raise _no_size(size, name)
     number = int(found[1]) if found[1].isdigit() else float(found[1])
-    given = number * _UNITS[found[2].lower()]
-    if not given <= MAX_BYTES:
+    size_bytes = number * _UNITS[found[2].lower()]
+    if not size_bytes <= MAX_BYTES:
         raise _no_size(size, name)
-    return round(given)
+    return round(size_bytes)
 
 
 def is_size(text: str) -> bool:
