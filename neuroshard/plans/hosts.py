@@ -64,11 +64,11 @@ def kept_on_hosts(plan: Plan) -> Plan:
         if not columns or task.tables[table].name in pinned:
             continue
         piece = _Piece.of_table(task, table)
-        parts = [(placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE) for placed in its]
-        if len({host for host, _ in parts}) > 1:
-            pins += piece.pins(parts)
+        shards = [(placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE) for placed in its]
+        if len({host for host, _ in shards}) > 1:
+            pins += piece.pins(shards)
         else:
-            rules += piece.rules(parts[0][0])
+            rules += piece.rules(shards[0][0])
     kept = replace(constraints, rules=(*constraints.rules, *rules), pinned=(*constraints.pinned, *pins))
     return replace(plan, task=replace(task, constraints=kept))
 
@@ -82,9 +82,9 @@ class _Piece:
         units: of 4 columns.
         unit_bytes: of each in host memory.
         devices: (H,) those of each host that may hold it.
-        most_parts: it may be cut into.
-        least_units: of a part.
-        equal: whether parts are two halves.
+        most_shards: it may be cut into.
+        least_units: of a shard.
+        equal: whether shards are two halves.
         pinned: whether it is a pinned shard, or the rest of a table that has some.
     """
 
@@ -92,7 +92,7 @@ class _Piece:
     units: int
     unit_bytes: int
     devices: tuple[tuple[int, ...], ...]
-    most_parts: int
+    most_shards: int
     least_units: int
     equal: bool
     pinned: bool
@@ -104,7 +104,7 @@ class _Piece:
         units = its.dim // DIM_MULTIPLE
         size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
         equal = limits.equal_widths or not its.pooled
-        whole = limits.min_shards > 1 and equal  # as many parts as it must have, all on one host
+        whole = limits.min_shards > 1 and equal  # as many shards as it must have, all on one host
         return cls(
             (its.name,),
             units,
@@ -121,38 +121,38 @@ class _Piece:
         """Bytes of host memory of all of it."""
         return self.units * self.unit_bytes
 
-    def parts(self, free: IntArray) -> list[tuple[int, int]] | None:
-        """(host, units) of each part, on hosts that have so much memory left, (H,) bytes; None where it has no room."""
+    def shards(self, free: IntArray) -> list[tuple[int, int]] | None:
+        """(host, units) of each shard, on hosts with so much memory left, (H,) bytes; None where it has no room."""
         hosts = [int(h) for h in np.argsort(-free, kind="stable") if self.devices[h]]
         if hosts and self.size_bytes <= free[hosts[0]]:
             return [(hosts[0], self.units)]
         if self.equal:
             return self._halves(free, hosts[:2])
-        parts, left = list[tuple[int, int]](), self.units
-        for host in hosts[: self.most_parts]:
+        shards, left = list[tuple[int, int]](), self.units
+        for host in hosts[: self.most_shards]:
             width = min(left, int(free[host]) // self.unit_bytes)
             if 0 < left - width < self.least_units:
                 width = left - self.least_units
             if width < self.least_units:
                 return None
-            parts.append((host, width))
+            shards.append((host, width))
             left -= width
             if not left:
-                return parts
+                return shards
         return None
 
     def _halves(self, free: IntArray, hosts: list[int]) -> list[tuple[int, int]] | None:
         fits = all(self.size_bytes // 2 <= free[host] for host in hosts)
-        may = len(hosts) == 2 <= self.most_parts and self.units % 2 == 0
+        may = len(hosts) == 2 <= self.most_shards and self.units % 2 == 0
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
         """That keep all of it on a host."""
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
-    def pins(self, parts: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
+    def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
         """That keep (host, units) of it where they are; of a single table."""
-        return (PinnedShard(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in parts)
+        return (PinnedShard(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
 
 
 def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
@@ -162,17 +162,17 @@ def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None
     free = np.full(len(hosts), host_bytes - -(-spread_bytes // len(hosts)), dtype=np.int64)
     rules, pins = list[TableRule](), list[PinnedShard]()
     for piece in sorted(
-        pieces, key=lambda piece: (sum(map(bool, piece.devices)), piece.most_parts > 1, -piece.size_bytes)
+        pieces, key=lambda piece: (sum(map(bool, piece.devices)), piece.most_shards > 1, -piece.size_bytes)
     ):
-        parts = piece.parts(free)
-        if parts is None:
+        shards = piece.shards(free)
+        if shards is None:
             return None
-        for host, units in parts:
+        for host, units in shards:
             free[host] -= units * piece.unit_bytes
-        if len(parts) == 1 and not piece.pinned:
-            rules += piece.rules(parts[0][0])
+        if len(shards) == 1 and not piece.pinned:
+            rules += piece.rules(shards[0][0])
         else:
-            pins += piece.pins(parts)
+            pins += piece.pins(shards)
     changed = {name for piece in pieces if piece.pinned for name in piece.names}
     kept = tuple(pin for pin in constraints.pinned if pin.table not in changed)
     try:
@@ -208,9 +208,9 @@ def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
     """A table's pinned shards, and what is left of it."""
     for pin in pins:
         devices = tuple(tuple(sorted(set(its).intersection(pin.devices))) for its in piece.devices)
-        yield replace(piece, units=pin.dim // DIM_MULTIPLE, devices=devices, most_parts=1, equal=False, pinned=True)
+        yield replace(piece, units=pin.dim // DIM_MULTIPLE, devices=devices, most_shards=1, equal=False, pinned=True)
     if left := piece.units - sum(pin.dim for pin in pins) // DIM_MULTIPLE:
-        yield replace(piece, units=left, most_parts=piece.most_parts - len(pins), pinned=True)
+        yield replace(piece, units=left, most_shards=piece.most_shards - len(pins), pinned=True)
 
 
 def _together(pieces: list[_Piece]) -> _Piece:

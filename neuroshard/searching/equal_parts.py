@@ -109,19 +109,19 @@ def _rule(task: Task, table: Table, share_of: _Share, share: float) -> TableRule
     None where it needn't be cut in more than two, or may not.
     """
     devices = task.topology.num_devices
-    if share_of(_part(table, 2)) <= share or not task.constraints.limits(table, devices).equal_widths:
+    if share_of(_piece(table, 2)) <= share or not task.constraints.limits(table, devices).equal_widths:
         return None
     chosen = None
     for parts in range(3, devices + 1):
         rule = TableRule(escape(table.name), min_shards=parts)
         if table.dim % (parts * DIM_MULTIPLE) == 0 and _may_have(task, table, rule):
             chosen = rule
-            if share_of(_part(table, parts)) <= share:
+            if share_of(_piece(table, parts)) <= share:
                 break
     return chosen
 
 
-def _part(table: Table, parts: int) -> Table:
+def _piece(table: Table, parts: int) -> Table:
     """One of so many; where it has no such parts, about as wide."""
     return table.with_dim(max(table.dim // parts // DIM_MULTIPLE, 1) * DIM_MULTIPLE)
 
