@@ -19,16 +19,16 @@ from neuroshard.words.home import Tier
 _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so
 
 
-def sections(found: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
+def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
     """What there is to say of a plan, the most important first; the pictures stand beside its devices."""
     parts = [
-        _summary(found),
-        _warnings(found),
-        replace(_devices(found), pictures=pictures),
-        _bottleneck(found),
-        _splits(found),
-        _next_step(found),
-        _heuristics(found),
+        _summary(explanation),
+        _warnings(explanation),
+        replace(_devices(explanation), pictures=pictures),
+        _bottleneck(explanation),
+        _splits(explanation),
+        _next_step(explanation),
+        _heuristics(explanation),
     ]
     return [part for part in parts if part is not None]
 
@@ -39,17 +39,19 @@ def titled(section: Section, name: str) -> Section:
     return replace(section, title=title)
 
 
-def picture(found: Explanation) -> Picture:
+def picture(explanation: Explanation) -> Picture:
     """Draw cost and memory of every device of a plan."""
-    title = f"{found.cost.total_ms:.2f} ms predicted"
-    caveat = "" if found.cost.caveat is None else f"; costs are {found.cost.caveat}"
-    return Picture("devices", f"cost and memory of every device{caveat}", plan_png(found.plan, found.cost, title))
+    title = f"{explanation.cost.total_ms:.2f} ms predicted"
+    caveat = "" if explanation.cost.caveat is None else f"; costs are {explanation.cost.caveat}"
+    return Picture(
+        "devices", f"cost and memory of every device{caveat}", plan_png(explanation.plan, explanation.cost, title)
+    )
 
 
-def all_shards(found: Explanation) -> Section:
+def all_shards(explanation: Explanation) -> Section:
     """Every shard of the plan."""
     columns = ("table", "device", *_SHARD_COLUMNS[1:])
-    rows = tuple((share.table.name, str(share.placed.device), *_shard_row(share)[1:]) for share in found.shards)
+    rows = tuple((share.table.name, str(share.placed.device), *_shard_row(share)[1:]) for share in explanation.shards)
     return Section("All shards", "A click on a column's head sorts.", grids=(Grid(columns, rows),))
 
 
@@ -66,20 +68,20 @@ def difference(first: Explanation, second: Explanation) -> Section:
     return Section("From the first plan to the second", facts=facts, grids=(_moves_grid(steps),) if steps else ())
 
 
-def _summary(found: Explanation) -> Section:
-    cost, plan = found.cost, found.plan
+def _summary(explanation: Explanation) -> Section:
+    cost, plan = explanation.cost, explanation.plan
     margin = "" if isnan(cost.margin_ms) else f" ± {cost.margin_ms:.2f} ({LEVEL:.0%} interval)"
     expected = described_expectation(cost.total_ms, cost.expected_ms)
     facts = (
         ("predicted cost", f"{cost.total_ms:.2f} ms{margin}{_caveat(cost)}"),
         *([("expected cost", expected)] if expected is not None else []),
-        ("best possible", _best(found)),
-        ("if spread evenly", _evenly(found)),
-        ("bottleneck", _why(found)),
-        ("best single step", _gain(found)),
+        ("best possible", _best(explanation)),
+        ("if spread evenly", _evenly(explanation)),
+        ("bottleneck", _why(explanation)),
+        ("best single step", _gain(explanation)),
         ("tables", f"{len(plan.task.tables):,} in {len(plan.placements):,} shards"),
         ("devices", f"{plan.task.topology.num_devices:,}, batch {plan.task.batch_size:,}"),
-        ("fullest device", _fullest(found)),
+        ("fullest device", _fullest(explanation)),
     )
     return Section("Summary", facts=facts)
 
@@ -88,21 +90,22 @@ def _caveat(cost: Cost) -> str:
     return "" if cost.caveat is None else f", {cost.caveat}"
 
 
-def _best(found: Explanation) -> str:
-    if found.plan.violations:
+def _best(explanation: Explanation) -> str:
+    if explanation.plan.violations:
         return "not known: the plan breaks its task"
-    others = [form.value for form in (Form.ROWS, Form.COPIES) if form in found.plan.forms]
+    others = [form.value for form in (Form.ROWS, Form.COPIES) if form in explanation.plan.forms]
     if others:
         return f"not known for plans with tables in {' and '.join(others)}: the bound is one of columns alone"
-    if found.gap is None:
+    if explanation.gap is None:
         return "not known for models of this kind"
-    return f"at least {found.bound_ms:.2f} ms in columns: the plan is within {_percent(found.gap)} of it (bound)"
+    gap = _percent(explanation.gap)
+    return f"at least {explanation.bound_ms:.2f} ms in columns: the plan is within {gap} of it (bound)"
 
 
-def _evenly(found: Explanation) -> str:
-    above = found.cost.total_ms / found.balanced_ms - 1
+def _evenly(explanation: Explanation) -> str:
+    above = explanation.cost.total_ms / explanation.balanced_ms - 1
     return (
-        f"{found.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {'above' if above > 0 else 'below'} that "
+        f"{explanation.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {'above' if above > 0 else 'below'} that "
         "(estimate of the best, assuming that its compute and columns can lie evenly)"
     )
 
@@ -112,30 +115,30 @@ def _percent(share: float) -> str:
     return f"{np.ceil(share * 1000) / 1000:.1%}"
 
 
-def _why(found: Explanation) -> str:
-    if found.is_balanced:
+def _why(explanation: Explanation) -> str:
+    if explanation.is_balanced:
         return "none: the devices are balanced"
-    reason = "computes longest" if found.bottleneck == found.slowest else "has the most columns"
-    return f"device {found.bottleneck}: {reason}"
+    reason = "computes longest" if explanation.bottleneck == explanation.slowest else "has the most columns"
+    return f"device {explanation.bottleneck}: {reason}"
 
 
-def _gain(found: Explanation) -> str:
-    step = found.next_move
-    return f"{step.total_ms - found.cost.total_ms:+.2f} ms" if isinstance(step, NextMove) else step
+def _gain(explanation: Explanation) -> str:
+    step = explanation.next_move
+    return f"{step.total_ms - explanation.cost.total_ms:+.2f} ms" if isinstance(step, NextMove) else step
 
 
-def _fullest(found: Explanation) -> str:
-    used, caps = np.array(found.plan.device_bytes), np.array(found.plan.task.shard_memory)
+def _fullest(explanation: Explanation) -> str:
+    used, caps = np.array(explanation.plan.device_bytes), np.array(explanation.plan.task.shard_memory)
     device = int(np.argmin(caps - used))
     return f"device {device}: {readable_bytes(used[device])} of {readable_bytes(caps[device])}"
 
 
-def _warnings(found: Explanation) -> Section | None:
-    return Section("Warnings", items=found.warnings) if found.warnings else None
+def _warnings(explanation: Explanation) -> Section | None:
+    return Section("Warnings", items=explanation.warnings) if explanation.warnings else None
 
 
-def _devices(found: Explanation) -> Section:
-    cost, plan = found.cost, found.plan
+def _devices(explanation: Explanation) -> Section:
+    cost, plan = explanation.cost, explanation.plan
     columns = ("device", "total ms", *(part.name for part in cost.parts), "columns", "memory", "of")
     rows = tuple(
         (
@@ -147,11 +150,11 @@ def _devices(found: Explanation) -> Section:
         )
         for device in range(plan.task.topology.num_devices)
     )
-    marked = frozenset[int]() if found.is_balanced else frozenset({found.bottleneck})
-    grid = Grid(columns, rows, marked, frozenset(), _short(found))
+    marked = frozenset[int]() if explanation.is_balanced else frozenset({explanation.bottleneck})
+    grid = Grid(columns, rows, marked, frozenset(), _short(explanation))
     text = "The devices are balanced: there is no straggler."
-    if not found.is_balanced:
-        text = f"Device {found.bottleneck}, marked, is the straggler."
+    if not explanation.is_balanced:
+        text = f"Device {explanation.bottleneck}, marked, is the straggler."
     if set(plan.forms) != {Form.COLUMNS}:
         text += " Columns are those of tables in columns: rows and copies give out none."
     for part in cost.parts:
@@ -162,13 +165,13 @@ def _devices(found: Explanation) -> Section:
     return Section("Devices", text, grids=(grid,))
 
 
-def _short(found: Explanation) -> tuple[int, ...]:
+def _short(explanation: Explanation) -> tuple[int, ...]:
     """The devices to show where there is no room for all: the bottleneck, those that compute longest and shortest."""
-    order = np.argsort(-found.cost.compute, kind="stable").tolist()
+    order = np.argsort(-explanation.cost.compute, kind="stable").tolist()
     if len(order) <= _MOST_DEVICES:
         return tuple(range(len(order)))
     chosen = [*order[:_LONGEST], *order[-_SHORTEST:]]
-    return tuple(dict.fromkeys([found.bottleneck, *chosen]))
+    return tuple(dict.fromkeys([explanation.bottleneck, *chosen]))
 
 
 _SHARD_COLUMNS = ("table", "columns", "of", "size", "alone, ms", "saved without it, ms")
@@ -198,29 +201,31 @@ def _besides(share: ShardShare) -> str:
     return "".join(f", {words}" for words, so in said.items() if so)
 
 
-def _bottleneck(found: Explanation) -> Section:
-    mean = float(np.mean(found.plan.device_dims))
-    wider = found.plan.device_dims[found.widest] / mean - 1 if mean else 0.0
-    excess = found.exchange_excess_ms
+def _bottleneck(explanation: Explanation) -> Section:
+    mean = float(np.mean(explanation.plan.device_dims))
+    wider = explanation.plan.device_dims[explanation.widest] / mean - 1 if mean else 0.0
+    excess = explanation.exchange_excess_ms
     price = f"which costs {excess:.2f} ms" if excess > 0 else "which costs nothing"
     facts = (
-        ("computes longest", f"device {found.slowest}: {found.compute_excess_ms:.2f} ms above the mean"),
-        ("has the most columns", f"device {found.widest}: {wider:.1%} above the mean, {price}"),
+        ("computes longest", f"device {explanation.slowest}: {explanation.compute_excess_ms:.2f} ms above the mean"),
+        ("has the most columns", f"device {explanation.widest}: {wider:.1%} above the mean, {price}"),
     )
-    rows = tuple(_shard_row(share) for share in found.shards if share.placed.device == found.bottleneck)
+    rows = tuple(_shard_row(share) for share in explanation.shards if share.placed.device == explanation.bottleneck)
     grids = (Grid(_SHARD_COLUMNS, rows),)
-    if found.is_balanced:
-        return Section(f"What lies on device {found.bottleneck}", "No device is slower than the others.", grids=grids)
-    return Section(f"What slows device {found.bottleneck}", facts=facts, grids=grids)
+    if explanation.is_balanced:
+        return Section(
+            f"What lies on device {explanation.bottleneck}", "No device is slower than the others.", grids=grids
+        )
+    return Section(f"What slows device {explanation.bottleneck}", facts=facts, grids=grids)
 
 
-def _splits(found: Explanation) -> Section | None:
-    if not found.splits:
+def _splits(explanation: Explanation) -> Section | None:
+    if not explanation.splits:
         return None
-    rows = tuple(_split_row(worth, found.cost.total_ms) for worth in found.splits)
+    rows = tuple(_split_row(worth, explanation.cost.total_ms) for worth in explanation.splits)
     columns = ("table", "shards, columns", "plan with it whole, ms", "its split saves")
     text = "A table is taken as whole on the one of its devices where the plan then costs least."
-    if set(found.plan.forms) != {Form.COLUMNS}:
+    if set(explanation.plan.forms) != {Form.COLUMNS}:
         text += " Rows and copies compute and exchange in ways of their own: what that costs is in what they save."
     return Section("Splits", text, grids=(Grid(columns, rows, texts=frozenset({0, 1})),))
 
@@ -232,14 +237,14 @@ def _split_row(worth: SplitWorth, total_ms: float) -> tuple[str, ...]:
     return worth.table, shards, f"{worth.whole_ms:.2f}", f"{worth.whole_ms - total_ms:.2f} ms"
 
 
-def _next_step(found: Explanation) -> Section:
-    step = found.next_move
+def _next_step(explanation: Explanation) -> Section:
+    step = explanation.next_move
     if not isinstance(step, NextMove):
         return Section("Best single step", f"{step[0].upper()}{step[1:]}.")
-    change = step.total_ms - found.cost.total_ms
+    change = step.total_ms - explanation.cost.total_ms
     return Section(
         "Best single step",
-        f"{change:+.2f} ms ({change / found.cost.total_ms:+.1%}), to {step.total_ms:.2f} ms.",
+        f"{change:+.2f} ms ({change / explanation.cost.total_ms:+.1%}), to {step.total_ms:.2f} ms.",
         grids=(_moves_grid(step.moves),),
     )
 
@@ -268,13 +273,13 @@ def _spread(form: Form, count: int) -> str:
     return f"{form.value} on {count} devices"
 
 
-def _heuristics(found: Explanation) -> Section:
-    rows = [("this plan", f"{found.cost.total_ms:.2f}", "", "")]
-    for name, ms in found.heuristics.items():
+def _heuristics(explanation: Explanation) -> Section:
+    rows = [("this plan", f"{explanation.cost.total_ms:.2f}", "", "")]
+    for name, ms in explanation.heuristics.items():
         if isinstance(ms, str):
             rows.append((name, "no plan", "", ms))
         else:
-            rows.append((name, f"{ms:.2f}", f"{ms / found.cost.total_ms - 1:+.1%}", ""))
+            rows.append((name, f"{ms:.2f}", f"{ms / explanation.cost.total_ms - 1:+.1%}", ""))
     worded = any(row[3] for row in rows)
     columns = ("method", "ms", "beside this plan", *(("why not",) if worded else ()))
     shown = tuple(row[: len(columns)] for row in rows)
