@@ -43,6 +43,7 @@ class MirrorBench:
         with mirrored_world(rank, size, task.topology.host_size, trail.meeting) as world:
 
             def build(number: int) -> Run:
+                """Build a sample's model on this rank; what is returned trains it for a turn."""
                 asked, own = samples[number], [its[rank] for its in shares]
                 sample = StepSample(asked.plan, asked.protocol)
                 trained = Trained(sample, trail, self._device, own, self._settings, seeds[0])

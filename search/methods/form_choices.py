@@ -142,7 +142,7 @@ class FormChoices:
         tried = dict[bytes, tuple[IntArray, float]]()  # choices, and ms of their quick plans
 
         def tried_ms(forms: IntArray) -> float:
-            """Try a choice, once."""
+            """Cost a choice's quick plan, unless it was tried before."""
             if (key := forms.tobytes()) not in tried:
                 tried[key] = (forms, self.quick_ms(forms))
             return tried[key][1]
