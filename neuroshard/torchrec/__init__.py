@@ -20,6 +20,7 @@ from neuroshard.torchrec.modules import find_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.planner import NeuroShardPlanner
 from neuroshard.torchrec.profiling import profile
+from neuroshard.torchrec.resharding import reshard
 from neuroshard.torchrec.sharding_file import load_sharding_plan, save_sharding_plan
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 
@@ -33,6 +34,7 @@ __all__ = [
     "from_sharding_plan",
     "load_sharding_plan",
     "profile",
+    "reshard",
     "save_sharding_plan",
     "to_sharding_plan",
 ]

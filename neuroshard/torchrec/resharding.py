@@ -1,0 +1,193 @@
+"""Plans that change while a job runs: the difference of two plans, moved by TorchRec's reshard call."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+
+from neuroshard.plumbing.errors import UserError
+from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.parameters import SPLIT, WHOLE
+
+_MOVED_STATE = ".momentum1"  # all that TorchRec moves of an optimizer
+
+
+def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tuple[str, ...]:
+    """Move tables of a running job to where a plan has them, weights and optimizer states; all ranks call it.
+
+    TorchRec moves pooled tables whose sharding type stays `table_wise` or `column_wise`. What moves and what can't is
+    known before anything moves; after an error the job runs on as it was.
+
+    Args:
+        model: in training; its plan is the new one afterwards, and its `fused_optimizer` another object.
+        sharding_plan: of all tables, such as `Replanned.sharding_plan`.
+
+    Returns:
+        The names of the tables that moved, behind the paths of their modules.
+
+    Raises:
+        UserError: a table that would have to move can't.
+    """
+    changed = plan_difference(model.plan, sharding_plan)
+    if changed:
+        _check_everywhere(model, sharding_plan, changed)
+    for path, parameters in changed.items():
+        model.reshard({path: (0.0, parameters)}, path)
+        sharded: Any = model.module.get_submodule(path)
+        sharded._has_features_permute = True  # else features keep an order that they may not have any more
+    return tuple(f"{path}.{name}" if path else name for path, parameters in changed.items() for name in parameters)
+
+
+def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
+    """The parameters of each module that lie elsewhere in another plan, as `DistributedModelParallel.reshard` has them.
+
+    A whole table keeps the word that it has, table_wise or column_wise: in one shard both are the same.
+
+    Raises:
+        UserError: other tables are in the plans, or one changes such that TorchRec can't move it.
+    """
+    old, new = dict(_parameters(before)), dict(_parameters(after))
+    if other := sorted(".".join(key) for key in old.keys() ^ new.keys()):
+        raise UserError(f"only one of the plans has {listed(other)}; a running job keeps its tables")
+    changed: dict[str, EmbeddingModuleShardingPlan] = {}
+    for (path, name), was in old.items():
+        now = new[path, name]
+        if _places(was) != _places(now):
+            changed.setdefault(path, EmbeddingModuleShardingPlan())[name] = _moved(f"{path}.{name}", was, now)
+    return changed
+
+
+def _parameters(plan: ShardingPlan) -> Iterator[tuple[tuple[str, str], ParameterSharding]]:
+    for path, module_plan in plan.plan.items():
+        if isinstance(module_plan, Mapping):
+            yield from (((path, name), sharding) for name, sharding in module_plan.items())
+
+
+def _places(sharding: ParameterSharding) -> Any:
+    """What of a table's shards tells whether they lie elsewhere."""
+    spec: Any = sharding.sharding_spec
+    shards = None if spec is None else [(*shard.shard_offsets, *shard.shard_sizes) for shard in spec.shards]
+    return sharding.ranks if spec is not None else None, shards, sharding.compute_kernel
+
+
+def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
+    """How a table lies afterwards, by the sharding type that it has.
+
+    Raises:
+        UserError: TorchRec can't move it.
+    """
+    types = was.sharding_type, now.sharding_type
+    if not {WHOLE, SPLIT}.issuperset(types):
+        raise UserError(
+            f"table {name!r} would go from {types[0]} to {types[1]}: TorchRec moves {WHOLE} and {SPLIT} tables of "
+            "running jobs only; load a checkpoint under the new plan"
+        )
+    if was.compute_kernel != now.compute_kernel:
+        kernels = f"{was.compute_kernel} to {now.compute_kernel}"
+        raise UserError(f"table {name!r} would go from {kernels}: TorchRec changes no kernel of a running job")
+    if was.sharding_type == WHOLE and len(now.ranks or ()) > 1:
+        raise UserError(
+            f"table {name!r} is {WHOLE} and would be cut: TorchRec changes no sharding type of a running job; start it "
+            f"with sharding_types=[{SPLIT!r}], which in one shard is the same"
+        )
+    found: ParameterSharding = replace(now, sharding_type=was.sharding_type)
+    return found
+
+
+def _check_everywhere(
+    model: DistributedModelParallel, after: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]
+) -> None:
+    """Check that tables can move, on all ranks: each knows the optimizer of its own shards only.
+
+    Raises:
+        UserError: they can't, on any of them; on every rank.
+    """
+    refused = None
+    try:
+        for path, parameters in changed.items():
+            _check_widths(path, after)
+            _check_movable(model, path, parameters)
+        if "gloo" in dist.get_backend():
+            _check_gloo(model.plan, changed)
+    except UserError as error:
+        refused = str(error)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (refused, hash(_MOVED_STATE)))
+    for reason in [reason for reason, _ in found if reason]:
+        raise UserError(reason)
+    if "gloo" in dist.get_backend() and len({number for _, number in found}) > 1:  # numbers messages
+        raise UserError("start all processes with PYTHONHASHSEED=0: over gloo TorchRec's messages would miss others")
+
+
+def _check_widths(path: str, after: ShardingPlan) -> None:
+    """Check that every table of a module is cut into shards of one width: TorchRec reads all as wide as the first one.
+
+    Raises:
+        UserError: one isn't; TorchRec would fail in the middle, or mix up columns.
+    """
+    module_plan: Any = after.plan[path]
+    for name, sharding in module_plan.items():
+        shards = sharding.sharding_spec.shards if sharding.sharding_type == SPLIT else ()
+        widths = sorted({shard.shard_sizes[1] for shard in shards})
+        if len(widths) > 1:
+            raise UserError(
+                f"table {name!r} is cut into shards of {' and '.join(map(str, widths))} columns: TorchRec's reshard "
+                "takes them to be equally wide; set min_partition to an even part of its columns"
+            )
+
+
+def _check_movable(model: DistributedModelParallel, path: str, parameters: Mapping[str, Any]) -> None:
+    """Check that a module's sharder moves tables, and all that the optimizer keeps of them.
+
+    Raises:
+        UserError: it doesn't.
+    """
+    sharded: Any = model.module.get_submodule(path)
+    sharder = model._sharder_map.get(getattr(sharded, "unsharded_module_type", None))
+    if not hasattr(sharder, "reshard"):
+        raise UserError(f"TorchRec's {type(sharded).__name__} ({path!r}) can't move tables of running jobs")
+    if getattr(sharded, "_has_mean_pooling_callback", False):
+        raise UserError(f"module {path!r} has tables of mean pooling, whose features TorchRec's reshard mixes up")
+    before: Any = model.plan.plan[path]
+    for key, its in sharded.fused_optimizer.state_dict()["state"].items():
+        name = key.split(".")[-2]
+        if name not in parameters:
+            continue
+        if lost := sorted(state for state in its if not state.endswith(_MOVED_STATE)):
+            raise UserError(f"TorchRec moves one optimizer state of a table, and would lose {listed(lost)}")
+        if _ranges(before[name]) != _ranges(parameters[name]) and any(len(state.size()) > 1 for state in its.values()):
+            raise UserError(
+                f"table {name!r} would be cut at other columns, and its optimizer has a state of every element: "
+                "TorchRec moves such states in whole shards only"
+            )
+
+
+def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]) -> None:
+    """Check that no part of a table stays on its device: TorchRec sends it there too, and gloo would fail.
+
+    Raises:
+        UserError: one does.
+    """
+    for path, parameters in changed.items():
+        module_plan: Any = before.plan[path]
+        for name, sharding in parameters.items():
+            if _columns(module_plan[name]) & _columns(sharding):
+                raise UserError(
+                    f"a part of table {name!r} would stay on its device, to which TorchRec sends it too: gloo sends no "
+                    "process its own messages, NCCL does"
+                )
+
+
+def _columns(sharding: ParameterSharding) -> set[tuple[int, int]]:
+    """Every column of a table with the rank that has it."""
+    held = zip(_ranges(sharding), sharding.ranks or (), strict=True)
+    return {(rank, column) for (first, count), rank in held for column in range(first, first + count)}
+
+
+def _ranges(sharding: ParameterSharding) -> list[tuple[int, int]]:
+    """The first column of every shard, and how many it has."""
+    spec: Any = sharding.sharding_spec
+    return [(shard.shard_offsets[1], shard.shard_sizes[1]) for shard in spec.shards]
