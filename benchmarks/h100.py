@@ -36,8 +36,9 @@ SEARCHERS = (
 COLUMNS = {"searcher": "neuroshard", "forms": ("columns",)}
 HEAD = """# Plans for H100s, predicted
 
-Everything here is arithmetic on the calibrated datasheet `roofline:h100` ([how far to trust it](datasheets.md));
-nothing was measured on a GPU. `python benchmarks/h100.py > docs/h100.md` makes this page, the same on every machine.
+Read this page to see what the calibrated datasheet `roofline:h100` says of large models on many GPUs, beside other
+planners and systems. Everything is arithmetic ([how far to trust it](datasheets.md)); nothing was measured on a GPU.
+`python benchmarks/h100.py > docs/h100.md` makes this page, the same on every machine.
 """
 
 
