@@ -27,7 +27,7 @@ class Means(Protocol):
     """How plans are measured: a search's finalists in turns, or the plans that people ask about."""
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError unless plans of tasks can be measured so, and these of each task together, if there are any."""
+        """Raise UserError unless plans of tasks can be measured so, and these of each task together, if any."""
         ...
 
     def follow(self, hardware: Hardware) -> None:
