@@ -63,7 +63,7 @@ class PlanAugmentation:
         host = _HOST if devices > _HOST and rng.random() < 0.4 else None
         topology = Topology(devices, _MEMORY, devices_per_host=host)
         task = Task(self._tables(split.group(name), each, rng), topology, each * devices)
-        return LocalSample(self._plan(task, rng), int(rng.integers(devices))), name
+        return LocalSample(self.placed(task, rng), int(rng.integers(devices))), name
 
     def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:
         """Tables of random widths, for so many samples of a device: any, or narrow ones, or small ones only."""
@@ -82,7 +82,7 @@ class PlanAugmentation:
         outputs = np.cumsum([ELEMENT_BYTES * table.output_columns * samples for table in chosen])
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 
-    def _plan(self, task: Task, rng: np.random.Generator) -> Plan:
+    def placed(self, task: Task, rng: np.random.Generator) -> Plan:
         """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured."""
         shares = rng.dirichlet(list(_SHARES.values())) if rng.random() < 0.8 else np.eye(len(FORMS))[0]
         halved, favoured = rng.random() * (rng.random() < 0.5), rng.random() < 0.4

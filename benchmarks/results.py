@@ -24,7 +24,7 @@ from choices import judged_rules
 from h100 import memory_shares
 from search_costs import methods, scaling, two_plans
 from shared import Made
-from training_steps import beside_torchrec
+from training_steps import beside_torchrec, predicted_steps
 
 from neuroshard.bundles import shipped_path
 from neuroshard.models import CostModels
@@ -86,7 +86,10 @@ def models_of(name: str) -> str:
             *sorted((ROOT / "neuroshard/models/points").glob("*.csv")),
         ]
         return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
-    return f"cpu {(CostModels.load('cpu').digest or '')[:8]}"
+    if name in ("steps", "predicted_steps", "errors"):
+        return f"cpu+torchrec {(CostModels.load('cpu').digest or '')[:8]}"
+    weights = next((ROOT / "neuroshard/bundles/cpu").glob("weights-*"))  # of kernels and exchanges
+    return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
 
 
 def with_tables(page: str) -> str:
@@ -190,6 +193,7 @@ def _errors_of(test: ModelTest) -> dict[str, str]:
 
 
 MAKERS: dict[str, Callable[[Path, bool], Made]] = {
+    "predicted_steps": predicted_steps,
     "errors": errors,
     "plan": two_plans,
     "methods": methods,
