@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from neuroshard.models.published import ExchangePoint, KernelPoint
+from neuroshard.models.published_points import ExchangePoint, KernelPoint
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import regular_file
 from neuroshard.plumbing.schema import DIM_MULTIPLE

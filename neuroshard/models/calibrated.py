@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.models.published import Curves, ExchangePoint, KernelPoint, Widths
+from neuroshard.models.published_points import Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.words.home import Tier

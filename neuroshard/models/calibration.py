@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from neuroshard.models.published import ExchangePoint, KernelPoint, Optimizer
+from neuroshard.models.published_points import ExchangePoint, KernelPoint, Optimizer
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import Name, of_format, parse
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.published import Curves, KernelPoint, Widths, kernel_points, rising
+from neuroshard.models.published_points import Curves, KernelPoint, Widths, kernel_points, rising
 from neuroshard.models.roofline import FORWARD_CALL_MS, RooflineComm, RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
 

@@ -10,7 +10,7 @@ from neuroshard.models.calibration import Calibration
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
-from neuroshard.models.published import Widths, curves_of, kernel_points
+from neuroshard.models.published_points import Widths, curves_of, kernel_points
 from neuroshard.models.roofline import FORWARD_CALL_MS, RooflineComm, RooflineCompute
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tasks.memory import STATE_FLOATS

@@ -1,8 +1,8 @@
 """Cost models that are arithmetic on datasheets and published measurements: for scales that nobody here can measure.
 
 A kernel takes as long as its bytes take at the memory's bandwidth, by as much longer as was published for rows of that
-width, and an exchange as long as was published for its bytes and devices (`neuroshard/models/published.py`). How near
-that comes to what is published: docs/datasheets.md.
+width, and an exchange as long as was published for its bytes and devices (`neuroshard/models/published_points.py`). How
+near that comes to what is published: docs/datasheets.md.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from neuroshard.models.kernel_bytes import (
     moved_row_bytes,
     passes,
 )
-from neuroshard.models.published import Curves, ExchangePoint, KernelPoint, Widths
+from neuroshard.models.published_points import Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.tables.misses import touched_rows
 from neuroshard.tasks.memory import STATE_FLOATS

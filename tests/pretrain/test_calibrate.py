@@ -20,7 +20,7 @@ from neuroshard.app.listing import show_models
 from neuroshard.models import CostModels
 from neuroshard.models.calibrated import with_exchanges, with_kernels
 from neuroshard.models.calibration import Calibration
-from neuroshard.models.published import ExchangePoint, KernelPoint
+from neuroshard.models.published_points import ExchangePoint, KernelPoint
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.pretrain.calibrate import Calibrate

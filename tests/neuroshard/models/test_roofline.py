@@ -8,7 +8,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import placed_loads
 from neuroshard.models import CostModels
 from neuroshard.models.host_tiers import HostLink
-from neuroshard.models.published import Curves
+from neuroshard.models.published_points import Curves
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.configs import choices

@@ -8,7 +8,7 @@ import pytest
 
 from neuroshard.models import CostModels
 from neuroshard.models.checked_sheets import checks
-from neuroshard.models.published import Widths, curves_of, kernel_points
+from neuroshard.models.published_points import Widths, curves_of, kernel_points
 from neuroshard.plumbing.configs import choices
 from neuroshard.tables.misses import touched_rows
 
