@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -71,16 +72,20 @@ def _comm(count, seed=0):
     return made
 
 
-@pytest.fixture
-def data(tmp_path):
-    directory = DataDirectory(tmp_path / "data")
+def _measured(path):
+    directory = DataDirectory(path / "data")
     directory.begin(Manifest(MACHINE.to_json(), {}, {}, 0), TABLES)
     again = [Measurement(m.sample, m.sample_id, m.split, m.seed, m.repeats, None, True) for m in _compute(10)]
     failed = Measurement(_compute(1)[0].sample, 999, "train", 0, None, "MemoryError: too much")
     directory.compute().write(0, [*_compute(400), failed])
     directory.compute().write(1, again)
     directory.comm().write(0, _comm(300))
-    return tmp_path
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    return _measured(tmp_path)
 
 
 PAPER = {"compute_model": PaperCompute("log", training=QUICK), "comm_model": PaperComm(training=QUICK)}
@@ -102,9 +107,17 @@ def _pretrain(data, out="bundle", **changes):
     return Pretrain(data=str(data / "data"), out=str(data / out), **(BRIEF_PAPER | changes))
 
 
+@pytest.fixture(scope="module")
+def by_sets(tmp_path_factory):
+    """Where models of sets were fitted with patience, and the result."""
+    data = _measured(tmp_path_factory.mktemp("by_sets"))
+    return data, _pretrain(data, **SETS).run()
+
+
+@pytest.mark.xdist_group("sets")  # which share models that take long to fit
 @pytest.mark.parametrize("kinds", [PAPER, SETS, LINEAR], ids=["paper", "sets", "linear"])
-def test_a_run_learns_and_saves_what_it_learned(data, kinds):
-    result = _pretrain(data, **kinds).run()
+def test_a_run_learns_and_saves_what_it_learned(data, by_sets, kinds):
+    data, result = by_sets if kinds is SETS else (data, _pretrain(data, **kinds).run())
     models, card = load_bundle(data / "bundle")
     for name in ("compute", "forward", "backward"):
         assert result.metrics[name].test.mape < 0.2
@@ -143,9 +156,10 @@ def test_fitting_further_starts_where_the_bundle_is(data):
         _pretrain(data, "wrong", init=str(data / "bundle")).run()
 
 
-def test_models_worse_than_what_they_were_fitted_from_are_not_written(data):
+@pytest.mark.xdist_group("sets")
+def test_models_worse_than_what_they_were_fitted_from_are_not_written(data, by_sets):
     """They are led astray by training and validation samples that were measured on a machine three times as slow."""
-    _pretrain(data, **SETS).run()
+    shutil.copytree(by_sets[0] / "bundle", data / "bundle")
     slow = [
         m if m.split == "test" else replace(m, repeats=m.repeats.times(3.0))
         for m in DataDirectory(data / "data").compute().read()
