@@ -98,8 +98,8 @@ LINEAR = {"compute_model": Regression(), "comm_model": PaperComm(training=QUICK)
 BRIEF = replace(QUICK, epochs=3)
 BRIEF_PAPER = {"compute_model": PaperCompute("log", training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
 BRIEF_SETS = {
-    "compute_model": Ensemble(Additive(hidden=(32,), corrections=4, training=BRIEF), members=2),
-    "comm_model": SetCommunication((32,), BRIEF),
+    "compute_model": Ensemble(Additive(hidden=(32,), corrections=4, training=BRIEF, training_further=BRIEF), members=2),
+    "comm_model": SetCommunication((32,), BRIEF, training_further=BRIEF),
 }
 
 
