@@ -18,6 +18,7 @@ from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEst
 from neuroshard.torchrec.finder import Replanned
 from neuroshard.torchrec.modules import find_tables
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.perf_config import register_perf_config
 from neuroshard.torchrec.planner import NeuroShardPlanner
 from neuroshard.torchrec.profiling import profile
 from neuroshard.torchrec.resharding import reshard
@@ -34,6 +35,7 @@ __all__ = [
     "from_sharding_plan",
     "load_sharding_plan",
     "profile",
+    "register_perf_config",
     "reshard",
     "save_sharding_plan",
     "to_sharding_plan",

@@ -74,7 +74,8 @@ class SimulatorShardEstimator(ShardEstimator):
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `perf` of all shards."""
         compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(self._task, sharding_options)))
-        forward, backward = self._ms_per_column()
+        task = self._task
+        forward, backward = ms_per_column(self._simulator, task, task.output_columns / task.topology.num_devices)
         tables = {table.name: table for table in self._task.tables}
         shards = [(tables[option.name], shard) for option in sharding_options for shard in option.shards]
         for (table, shard), ms in zip(shards, compute.tolist(), strict=True):
@@ -83,13 +84,23 @@ class SimulatorShardEstimator(ShardEstimator):
                 fwd_compute=ms, fwd_comms=forward * columns, bwd_compute=0.0, bwd_comms=backward * columns
             )
 
-    def _ms_per_column(self) -> tuple[float, float]:
-        devices = self._task.topology.num_devices
-        dims = np.full((1, devices), self._task.output_columns / devices)
-        traffic = Traffic.of_columns(dims, self._task.batch_size, self._task.topology.fast_links)
-        parts = self._simulator.communication(traffic, np.zeros_like(dims))
-        forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
-        return forward, backward
+
+def ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
+    """What a column adds to an exchange in which every device has so many: forward and backward, ms."""
+    dims = np.full((1, task.topology.num_devices), columns)
+    traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
+    parts = simulator.communication(traffic, np.zeros_like(dims))
+    forward, backward = (float(part.max() / dims[0, 0]) for part in parts)
+    return forward, backward
+
+
+def of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
+    """Compute of the forward and of the backward pass, which our models predict together, ms.
+
+    Shared out as TorchRec does it, whose backward pass takes `multiplier` times the forward one.
+    """
+    forward = compute_ms / (1 + multiplier)
+    return forward, compute_ms - forward
 
 
 class TaskStorageEstimator(ShardEstimator):

@@ -1,5 +1,6 @@
 """What people and programs are told of a plan: TorchRec's reports, and callbacks as its planner has them."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,14 +16,18 @@ from torchrec.distributed.types import ShardingPlan
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.parts import INPUT
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.torchrec.asked import device_memory
 from neuroshard.torchrec.delegated import joined
+from neuroshard.torchrec.estimators import of_both_ways
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.options import estimate_perf, estimate_storage
 
+_log = logging.getLogger(__name__)
 Callback = Callable[[list[ShardingOption]], list[ShardingOption]]
 
 
@@ -73,6 +78,8 @@ class Reports:
                 debug=self.debug,
                 debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=asked.timeout_s),
             )
+        if self.stats and plan is not None:
+            _log.info(_told_of(plan, self.simulator, device_memory(asked.topology)))
         return sharding_plan, plan
 
     def _options(self, model: Model, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
@@ -83,36 +90,58 @@ class Reports:
         estimate_storage(options, model.sharders, topology, constraints)
         estimate_perf(others, model.sharders, topology, constraints)
         if plan is not None:
-            set_perf(ours, plan, self.simulator.cost(plan.task, plan), self.simulator.models)
+            cost, models = self.simulator.cost(plan.task, plan), self.simulator.models
+            set_perf(ours, plan, cost, models, topology.bwd_compute_multiplier)
         return options
 
 
-def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: CostModels) -> None:
+def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
+    """What reports have no column for: how even a plan is, how full devices (D,) of such bytes are, by which models.
+
+    Full of tables and of all that is kept free or planned elsewhere.
+    """
+    cost, name = simulator.cost(plan.task, plan), simulator.models.name or "models without a name"
+    device_ms = cost.device_ms
+    imbalance = float(device_ms.max() / device_ms.mean()) if device_ms.any() else 1.0
+    each = zip(plan.device_bytes, plan.task.topology.device_memory, capacity, strict=True)
+    full = [(held + has - left) / has for held, left, has in each]
+    return (
+        f"planned here: imbalance {imbalance:.2f} (slowest device over the mean), memory {min(full):.0%} to "
+        f"{max(full):.0%} full with what is kept free, costs predicted by {name} "
+        "(compute forward and backward together, shared out as TorchRec does)"
+    )
+
+
+def set_perf(options: Sequence[ShardingOption], plan: Plan, cost: Cost, models: CostModels, multiplier: float) -> None:
     """Fill in the `perf` of all shards: each device's predicted parts, shared out over what lies there.
 
     Compute is shared out by what the shards would take alone, communication by the columns that samples get of them; so
-    the sum over a device is what it is predicted to take. Our models predict compute forward and backward together: all
-    of it stands under forward.
+    the sum over a device is what it is predicted to take. Our models predict compute forward and backward together: it
+    is shared out as TorchRec does. The exchange of indices, where the models know it, stands beside the sum.
 
     Args:
         options: one for each of the plan's tables, in their order.
         plan: of exactly these shards.
         cost: its cost.
         models: that predicted it.
+        multiplier: of TorchRec's topology: what backward compute takes of forward compute.
     """
     devices = np.array([placed.device for placed in plan.by_device], dtype=np.int64)
     loads = plan.device_loads.loads
     compute = _shared(cost.compute, models.compute.predict(LoadSets.alone(loads)).astype(np.float64), devices)
     columns = loads.dim * loads.outputs / loads.samples
     forward, backward = (_shared(part, columns, devices) for part in (cost.forward, cost.backward))
+    inputs = next((part.ms for part in cost.parts if part.name == INPUT), np.zeros_like(cost.compute))
+    given = _shared(inputs, loads.lookups.astype(np.float64), devices)
     found: dict[tuple[int, int, int, int], Perf] = {}
     for number, placed in enumerate(plan.by_device):
-        shard = placed.shard
+        shard, (ahead, back) = placed.shard, of_both_ways(float(compute[number]), multiplier)
         found[shard.table, placed.device, shard.row, shard.column] = Perf(
-            fwd_compute=float(compute[number]),
+            fwd_compute=ahead,
             fwd_comms=float(forward[number]),
-            bwd_compute=0.0,
+            bwd_compute=back,
             bwd_comms=float(backward[number]),
+            input_dist_comms=float(given[number]),
         )
     for index, option in enumerate(options):
         for part in option.shards:

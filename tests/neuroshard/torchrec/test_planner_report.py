@@ -1,6 +1,7 @@
 """What TorchRec's reports and callbacks are told of our plans."""
 
 import logging
+import re
 from dataclasses import replace
 from operator import mul
 
@@ -59,6 +60,19 @@ def test_reports_are_told_of_the_whole_model():
     assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(ours.last_cost.device_ms)])
 
 
+def test_compute_stands_where_torchrec_has_it():
+    """Backward compute is twice forward compute, and the sum is what was predicted."""
+    listening = _Listening()
+    ours = _planner(models="roofline:h100", stats=listening)
+    ours.plan(_model())
+    perfs = [shard.perf for option in listening.told[0]["best_plan"] for shard in option.shards]
+    assert all(perf.bwd_compute == pytest.approx(2 * perf.fwd_compute) for perf in perfs)
+    assert sum(perf.input_dist_comms for perf in perfs) > 0
+    held = {placed.device for placed in ours.last_plan.placements}
+    total = sum(ours.last_cost.compute[device] for device in held)
+    assert sum(perf.fwd_compute + perf.bwd_compute for perf in perfs) == pytest.approx(total)
+
+
 def test_sequence_tables_are_told_what_they_give_out():
     """Communication of a device is shared out by the columns that samples get, not by those of the tables."""
     listening = _Listening()
@@ -82,6 +96,7 @@ def test_torchrecs_own_report_prints_our_plans(caplog, types):
     ours.plan(_model())
     assert "--- Planner Statistics ---" in caplog.text
     assert "bags.b" in caplog.text
+    assert re.search(r"planned here: imbalance 1\.\d\d .*, memory 10% to 10% full .* by roofline:h100", caplog.text)
     caplog.clear()
     _planner(models="roofline:h100", constraints=constraints).plan(_model())
     assert "--- Planner Statistics ---" not in caplog.text

@@ -1,0 +1,182 @@
+"""Our cost models as a hardware config of TorchRec's estimators: for jobs that can't change their planner."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torchrec.distributed.planner.estimator.annotations import (
+    backward_compute,
+    bwd_comms,
+    forward_compute,
+    fwd_comms,
+    input_dist_comms,
+    prefetch_compute,
+)
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
+from torchrec.distributed.planner.estimator.types import HardwarePerfConfig, ShardPerfContext
+from torchrec.distributed.planner.types import Perf
+from torchrec.distributed.types import CacheParams, ShardingType
+
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.tasks.task import Task, Topology
+from neuroshard.torchrec.estimators import ms_per_column, of_both_ways
+from neuroshard.torchrec.kernels import home_of
+from neuroshard.torchrec.known_tables import Known, known_tables
+from neuroshard.words.form import CALLS, Call, Form
+
+_COLUMNS = 512  # on every device, in the exchange that a column's part is taken of
+_UNKNOWN_MS = 1e9  # of what the models don't know: chosen where there is nothing else
+_AMPLE = 1 << 50  # bytes: costs don't hang on memory
+_IN_ROWS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
+
+
+class SimulatorPerfConfig(HardwarePerfConfig):
+    """Estimates every shard by cost models, as far as a shard can be estimated alone: subclasses name the models.
+
+    As SimulatorShardEstimator does, but with what TorchRec tells a config of a table. What the models don't know (a
+    form, a memory, columns that are no multiple of 4) costs so much that it is chosen where nothing else is left.
+    """
+
+    simulator: ClassVar[Simulator]
+    known: ClassVar[Mapping[str, Table]] = {}
+
+    def __init__(self) -> None:
+        self._last: tuple[ShardPerfContext, Perf] | None = None
+
+    def forward_compute_ms(self, ctx: ShardPerfContext) -> float:
+        """The part of the kernels' ms that the forward pass takes."""
+        return float(self._perf(ctx).fwd_compute)
+
+    def backward_compute_ms(self, ctx: ShardPerfContext) -> float:
+        """The part of the kernels' ms that the backward pass takes."""
+        return float(self._perf(ctx).bwd_compute)
+
+    def forward_communication_ms(self, ctx: ShardPerfContext) -> float:
+        """What a shard adds to an exchange forward, ms."""
+        return float(self._perf(ctx).fwd_comms)
+
+    def backward_communication_ms(self, ctx: ShardPerfContext) -> float:
+        """What a shard adds to an exchange backward, ms."""
+        return float(self._perf(ctx).bwd_comms)
+
+    def input_ms(self, ctx: ShardPerfContext) -> float:
+        """Return 0: TorchRec's totals leave the exchange of indices out."""
+        return 0.0
+
+    def prefetch_ms(self, ctx: ShardPerfContext) -> float:
+        """Return 0: what a cache takes is in the kernels' ms."""
+        return 0.0
+
+    def _perf(self, ctx: ShardPerfContext) -> Perf:
+        """All of a shard's ms; TorchRec asks for one after the other."""
+        if self._last is None or self._last[0] is not ctx:
+            try:
+                self._last = ctx, self._estimated(ctx)
+            except UserError:
+                self._last = ctx, Perf(_UNKNOWN_MS, 0.0, 0.0, 0.0)
+        return self._last[1]
+
+    def _estimated(self, ctx: ShardPerfContext) -> Perf:
+        """By the plan of a task of this table alone, of which the first device counts.
+
+        Raises:
+            UserError: the models don't know such a table, form or memory.
+        """
+        plan = _alone(ctx, self.known.get(ctx.table_name))
+        cost = self.simulator.cost(plan.task, plan)
+        forward, backward = float(cost.forward[0]), float(cost.backward[0])
+        if plan.forms[0] is Form.COLUMNS:
+            each = ms_per_column(self.simulator, plan.task, _COLUMNS)
+            forward, backward = (ms * plan.task.output_columns for ms in each)
+        ahead, back = of_both_ways(float(cost.compute[0]), ctx.bwd_compute_multiplier)
+        return Perf(fwd_compute=ahead, fwd_comms=forward, bwd_compute=back, bwd_comms=backward)
+
+
+for _mark, _method in (
+    (forward_compute, SimulatorPerfConfig.forward_compute_ms),
+    (backward_compute, SimulatorPerfConfig.backward_compute_ms),
+    (fwd_comms, SimulatorPerfConfig.forward_communication_ms),
+    (bwd_comms, SimulatorPerfConfig.backward_communication_ms),
+    (input_dist_comms, SimulatorPerfConfig.input_ms),
+    (prefetch_compute, SimulatorPerfConfig.prefetch_ms),
+):
+    _mark(_method)  # as TorchRec's decorators do, which have no types
+
+
+def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:
+    """The plan of a task of one table, as wide as the shard, in the form and memory that TorchRec says.
+
+    Raises:
+        UserError: there are no such tables or plans.
+    """
+    whole = int(ctx.batch_sizes[0]) * ctx.world_size
+    table = known.with_dim(ctx.emb_dim) if known else _guessed(ctx, whole)
+    host = ctx.local_world_size
+    task = Task((table,), Topology(ctx.world_size, _AMPLE, devices_per_host=host, host_memory_bytes=_AMPLE), whole)
+    if ctx.sharding_type in _IN_ROWS:
+        on_all = ctx.sharding_type == ShardingType.ROW_WISE.value
+        placed = in_rows(task, 0, range(ctx.world_size if on_all else host))
+    elif ctx.sharding_type == ShardingType.DATA_PARALLEL.value:
+        placed = in_copies(task, 0)
+    else:
+        placed = in_columns(task, [(0, table.dim, 0)])
+    home = home_of(table.name, ctx.compute_kernel, CacheParams(load_factor=ctx.caching_ratio))
+    plan = Plan(task, tuple(replace(one, home=home) for one in placed))
+    if Call(plan.forms[0], table.pooled, home.tier) not in CALLS:
+        raise UserError(f"no kernel serves table {table.name!r} so")
+    return plan
+
+
+def _guessed(ctx: ShardPerfContext, batch_size: int) -> Table:
+    """A table as TorchRec tells it, as wide as the shard, read as by a Zipf law at a global batch size.
+
+    Raises:
+        UserError: there are no such tables.
+    """
+    rows, lookups = int(ctx.hash_size_for_clamping), ctx.batch_inputs / ctx.batch_sizes[0]
+    return Table(
+        ctx.table_name,
+        rows,
+        int(ctx.emb_dim),
+        lookups,
+        zipf_reuse(rows, lookups * batch_size),
+        int(ctx.table_data_type_size),
+        batch_size,
+        features=len(ctx.input_lengths),
+        pooled=ctx.is_pooled,
+    )
+
+
+def register_perf_config(
+    name: str, models: CostModels | str, tables: Known = None, batch_size: int | None = None
+) -> type[HardwarePerfConfig]:
+    """Register cost models as the hardware `name` of TorchRec's EmbeddingPerfEstimatorFactory.
+
+    Args:
+        name: that `EmbeddingPerfEstimatorFactory.create(name, topology=...)` makes the estimator by. TorchRec's own
+            name, "default_estimator", has every planner of the process estimate by these models.
+        models: cost models, or their name or path.
+        tables: statistics of tables by their names, or a file of them, as `NeuroShardPlanner` takes them.
+        batch_size: global, that such a file is read for.
+
+    Returns:
+        The config's class.
+
+    Raises:
+        UserError: the models or tables can't be read.
+    """
+    loaded = CostModels.load(models) if isinstance(models, str) else models
+    said: dict[str, Any] = {
+        "name": loaded.name or name,
+        "simulator": Simulator(loaded),
+        "known": known_tables(tables, batch_size or 1),
+    }
+    config = type("SimulatorPerfConfig", (SimulatorPerfConfig,), said)
+    found: type[HardwarePerfConfig] = EmbeddingPerfEstimatorFactory.register(name)(config)
+    return found
