@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan
 
@@ -85,7 +85,7 @@ class Model:
         exported = to_sharding_plan(plan, modules, self.left.compute_device, self.left.local_world_size)
         for name, table in self.tables.items():
             module_plan: Any = exported.plan[table.path]
-            _pass_on(table.constraints, module_plan[parameter_name(name, table.path)])
+            _pass_on(table, module_plan[parameter_name(name, table.path)])
         return exported
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
@@ -96,7 +96,7 @@ class Model:
         """A plan out of a file, which holds neither what constraints pass on to kernels nor what is given."""
         for parameter in self.division.planned + self.division.delegated:
             module_plan: Any = sharding_plan.plan[parameter.path]
-            _pass_on(parameter.constraints, module_plan[parameter.name])
+            _pass_on(parameter, module_plan[parameter.name])
         return joined(sharding_plan, self.asked.given)
 
     def plan_in(self, sharding_plan: ShardingPlan, plan: Plan) -> Plan:
@@ -127,9 +127,14 @@ class Model:
         return options
 
 
-def _pass_on(constraints: ParameterConstraints | None, sharding: Any) -> None:
-    if constraints is not None:
-        for field in PASSED_ON:
-            setattr(sharding, field, getattr(constraints, field))
-        if sharding.sharding_type == SPLIT and SPLIT not in (constraints.sharding_types or (SPLIT,)):
-            sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
+def _pass_on(parameter: Parameter, sharding: Any) -> None:
+    constraints = parameter.constraints
+    if constraints is None:
+        return
+    for field in PASSED_ON:
+        setattr(sharding, field, getattr(constraints, field))
+    types = constraints.sharding_types or (WHOLE, SPLIT)
+    if sharding.sharding_type == SPLIT and SPLIT not in types:
+        sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
+    if sharding.sharding_type == WHOLE and WHOLE not in types and SPLIT in types and parameter.pooled:
+        sharding.sharding_type = SPLIT  # as above: such a table can be cut while a job runs

@@ -178,6 +178,16 @@ def test_what_cannot_move_is_said(before, after, why):
         plan_difference(before, after)
 
 
+def test_a_table_asked_for_in_columns_is_so_even_whole():
+    from torchrec.distributed.planner import ParameterConstraints
+
+    from tests.kit.torchrec_models import bags, planner
+
+    said = {"a": ParameterConstraints(sharding_types=["column_wise"], min_partition=16)}
+    plan = planner(constraints=said).plan(bags("a", "b"))
+    assert {name: one.sharding_type for name, one in plan.plan[""].items()} == {"a": "column_wise", "b": "table_wise"}
+
+
 def test_a_running_job_keeps_its_tables():
     from neuroshard.torchrec.resharding import plan_difference
 
