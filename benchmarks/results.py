@@ -2,9 +2,9 @@
 
 usage: results.py [--small] [NAME ...]    (--small: minutes, into build/results/small, to see that all runs)
 
-Let nothing else run: two hours on two cores. A table is a file in docs/results/ that says when, where and with which
-models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as its
-models stay: delete its file for that. Runs that were stopped go on (build/results).
+Let nothing else run: an estimated two hours on two cores. A table is a file in docs/results/ that says when, where and
+with which models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as
+its models stay: delete its file for that. After a stop the same command goes on with the unfinished table.
 """
 
 import argparse
