@@ -7,6 +7,7 @@ import pytest
 from neuroshard.bundles import shipped_names, shipped_path
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels, load_bundle
+from neuroshard.models.framework import FRAMEWORK
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.sources.dlrm_like import dlrm_like
@@ -21,15 +22,22 @@ def test_cpu_models_are_shipped_with_a_complete_card():
     assert "torch" in card.versions
     assert sum(card.data.compute_samples.values()) >= 3000
     assert sum(card.data.comm_samples.values()) >= 1500
-    for metrics in (card.metrics.compute, card.metrics.forward, card.metrics.backward, *card.metrics.others.values()):
+    framework = {name for name in card.metrics.others if name.startswith(FRAMEWORK)}
+    assert len(framework) == 3
+    learned = [metrics for name, metrics in card.metrics.others.items() if name not in framework]
+    for metrics in (card.metrics.compute, card.metrics.forward, card.metrics.backward, *learned):
         assert 0 < metrics.test.mape < 0.15
         assert 0.8 < metrics.coverage < 0.97
+    for name in framework:  # sums of counts, tested on a few dozen steps
+        assert 0 < card.metrics.others[name].test.mape < 0.3
+        assert 0.8 < card.metrics.others[name].coverage <= 1
 
 
-def test_they_know_every_form():
+def test_they_know_every_form_and_whole_steps():
     models = CostModels.load("cpu")
     assert models.forms == set(Form)
     assert models.input is not None
+    assert models.in_torchrec().of_whole_steps
 
 
 @pytest.mark.parametrize(("num_devices", "batch_size"), [(2, 256), (4, 4096), (5, 700), (8, 8192)])
