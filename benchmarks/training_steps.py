@@ -136,7 +136,7 @@ def main() -> None:
 
 def beside_torchrec(work: Path, small: bool) -> Made:
     """Steps on the default's plans beside those of TorchRec's planner: a table of `results.py`."""
-    protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol()
+    protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol(builds=3)
     rows, ratios = [], []
     for kind in ["few_small"] if small else QUOTED:
         frame = _trained(kind, work, {"default": Searched()}, protocol).set_index("method")
