@@ -15,6 +15,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.known_tables import warn_of_guesses, with_statistics
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
@@ -28,6 +29,7 @@ _OPTIMIZERS = {
     "exact_row_wise_adagrad": "rowwise_adagrad",
 }
 _LARGEST_OPTIMIZER = "adam"
+NO_TABLE = "no table of the model is planned here; plan() gives what TorchRec's planner makes of it"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Asked:
     """What is asked of every plan, whatever the model.
 
     Attributes:
-        topology: TorchRec's, with all of its memory.
+        topology: TorchRec's, with all of its memory: of a sharding group.
         batch_size: samples of one device per step.
         reservation: TorchRec's: memory left to the rest of the model.
         constraints: TorchRec's, by name of the table.
@@ -44,6 +46,7 @@ class Asked:
         memory: what counts besides weights; None counts one batch's buffers and the optimizer of the tables.
         pipeline: TorchRec's training pipeline, as `MemoryUse.pipeline` has it; None leaves `memory` as it is.
         known: statistics of tables, by name.
+        groups: that the job's ranks are divided into.
         timeout_s: that TorchRec's planner may take for what is delegated to it; None sets no limit.
     """
 
@@ -56,6 +59,7 @@ class Asked:
     memory: MemoryUse | None
     pipeline: str | None
     known: Mapping[str, Table]
+    groups: Groups
     timeout_s: int | None = None
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
@@ -89,7 +93,7 @@ class Asked:
             UserError: there is none, or the constraints contradict each other or the tables.
         """
         if not tables:
-            raise UserError("no table of the model is planned here; plan() gives what TorchRec's planner makes of it")
+            raise UserError(NO_TABLE)
         devices = left.world_size
         guessed = tuple(parameter.table(name, self.batch_size, devices) for name, parameter in tables.items())
         return Task(

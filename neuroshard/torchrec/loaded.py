@@ -1,7 +1,5 @@
 """Plans that TorchRec's plan loaders bring: taken where they were made for this job."""
 
-import logging
-
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.planners import extract_plan, to_sharding_plan
 from torchrec.distributed.planner.types import PlanLoader, PlannerError, hash_planner_context_inputs_str
@@ -15,21 +13,21 @@ from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import is_given, listed
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
 
-_log = logging.getLogger(__name__)
 
-
-def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None] | None:
-    """The plan of the whole model that a loader brings, and ours in it; None, with a warning, where it doesn't fit.
+def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
+    """The plan of the whole model that a loader brings, and ours in it.
 
     It fits as TorchRec's planner takes it to: its context hash is that of this job (or it has none), and TorchRec's
     sharding options have all of it; and it holds every table, such that it trains, in the memory that there is, in
     forms that the cost models know.
+
+    Raises:
+        UserError: it doesn't fit.
     """
     try:
         return _loaded(loader, model, models)
-    except (PlannerError, UserError, AssertionError) as error:  # the last: a reservation that keeps no topology
-        _log.warning("the plan of plan_loader isn't taken (%s); planning anew", str(error).strip().splitlines()[0])
-        return None
+    except (PlannerError, AssertionError) as error:  # the latter: a reservation that keeps no topology
+        raise UserError(str(error).strip().splitlines()[0]) from error
 
 
 def _loaded(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:

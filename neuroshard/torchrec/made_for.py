@@ -21,13 +21,14 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
     """A digest of each thing that a plan would be made for, but for the devices' memory, which needn't be the same."""
     asked, left = model.asked, model.left
     task = asked.task(model.tables, model.left) if model.tables else None
-    models = finder.simulator.models
+    models, groups = finder.simulator.models, asked.groups
     delegated = zip(model.division.delegated, model.division.reasons, strict=True)
     return digests(
         {
             "tables": task and [table.to_json() for table in task.tables],
             "modules": [parameter.qualified_name for parameter in model.division.planned],
             DEVICES: (left.compute_device, left.local_world_size, left.intra_group_size, left.world_size),
+            **({} if groups.num_groups == 1 and not groups.chosen else {"groups": groups.described}),
             "batch size": asked.batch_size,
             "memory use": task and task.memory,
             "constraints": (task and task.constraints, asked.constraints),

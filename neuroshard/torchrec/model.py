@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -65,6 +65,14 @@ class Model:
         tables = named(division.planned)
         asked.warn(tables)
         return cls(module, sharders, division, tables, left, asked)
+
+    def on(self, asked: Asked) -> "Model":
+        """The same where something else is asked of plans, but for constraints and what is given.
+
+        Raises:
+            InfeasibleError: the reservation leaves no memory.
+        """
+        return replace(self, asked=asked, left=asked.left(self.module, self.sharders))
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
         """The plan of what isn't planned here, and the devices with the memory that it leaves.

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 from torch import nn
@@ -28,9 +29,10 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import Searcher, searcher_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.torchrec.asked import Asked, device_memory
+from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory
 from neuroshard.torchrec.exchange_precision import precision_remark
 from neuroshard.torchrec.finder import Finder, Replanned
+from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
 from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.loaded import loaded_plan
@@ -75,11 +77,17 @@ class NeuroShardPlanner(ShardingPlanner):
         timeout_seconds: that planning should take at most. TorchRec's planner is stopped by it; our search never is,
             for a plan must not depend on how busy a machine is: a warning says where it took longer.
         plan_loader: TorchRec's; the plan that it brings is taken if it was made for this job, else planned anew, which
-            a warning says. Not together with `keep`.
+            a warning says; of several numbers of groups that it fits, for the one that costs least. Not together with
+            `keep`.
+        num_groups: groups of TorchRec's DMPCollection, into which all ranks of the topology are divided; "auto"
+            chooses their number by cost. The plan is one group's.
+        sync_steps: steps from one synchronisation of the groups' weights to the next.
+        use_inter_host_allreduce: as DMPCollection has it: whether groups are successive ranks.
 
     Attributes:
         last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
         last_cost: its predicted cost.
+        last_groups: the sharding groups that it was found for.
     """
 
     def __init__(
@@ -101,6 +109,9 @@ class NeuroShardPlanner(ShardingPlanner):
         pipeline: str | None = None,
         timeout_seconds: int | None = None,
         plan_loader: PlanLoader | None = None,
+        num_groups: int | Literal["auto"] = 1,
+        sync_steps: int = 1,
+        use_inter_host_allreduce: bool = False,
         **settings: Any,
     ) -> None:
         if keep is not None and plan_loader is not None:
@@ -112,17 +123,25 @@ class NeuroShardPlanner(ShardingPlanner):
         models = models or _default_models(topology.compute_device)
         simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, pipeline)
         self._finder = Finder(searcher_of(searcher, **settings), simulator)
-        self._asked = Asked(
-            topology,
-            batch_size,
-            storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE),
-            dict(constraints or {}),
-            given or ShardingPlan({}),
-            rules or Constraints(),
-            memory,
-            pipeline,
-            known_tables(tables, batch_size * topology.world_size),
-            timeout_seconds,
+        ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
+        if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
+            _log.warning("these models don't know what synchronising the groups takes: costs leave it out")
+        reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
+        self._asked = tuple(
+            Asked(
+                groups.topology,
+                batch_size,
+                copy(reservation) if groups.chosen else reservation,  # it knows what it left to those that it had last
+                dict(constraints or {}),
+                given or ShardingPlan({}),
+                rules or Constraints(),
+                memory,
+                pipeline,
+                known_tables(tables, batch_size * groups.sharding_group_size),
+                groups,
+                timeout_seconds,
+            )
+            for groups in ways
         )
         self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
@@ -130,6 +149,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self._reports = Reports(simulator, reports, list(callbacks or ()), debug)
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None
+        self.last_groups: Groups | None = None
 
     def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:
         """The plan for `module`, which may be on the meta device; modules without a sharder are left out.
@@ -150,11 +170,13 @@ class NeuroShardPlanner(ShardingPlanner):
         Raises:
             UserError: as `plan`; or none is planned here.
         """
-        model = self._model(module, sharders)
-        _, left = model.others()
-        plan = self._finder.found(self._asked.task(model.tables, left))
-        self._remember(plan)
-        return plan
+        models = self._models(module, sharders)
+        if not models[0].tables:
+            raise UserError(NO_TABLE)
+        found = self._best(models, self._found)
+        assert found.plan is not None
+        self._remember(found, found.plan)
+        return found.plan
 
     def replan(
         self,
@@ -216,41 +238,98 @@ class NeuroShardPlanner(ShardingPlanner):
         if isinstance(found, UserError):
             raise found
         answer: _Found
-        answer, self.last_plan, self.last_cost = found
+        answer, self.last_plan, self.last_cost, self.last_groups = found
         return answer
 
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Found], group: dist.ProcessGroup
-    ) -> tuple[_Found, Plan | None, Cost | None] | UserError:
+    ) -> tuple[_Found, Plan | None, Cost | None, Groups | None] | UserError:
         """What is found, for all ranks; an error is an answer too: they wait for one."""
         try:
             found, plan = find(group), self.last_plan
-            return found, plan and replace(plan), self.last_cost  # without what was worked out of the plan
+            its = plan and replace(plan)  # without what was worked out of it
+            return found, its, self.last_cost, self.last_groups
         except UserError as error:
             return error
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
         """The whole plan: out of the file that it is kept in, or found, reported and kept by rank 0 of the group."""
         started = perf_counter()
-        model = self._model(module, sharders)
-        asked_for = self._asked_for(model)
+        models = self._models(module, sharders)
         kept = kept_in(self._keep) if self._keep else None
-        others_asked_for = kept.differences(asked_for, device_memory(model.left)) if kept else ()
-        if kept and not others_asked_for:
+        if kept:
+            return self._after(kept, models, group, started)
+        return self._finished(self._loaded(models) or self._best(models, self._found), group, started)
+
+    def _after(
+        self, kept: KeptPlan, models: Sequence[Model], group: dist.ProcessGroup | None, started: float
+    ) -> ShardingPlan:
+        """The plan that was kept, where it was made for just what is asked; else another one."""
+        others = [kept.differences(self._asked_for(one), device_memory(one.left)) for one in models]
+        if () in others:
             _log.info("the plan is the one that %s holds", self._keep)
-            self._remember(kept.plan)
-            whole = model.restored(kept.sharding_plan)
-            as_it_is = replace(self._reports, callbacks=())  # they had it before it was kept
-            as_it_is.told(model, whole, kept.plan, perf_counter() - started)
-            return whole
-        if loaded := self._loader and loaded_plan(self._loader, model, self._finder.simulator.models):
-            return self._finished(model, *loaded, asked_for, group, started)
+            return self._restored(models[others.index(())], kept, started)
+        if len(models) == 1:
+            return self._finished(self._found(models[0], kept, others[0]), group, started)
+        fewest = min(others, key=len)
+        _log.warning("the kept plan was made for other %s; searching anew", ", ".join(fewest))
+        return self._finished(self._best(models, self._found), group, started)
+
+    def _restored(self, model: Model, kept: KeptPlan, started: float) -> ShardingPlan:
+        found = _Way(model, self._finder_of(model), model.restored(kept.sharding_plan), kept.plan)
+        self._remember(found, found.plan)
+        as_it_is = replace(self._reports_of(found), callbacks=())  # they had it before it was kept
+        as_it_is.told(model, found.whole, found.plan, perf_counter() - started)
+        return found.whole
+
+    def _loaded(self, models: Sequence[Model]) -> "_Way | None":
+        """What the plan loader brings, if there is one; None, with a warning, where it fits none of the groups."""
+        if self._loader is None:
+            return None
+        try:
+            return self._best(models, partial(self._taken, self._loader))
+        except UserError as error:
+            _log.warning("the plan of plan_loader isn't taken (%s); planning anew", error)
+            return None
+
+    def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
+        """What is found for the model on the groups that cost least.
+
+        Raises:
+            UserError: nothing is found for any of the groups; the first one's.
+        """
+        found: list[_Way] = []
+        errors: list[UserError] = []
+        for model in models:
+            try:
+                found.append(find(model))
+            except UserError as error:  # too little memory, or a group too small for what constraints ask
+                errors.append(error)
+        if not found:
+            raise errors[0]
+        if len(found) > 1:
+            costs = ", ".join(f"{way.model.asked.groups.num_groups}: {way.total_ms:.3f}" for way in found)
+            _log.info("predicted ms by number of groups: %s", costs)
+        return min(found, key=lambda way: way.total_ms)
+
+    def _found(self, model: Model, kept: KeptPlan | None = None, differences: Sequence[str] = ()) -> "_Way":
+        """What is searched for a model, or changed from a kept plan."""
+        finder = self._finder_of(model)
         others, left = model.others()
-        plan = None
-        if model.tables:
-            task = self._asked.task(model.tables, left)
-            plan = self._finder.found_after(kept, others_asked_for, task) if kept else self._finder.found(task)
-        return self._finished(model, model.whole(others, plan), plan, asked_for, group, started)
+        if not model.tables:
+            return _Way(model, finder, others, None)
+        task = model.asked.task(model.tables, left)
+        plan = finder.found_after(kept, differences, task) if kept else finder.found(task)
+        return _Way(model, finder, model.whole(others, plan), plan)
+
+    def _taken(self, loader: PlanLoader, model: Model) -> "_Way":
+        """What a loader brings for a model.
+
+        Raises:
+            UserError: it doesn't fit.
+        """
+        finder = self._finder_of(model)
+        return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 
     def _replanned(
         self,
@@ -265,71 +344,103 @@ class NeuroShardPlanner(ShardingPlanner):
         if self._keep:
             check_replaceable(self._keep)
         before = previous if isinstance(previous, Plan) else load_any_plan(Path(previous))
-        model = self._model(module, sharders)
-        others, left = model.others()
-        plan = self._finder.changed(before, self._asked.task(model.tables, left), max_moved_bytes, **settings)
-        whole = self._finished(model, model.whole(others, plan), plan, self._asked_for(model), group, started)
+        models, size = self._models(module, sharders), before.task.topology.num_devices
+        model = next((one for one in models if one.left.world_size == size), models[0])
+        finder, (others, left) = self._finder_of(model), model.others()
+        plan = finder.changed(before, model.asked.task(model.tables, left), max_moved_bytes, **settings)
+        whole = self._finished(_Way(model, finder, model.whole(others, plan), plan), group, started)
         after = self.last_plan or plan
         return Replanned(whole, after, table_changes(before, after))
 
-    def _finished(
-        self,
-        model: Model,
-        whole: ShardingPlan,
-        plan: Plan | None,
-        asked_for: Mapping[str, str],
-        group: dist.ProcessGroup | None,
-        started: float,
-    ) -> ShardingPlan:
+    def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
         """The whole plan, reported, remembered, and kept by rank 0 of the group."""
-        took_s, limit_s = perf_counter() - started, self._asked.timeout_s
-        if limit_s is not None and took_s > limit_s:
-            _log.warning(
-                "planning took %.1f s, and timeout_seconds is %d: our search isn't cut off, so that plans repeat; "
-                "searcher='size_lookup_greedy' or fewer num_candidates take less, and keep=FILE nothing at a restart",
-                took_s,
-                limit_s,
-            )
-        whole, plan = self._reports.told(model, whole, plan, took_s)
-        self._remember(plan)
+        model, took_s = found.model, perf_counter() - started
+        _warn_if_late(took_s, model.asked.timeout_s)
+        whole, plan = self._reports_of(found).told(model, found.whole, found.plan, took_s)
+        self._remember(found, plan)
         if self._keep and (group is None or dist.get_rank(group) == 0):
-            KeptPlan(asked_for, self.last_plan, whole, device_memory(model.left)).keep_in(self._keep)
+            its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))
+            its.keep_in(self._keep)
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:
         """What a plan that is kept would be made for: nothing where none is."""
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
-    def _model(self, module: nn.Module, sharders: Sharders | None) -> Model:
+    def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
+        """The model on each of the groups that there may be."""
         sharders = sharders or get_default_sharders()
         if remark := precision_remark(sharders, self._finder.simulator.models):
             _log.warning(remark)
-        return Model.read(
-            module,
-            sharders,
-            self._asked,
-            self._finder.served(self._asked.topology.compute_device),
-        )
+        first = self._asked[0]
+        model = Model.read(module, sharders, first, self._finder.served(first.topology.compute_device))
+        return [model, *(model.on(asked) for asked in self._asked[1:])]
 
-    def _remember(self, plan: Plan | None) -> None:
+    def _finder_of(self, model: Model) -> Finder:
+        """The finder, with costs that count how the model's groups are synchronised."""
+        groups, simulator = model.asked.groups, self._finder.simulator
+        if groups.num_groups == 1 or not model.tables:
+            return self._finder
+        task = model.asked.task(model.tables, model.left)
+        counted = Simulator(groups.counted(simulator.models, task), simulator.count_input)
+        return replace(self._finder, simulator=counted)
+
+    def _reports_of(self, found: "_Way") -> Reports:
+        return replace(self._reports, simulator=found.finder.simulator)
+
+    def _remember(self, found: "_Way", plan: Plan | None) -> None:
         """The plan, and what it costs, which is logged."""
-        self.last_plan, self.last_cost = None, None
+        self.last_plan, self.last_cost, self.last_groups = None, None, found.model.asked.groups
         if plan is None:
             return
-        simulator, task = self._finder.simulator, plan.task
+        simulator, task = found.finder.simulator, plan.task
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = with_prediction(plan, cost, simulator.models.name), cost
         for warning in (*simulator.warnings(plan), *copies_remarks(plan)):
             _log.warning(warning)
-        _log.info("%d tables on %d devices:\n%s", len(task.tables), task.topology.num_devices, cost)
+        groups = self.last_groups.num_groups
+        where = f"{task.topology.num_devices} devices" + (f" of each of {groups} groups" if groups > 1 else "")
+        _log.info("%d tables on %s:\n%s", len(task.tables), where, cost)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What is found for a model on some groups.
+
+    Attributes:
+        model: it is.
+        finder: that found it.
+        whole: the plan of all that is sharded.
+        plan: of the tables that are planned here; None where there are none.
+    """
+
+    model: Model
+    finder: Finder
+    whole: ShardingPlan
+    plan: Plan | None
+
+    @property
+    def total_ms(self) -> float:
+        """The predicted cost; that of a plan by TorchRec alone is unknown, and taken for none."""
+        return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
 
 
 def _simulator(models: CostModels, pipeline: str | None) -> Simulator:
     """With costs that count the exchange of indices where a job's pipeline hides it behind nothing."""
     hidden = MemoryUse(pipeline=pipeline).pipeline != "none"
     if not hidden and models.input is None:
-        _log.warning("these cost models don't know the exchange of indices, which no pipeline hides: it doesn't count")
+        _log.warning("these models don't know the exchange of indices, which no pipeline hides: costs leave it out")
     return Simulator(models, count_input=not hidden and models.input is not None)
+
+
+def _warn_if_late(took_s: float, limit_s: int | None) -> None:
+    if limit_s is not None and took_s > limit_s:
+        _log.warning(
+            "planning took %.1f s, and timeout_seconds is %d: our search isn't cut off, so that plans repeat; "
+            "searcher='size_lookup_greedy' or fewer num_candidates take less, and keep=FILE nothing at a restart",
+            took_s,
+            limit_s,
+        )
 
 
 def _topology_of_group() -> TorchRecTopology:

@@ -59,11 +59,12 @@ class BySku(StorageReservation):
 def _stored(model, reservation=None, **settings):
     """What TorchRec's planner finds for the devices and batch size of `planner()`, stored."""
     ours = planner(**settings)
+    [asked] = ours._asked
     theirs = EmbeddingShardingPlanner(
-        topology=ours._asked.topology,
-        batch_size=ours._asked.batch_size,
+        topology=asked.topology,
+        batch_size=asked.batch_size,
         storage_reservation=reservation or FixedPercentageStorageReservation(0.0),
-        constraints=dict(ours._asked.constraints),
+        constraints=dict(asked.constraints),
         stats=[],
     )
     plan = theirs.plan(model, get_default_sharders())
@@ -141,6 +142,24 @@ def test_a_stored_plan_in_forms_that_models_do_not_know_is_planned_anew(caplog):
     planner(device="cuda", plan_loader=stored).plan(bags(*"abc"))
     assert "lies in rows" in caplog.text
     assert "planning anew" in caplog.text
+
+
+def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(caplog):
+    plan, stored = _stored(bags(*"abc"), num_groups=2, devices=4)
+    ours = planner(4, plan_loader=stored, num_groups="auto", models="roofline:h100")
+    assert _places(ours.plan(bags(*"abc"))) == _places(plan)
+    assert ours.last_groups.num_groups == 2
+    assert "planning anew" not in caplog.text
+    stored.context = "other"
+    ours.plan(bags(*"abc"))
+    assert "made for another job, by its context hash); planning anew" in caplog.text
+
+
+def test_a_stored_plan_for_other_groups_is_planned_anew(caplog):
+    _, stored = _stored(bags(*"abc"), num_groups=2, devices=4)
+    found = planner(4, plan_loader=stored).plan(bags(*"abc"))
+    assert "made for another job" in caplog.text
+    assert _places(found) == _places(planner(4).plan(bags(*"abc")))
 
 
 def test_one_plan_is_brought_not_two(tmp_path):

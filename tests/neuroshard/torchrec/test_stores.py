@@ -27,7 +27,7 @@ def _model(**fields):
 def _planned(model, on_host=4 << 30, **settings):
     """The plan of a model on four GPUs of two hosts, and what it left: bytes of each device, and of a host."""
     ours = planner(4, "cuda", CAP, on_host=2, **settings)
-    for device in ours._asked.topology.devices:
+    for device in ours._asked[0].topology.devices:
         device.storage.ddr = on_host // 2
     plan = ours.plan(model)
     topology = ours.last_plan.task.topology

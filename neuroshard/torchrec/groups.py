@@ -1,0 +1,169 @@
+"""Sharding groups, as TorchRec's DMPCollection has them: each holds all tables; weights are averaged over them."""
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+
+from neuroshard.cost.loads import Loads
+from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import are
+from neuroshard.models import CostModels
+from neuroshard.models.interface import SumModel
+from neuroshard.models.with_parts import WithParts
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tasks.task import Task
+from neuroshard.words.collective import Collective
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Equal sharding groups of a job's ranks.
+
+    Attributes:
+        job: the topology of all ranks.
+        num_groups: each with a copy of every table.
+        sync_steps: steps from one averaging of the copies to the next.
+        use_inter_host_allreduce: as DMPCollection has it: groups are successive ranks, and copies far apart; else a
+            group has every so many-th rank, and copies are neighbours.
+        chosen: whether their number was chosen by cost.
+    """
+
+    job: TorchRecTopology
+    num_groups: int = 1
+    sync_steps: int = 1
+    use_inter_host_allreduce: bool = False
+    chosen: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_groups < 1 or self.job.world_size % self.num_groups:
+            raise UserError(f"num_groups={self.num_groups} must divide the job's {self.job.world_size} ranks")
+        if self.sync_steps < 1:
+            raise UserError(f"sync_steps={self.sync_steps} must be at least 1")
+        if not self.whole:
+            raise UserError(
+                f"num_groups={self.num_groups}: hosts of {self.job.local_world_size} devices would have unequal parts "
+                "of a group; take a number that divides that, or is a multiple of it"
+            )
+
+    @property
+    def sharding_group_size(self) -> int:
+        """Return the number of ranks in each group."""
+        return int(self.job.world_size // self.num_groups)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all hosts have as many ranks of a group, or one or none."""
+        other = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
+        local = int(self.job.local_world_size)
+        return local % other == 0 or other % local == 0
+
+    @property
+    def node_group_size(self) -> int:
+        """Return the number of a group's ranks on one host."""
+        return self._among(self.job.local_world_size)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What DMPCollection is given besides the model, its device, the plan, the sharders and the process group."""
+        return {
+            "world_size": self.job.world_size,
+            "sharding_group_size": self.sharding_group_size,
+            "node_group_size": self.node_group_size,
+            "use_inter_host_allreduce": self.use_inter_host_allreduce,
+        }
+
+    @property
+    def described(self) -> tuple[int | bool, ...]:
+        """What a plan depends on besides a group's topology."""
+        return self.num_groups, self.sync_steps, self.use_inter_host_allreduce, self.chosen
+
+    @property
+    def topology(self) -> TorchRecTopology:
+        """A group's: each of its devices has what the one with least memory has, among those that hold its copies."""
+        if self.num_groups == 1:
+            return self.job
+        found: Any = deepcopy(self.job)
+        found._world_size, found._local_world_size = self.sharding_group_size, self.node_group_size
+        found._intra_group_size = self._among(self.job.intra_group_size)
+        found._pod_size = found._intra_group_size // found._local_world_size if self.job._pod_size else None
+        found._devices = [found._devices[rank] for rank in range(self.sharding_group_size)]
+        for rank, device in enumerate(found._devices):
+            storages = [self.job.devices[one].storage for one in self.copies_of(rank)]
+            for memory in ("hbm", "ddr", "ssd"):
+                setattr(device.storage, memory, min(getattr(storage, memory) for storage in storages))
+        return found
+
+    def copies_of(self, rank: int) -> range:
+        """The job's ranks that hold what the rank of that number in each group holds."""
+        if self.use_inter_host_allreduce:
+            return range(rank, self.job.world_size, self.sharding_group_size)
+        return range(rank * self.num_groups, (rank + 1) * self.num_groups)
+
+    def counted(self, models: CostModels, task: Task) -> CostModels:
+        """The models, with the part of a synchronisation that falls on a step among a device's kernels.
+
+        An all-reduce of all weights and optimizer state of its shards over the groups takes each device as long for
+        each byte as one of an even share does; devices that hold more take longer. Copies are averaged in any case.
+        """
+        compute = models.compute
+        if self.num_groups == 1 or not self.counts(models) or not isinstance(compute, SumModel):
+            return models
+        even = float(task.memory.state_bytes(task.loads).sum()) / self.sharding_group_size
+        ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
+
+        def adds(loads: Loads) -> FloatArray:
+            """(n,) ms a step of each load."""
+            copied = are(loads, lambda layout: layout.dense)
+            ms: FloatArray = np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
+            return ms
+
+        return replace(models, compute=WithParts(compute, (adds,)))
+
+    def counts(self, models: CostModels) -> bool:
+        """Whether the models know what a synchronisation takes."""
+        knows = Collective.ALL_REDUCE in models.backward.collectives and isinstance(models.compute, SumModel)
+        return knows and models.num_devices in (None, self.num_groups)
+
+    def _sync_ms(self, models: CostModels, size_bytes: float, batch_size: int) -> float:
+        """What an all-reduce of so many bytes of each copy takes, ms."""
+        given = np.zeros((1, self.num_groups, len(Collective)))
+        given[..., Collective.ALL_REDUCE] = size_bytes
+        fast = self._copies_among(self.job.intra_group_size)
+        traffic = Traffic(given, np.array([batch_size]), fast if fast < self.num_groups else None)
+        return float(models.backward.predict(traffic, np.zeros((1, self.num_groups))).max())
+
+    def _among(self, ranks: int) -> int:
+        """A group's ranks among so many successive ones of the job."""
+        if self.use_inter_host_allreduce:
+            return min(ranks, self.sharding_group_size)
+        return max(ranks // self.num_groups, 1)
+
+    def _copies_among(self, ranks: int) -> int:
+        """Copies of a shard among so many successive ranks."""
+        if self.use_inter_host_allreduce:
+            return max(ranks // self.sharding_group_size, 1)
+        return min(ranks, self.num_groups)
+
+
+def groups_of(
+    job: TorchRecTopology, num_groups: int | Literal["auto"], sync_steps: int, use_inter_host_allreduce: bool
+) -> tuple[Groups, ...]:
+    """The groups that there may be: of that number, or of every number that leaves hosts equal parts of each group.
+
+    Raises:
+        UserError: the number doesn't divide the ranks, or hosts would have unequal parts.
+    """
+    if not isinstance(num_groups, str):
+        return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
+    found = []
+    for number in range(1, job.world_size + 1):
+        if job.world_size % number == 0:
+            try:
+                found.append(Groups(job, number, sync_steps, use_inter_host_allreduce, chosen=True))
+            except UserError:  # unequal parts
+                continue
+    return tuple(found)
