@@ -42,7 +42,7 @@ class _Launch(PartModel):
     name, when = "launch", When.INPUT
     launch_ms: tuple[float, ...]
 
-    def ms(self, traffic, ready_ms):
+    def ms(self, called, traffic, ready_ms):
         return np.broadcast_to(np.array(self.launch_ms), ready_ms.shape)
 
 
@@ -55,7 +55,8 @@ def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
     np.testing.assert_allclose(after.ready_ms, before.ready_ms + after.ms("launch"))
     assert after.total_ms >= before.total_ms
     assert "launch 0.500 = " in str(after)
-    again = Simulator(own).step(plan.traffic, after.compute[None])
+    simulator = Simulator(own)
+    again = simulator.step(simulator.called(plan.device_loads, 4), plan.traffic, after.compute[None])
     assert (again.device_ms[0] == after.device_ms).all()
     with pytest.raises(UserError, match="bundles don't hold parts of a step such as launch"):
         save_bundle(tmp_path, own, Card())
