@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, Outcome
+from neuroshard.hardware.mirrored_samples import Stretch, WalkedOutcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol
@@ -60,6 +61,23 @@ class FakeHardware(Hardware):
     def comm_meter(self, num_devices, warn):
         return FakeMeter((2, 2, num_devices))
 
+    def mirror_meter(self, timing, warn):
+        return FakeSteps(())
+
+
+@dataclass(frozen=True)
+class FakeSteps(FakeMeter):
+    """Of one rank; every third fails."""
+
+    def close(self):
+        pass
+
+    def _outcome(self, seed):
+        outcome = super()._outcome(seed)
+        steps = Repeats(np.full((2, 3, 1), 2.5), np.zeros(2))
+        stretches = (Stretch("input", "all_to_all"),)
+        return outcome if outcome.error else WalkedOutcome(steps, None, 0.01, stretches=stretches)
+
 
 def collect_run(out, kind=FakeHardware, samples=18):
     hardware = kind(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, PATIENCE_S)
@@ -76,6 +94,26 @@ def _records(path):
         for parts in (directory.compute(), directory.comm())
         for m in parts.read()
     ]
+
+
+def test_training_steps_are_measured_where_they_are_asked_for(tmp_path):
+    summary = replace(collect_run(tmp_path / "data"), num_local_samples=10).run()
+    directory = DataDirectory(tmp_path / "data")
+    steps = directory.local().read()
+    assert [m.sample_id for m in steps] == [*range(10), 0, 2, 5, 7]
+    assert {m.error is None for m in steps} == {True, False}
+    assert all(m.error or m.repeats.times_ms.tolist() == [[2.5, *[0.0] * 7]] * 2 for m in steps)
+    assert summary["local work"].measured + summary["local work"].failed == 10
+    assert "local work" in shown(summary)
+    assert directory.manifest().settings["num_local_samples"] == 10
+    with pytest.raises(UserError, match="holds a run already, begun with local"):
+        collect_run(tmp_path / "data").run()
+
+
+def test_steps_need_torchrec(tmp_path, monkeypatch):
+    monkeypatch.setattr("neuroshard.stages.augment.collect.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"num_local_samples measures TorchRec's training steps.*isn't installed"):
+        replace(collect_run(tmp_path / "data"), num_local_samples=1)
 
 
 @pytest.mark.xdist_group("measures")

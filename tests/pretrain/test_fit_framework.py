@@ -5,14 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard.models import load_bundle
 from neuroshard.models.framework import Framework, counts_of_sets, terms_of
 from neuroshard.models.simulator import Simulator
+from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.samples import LOCAL_PHASES, Measurement, Repeats
 from neuroshard.records.splits import split_tables
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.pretrain.fit_framework import fit_framework, predicted_framework
+from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.testing import random_form_models
+from neuroshard.testing import linear_models, random_form_models
+from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
+from neuroshard.words.fingerprint import Fingerprint
 
 TRUTH = Framework(
     0.7,
@@ -21,17 +31,18 @@ TRUTH = Framework(
     outputs={"step": 0.1, "calls": 0.1, "mean MB out of columns": 0.4},
 )
 MODELS = random_form_models()
-SPLIT = split_tables(tuple(dlrm_like(num_tables=80, batch_size=1024)), 0)
+TABLES = tuple(dlrm_like(num_tables=80, batch_size=1024))
+SPLIT = split_tables(TABLES, 0)
 AUGMENTATION = PlanAugmentation(num_devices=(2, 4, 8), max_tables=20)
 
 
-def _measured(count, first=0):
+def _measured(count, first=0, models=MODELS):
     """What ranks of random plans truly take: the dense network and pauses of other phases are none of it."""
     found = []
     for number in range(first, first + count):
         sample, split = AUGMENTATION.draw(SPLIT, np.random.default_rng(number))
         loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
-        called = Simulator(MODELS).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+        called = Simulator(models).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
         terms, kernels_ms = terms_of(called)[0, sample.rank], called.ms[0, sample.rank].sum()
         took = [float(terms @ part.slopes) for part in TRUTH.parts]
         times_ms = np.zeros((2, len(LOCAL_PHASES)))
@@ -66,3 +77,27 @@ def test_whole_steps_are_predicted_by_the_cost():
     local_ms = sum(cost.ms(part.name) for part in TRUTH.parts) + cost.compute
     measured = _measured(1)[0].repeats.times_ms[0].sum() - 100.0
     assert local_ms[sample.rank] == pytest.approx(measured)
+
+
+def test_pretrain_learns_it_where_it_was_measured(tmp_path):
+    calls, exchanges = (ComputeAugmentation(max_tables=5, max_bytes=1 << 28), CommAugmentation(num_devices=(4,)))
+    rng, device = np.random.default_rng(0), MADE_UP["cpu"]
+    directory = DataDirectory(tmp_path / "data")
+    directory.begin(Manifest(Fingerprint("cpu", "none", 2, 1 << 30).to_json(), {}, {}, 0), TABLES)
+    drawn = [calls.draw(SPLIT, 1024, rng) for _ in range(80)]
+    directory.compute().write(0, measured_compute(device, drawn, 0.0, rng))
+    directory.comm().write(0, measured_comm(device, [exchanges.draw(4, 1024, rng, None) for _ in range(60)], 0.0, rng))
+    steps = _measured(60, models=linear_models())
+    directory.local().write(0, steps)
+    brief = TrainingSettings(2, 64, 3e-3, "cosine", "absolute_relative", 2)
+    run = Pretrain(str(directory.path), str(tmp_path / "models"), Regression(), SetCommunication((8,), brief, parts=2))
+    result = run.run()
+    models, card = load_bundle(tmp_path / "models")
+    names = [part.name for part in TRUTH.parts]
+    assert {*names} <= {*result.metrics} == {"compute", "forward", "backward", *card.metrics.others}
+    assert card.data.other_samples["framework"] == {
+        name: sum(m.split == name for m in steps) for name in ("train", "valid", "test")
+    }
+    assert set(names) <= models.margins.others.keys()
+    assert models.framework.input.keys() & TRUTH.input.keys()
+    assert models.in_torchrec().of_whole_steps

@@ -14,14 +14,17 @@ from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware
 from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.mirror_bench import MirrorBench, Trail
-from neuroshard.hardware.mirror_meters import MirroredStep, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, Stretch, measured_ranks
+from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
+from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, Stretch, WalkedOutcome, measured_ranks
+from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
 from neuroshard.hardware.step_samples import StepProtocol, StepSample
+from neuroshard.lab.meters import meters_of
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
 from tests.kit.processes import as_if_under_torchrun
@@ -94,6 +97,32 @@ def test_ranks_of_many_take_their_steps():
     pooled = next(i for i, one in enumerate(last.stretches) if (one.phase, one.until) == ("outputs", "all_to_all"))
     its = [plan.task.tables[2], plan.task.tables[5]]
     assert last.received_bytes[pooled] == 8 * sum(table.dim for table in its) * 4  # its own 8 samples
+
+
+def test_local_work_of_many_worlds_is_measured_in_one_process():
+    plans = [_mixed(4, devices_per_host=2), _mixed(2), _mixed(8, devices_per_host=4)]
+    samples = [LocalSample(plan, plan.task.topology.num_devices - 1) for plan in plans]
+    with meters_of(Hardware(DeviceSpec("cpu")), print) as meters:
+        assert meters.of(samples[0]) is meters.of(samples[1])
+        outcomes = meters.of(samples[0]).measure(samples, [1, 2, 3])
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    for outcome in outcomes:
+        times_ms = outcome.repeats.times_ms
+        assert times_ms.shape == (len(outcome.repeats.at_s), len(LOCAL_PHASES))
+        assert times_ms.min() >= 0
+        assert times_ms[:, LOCAL_PHASES.index("backward")].min() > 0
+
+
+def test_phases_add_up_to_a_step():
+    stretches = (Stretch("input", "all_to_all"), Stretch("input", ""), Stretch("backward", "all_reduce"))
+    amounts = np.array([[[1.0, 2.0, 4.0], [0, 0, 0], [0, 0, 0]]])
+    whole = WalkedOutcome(Repeats(amounts, np.zeros(1)), None, 0.5, stretches=stretches)
+    (times_ms,) = by_phase(whole).repeats.times_ms
+    took = dict(zip(LOCAL_PHASES, times_ms.tolist(), strict=True))
+    assert (took.pop("input"), took.pop("backward")) == (3.0, 4.0)
+    assert set(took.values()) == {0.0}
+    failed = Outcome(None, "MemoryError: too much", 0.1)
+    assert by_phase(failed) is failed
 
 
 def test_all_ranks_of_few_and_those_that_stand_out_of_many_are_measured():

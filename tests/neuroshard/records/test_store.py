@@ -7,11 +7,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.parquet_schema import COMM_SCHEMA, COMPUTE_SCHEMA, read_tables, tables_rows
-from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
-from neuroshard.testing import toy_tables
+from neuroshard.records.samples import (
+    BlockLookups,
+    CommSample,
+    ComputeSample,
+    LocalSample,
+    Measurement,
+    Repeats,
+    RowBlock,
+)
+from neuroshard.testing import toy_tables, toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
@@ -59,6 +69,17 @@ def _comm():
     return [Measurement(sample, 7 + i, "valid", 5, repeats) for i, sample in enumerate(samples)]
 
 
+def _local():
+    task = toy_task(3, num_devices=2)
+    columns = in_columns(task, [(0, task.tables[0].dim, 1)])
+    plan = Plan(task, (*columns, *in_rows(task, 1, [0, 1]), *in_copies(task, 2)))
+    repeats = Repeats(np.arange(16.0).reshape(2, 8), np.array([1.0, 2.0]))
+    return [
+        Measurement(LocalSample(plan, 1), 3, "test", 5, repeats),
+        Measurement(LocalSample(plan, 0), 4, "train", 5, None, "RuntimeError: too much", second_pass=True),
+    ]
+
+
 def _same(left, right):
     assert (left.sample, left.sample_id, left.split, left.seed) == (
         right.sample,
@@ -74,7 +95,7 @@ def _same(left, right):
         assert (left.repeats.at_s == right.repeats.at_s).all()
 
 
-@pytest.mark.parametrize(("kind", "measurements"), [("compute", _compute()), ("comm", _comm())])
+@pytest.mark.parametrize(("kind", "measurements"), [("compute", _compute()), ("comm", _comm()), ("local", _local())])
 def test_records_come_back_exactly(directory, kind, measurements):
     parts = getattr(directory, kind)()
     parts.write(0, measurements)
@@ -98,6 +119,26 @@ def test_memories_that_contradict_themselves_are_refused(directory, change, erro
     parts.write(0, [m for m in _compute() if m.sample_id == 7])
     (row,) = pq.read_table(parts.path(0)).to_pylist()
     pq.write_table(pa.Table.from_pylist([row | change], schema=COMPUTE_SCHEMA), parts.path(0))
+    with pytest.raises(UserError, match=error):
+        parts.read()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "error"),
+    [
+        ("rank", 2, "sample 3: rank 2 of a plan for 2 devices"),
+        ("plan", "{}", "sample 3: plan"),
+        ("plan", "no JSON", "sample 3: plan"),
+    ],
+)
+def test_plans_that_are_none_are_refused(directory, column, value, error):
+    parts = directory.local()
+    parts.write(0, _local()[:1])
+    table = pq.read_table(parts.path(0))
+    broken = pa.array([value], table.schema.field(column).type)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index(column), table.schema.field(column), broken), parts.path(0)
+    )
     with pytest.raises(UserError, match=error):
         parts.read()
 
