@@ -10,7 +10,7 @@ from neuroshard.cost.called import Called
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
-from neuroshard.layouts import are
+from neuroshard.layouts import LAYOUTS, are
 from neuroshard.models.interface import PartModel
 from neuroshard.models.mlp import Tensors
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
@@ -39,7 +39,7 @@ _OF_ALL = "lookups", "lookups in rows", "MB out of columns"  # sent or got by a 
 TERMS = ("step", *_IN_USE, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
 _OWN = slice(1 + len(_IN_USE), 1 + len(_IN_USE) + len(COUNTS))
 _MILLION = 1e6
-_OF_COPIES = np.array([call.name == "copies" for call in CALLS])
+_OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
 
 Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
 

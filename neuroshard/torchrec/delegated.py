@@ -19,7 +19,7 @@ from neuroshard.torchrec.kernels import DENSE
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate_storage, memory_of_tables, sharding_options, storage_taken
 from neuroshard.torchrec.parameters import WHOLE, Parameter
-from neuroshard.torchrec.remarks import without_copies_remarks
+from neuroshard.torchrec.quiet import without_copies_remarks
 
 
 def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
