@@ -38,15 +38,19 @@ def show_models(arguments: list[str], console: Console) -> None:
         return
     if arguments:
         CostModels.load(arguments[0])  # which says what is wrong with the name
-        if is_calibration(Path(arguments[0])):
-            console.print_json(json.dumps(asdict(Calibration.load(Path(arguments[0])))))
+        base = arguments[0]
+        while shipped_path(base) is None and not Path(base).exists():
+            base = base.rpartition("+")[0]  # words behind the name change how it is costed, not what was measured
+        if is_calibration(Path(base)):
+            console.print_json(json.dumps(asdict(Calibration.load(Path(base)))))
             return
-        card = load_bundle(shipped_path(arguments[0]) or bundle_at(Path(arguments[0])))[1]
+        card = load_bundle(shipped_path(base) or bundle_at(Path(base)))[1]
         console.print_json(json.dumps(asdict(card)))
         return
     console.print(_shipped_bundles())
     console.print(_datasheets())
     console.print("use: model=NAME, or CostModels.load(NAME); `neuroshard models NAME` prints a card")
+    console.print("model=cpu+torchrec costs whole training steps: with what TorchRec adds to kernels and exchanges")
 
 
 def _shipped_bundles() -> Grid:

@@ -340,6 +340,7 @@ def test_models_are_listed_and_described(here, capsys):
     code, out, _ = run_command(capsys, "models", "cpu")
     assert code == 0
     assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
+    assert run_command(capsys, "models", "cpu+torchrec")[:2] == (0, out)
     code, out, _ = run_command(capsys, "models", "roofline:h100")
     assert code == 0
     told = json.loads(out)
