@@ -8,17 +8,14 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import are
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
+from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement
+from neuroshard.tables.spread import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
-    """The set of each sample's loads; of blocks of rows, with the lookups that were drawn.
-
-    Raises:
-        ValueError: a sample in rows was not measured, so that nobody knows its lookups.
-    """
+    """The set of each sample's loads; of blocks of rows, with the lookups that were drawn, or else about as many."""
     counts = np.array([len(sample.tables) for sample in samples], dtype=np.int64)
     batch_size = np.repeat(np.array([sample.batch_size for sample in samples], dtype=np.int64), counts)
     loads = Loads.of([table for sample in samples for table in sample.held], batch_size)
@@ -31,16 +28,23 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
     in_rows = [sample for sample in samples if sample.blocks]
     if not in_rows:
         return loads
-    if any(len(sample.lookups) != len(sample.blocks) for sample in in_rows):
-        raise ValueError("samples in rows without the lookups that were drawn")
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))
-    seen = [one for sample in in_rows for one in sample.lookups]
+    seen = [one for sample in in_rows for one in sample.lookups or _expected(sample)]
     whole = [table.rows for sample in in_rows for table in sample.tables]
     lookups, reuse, sharers = loads.lookups.copy(), loads.reuse.copy(), loads.sharers.copy()
     lookups[which] = [one.count for one in seen]
     reuse[which] = [one.reuse for one in seen]
     sharers[which] = np.ceil(np.array(whole) / loads.rows[which])
     return replace(loads, lookups=lookups, reuse=reuse, sharers=sharers)
+
+
+def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
+    """What a batch looks up in each block of a sample that wasn't measured, as a plan's loads have it."""
+    for table, block in zip(sample.tables, sample.blocks, strict=True):
+        first, rows = np.array([block.row]), np.array([block.rows])
+        whole = sample.batch_size * table.pooling_factor
+        reuse = range_reuse(table, whole, first, rows)[0]
+        yield BlockLookups(round(whole * lookup_share(table, first, rows)[0]), tuple(reuse.tolist()))
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:

@@ -7,17 +7,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from neuroshard.hardware.plan_samples import of_part
 from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.splits import TableSplit
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.pretrain.refine.choose import Chosen, Source, content_key, exchange_key, filled, unseen
-from neuroshard.stages.pretrain.refine.propose import Proposals, most_doubtful, proposed, random_contents
+from neuroshard.stages.pretrain.refine.choose import Chosen, Source, content_key, exchange_key, filled, in_turn, unseen
+from neuroshard.stages.pretrain.refine.propose import Asked, most_doubtful, part_name, plans_for, random_plan
 from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Call
 
 
 class DrawsCalls(Protocol):
@@ -109,6 +113,14 @@ class Candidates:
                     raise UserError(f"table {table.name!r} is another one in another task; refine for each by itself")
         return tuple(found.values())
 
+    @property
+    def recorded(self) -> tuple[Table, ...]:
+        """Return the tables by which samples are kept: those of all tasks, and their parts that copies see."""
+        shared = sorted({task.topology.num_devices for task in self._exchanging})
+        pairs = [(table, count) for count in shared for table in self.tables if table.pooled]
+        parts = (replace(of_part(table, count), name=part_name(table, count)) for table, count in pairs)
+        return (*self.tables, *parts)
+
     def of_round(
         self,
         measurements: int,
@@ -125,27 +137,29 @@ class Candidates:
         of = self._shares.of(measurements)
         (new_calls, calls_again), (new_exchanges, exchanges_again) = of["compute"], of["exchange"]
         tasks = [self.tasks[i] for i in rng.permutation(len(self.tasks))[: self.shares.tasks].tolist()]
-        proposals = _shuffled(proposed(tasks, self.searchers, models), rng)
+        simulator = Simulator(models)
+        proposals = Asked.of(plans_for(tasks, self.searchers, simulator), simulator).shuffled(rng)
+        drawn = (random_plan(task, models, rng) for task in tasks for _ in range(self.shares.placements))
+        others = Asked.of(drawn, simulator).shuffled(rng)
         return RoundSamples(
-            self._calls(new_calls, proposals, tasks, models, calls, rng),
+            self._calls(new_calls, proposals, others, models, calls, rng),
             calls_again,
-            self._exchanges(new_exchanges, proposals, exchanges, rng),
+            self._exchanges(new_exchanges, proposals, others, exchanges, rng),
             exchanges_again,
         )
 
     def _calls(
         self,
         count: int,
-        proposals: Proposals,
-        tasks: Sequence[Task],
+        proposals: Asked,
+        others: Asked,
         models: CostModels,
         measured: Sequence[ComputeSample],
         rng: np.random.Generator,
     ) -> list[Chosen[ComputeSample]]:
         seen: set[Hashable] = set(map(content_key, measured))
-        contents = [one for task in tasks for _ in range(self.shares.placements) for one in random_contents(task, rng)]
-        proposed_calls = unseen(proposals.calls, seen, content_key)
-        doubts = unseen(most_doubtful(contents, models), seen, content_key)
+        proposed_calls = unseen(in_turn(proposals.calls, _call), seen, content_key)
+        doubts = unseen(in_turn(most_doubtful(others.calls, models), _call), seen, content_key)
         sources = (
             Source("proposal", round(self.shares.proposals * count), proposed_calls),
             Source("doubt", round(self.shares.doubts * count), doubts),
@@ -154,11 +168,20 @@ class Candidates:
         return filled(count, sources)
 
     def _exchanges(
-        self, count: int, proposals: Proposals, measured: Sequence[CommSample], rng: np.random.Generator
+        self,
+        count: int,
+        proposals: Asked,
+        others: Asked,
+        measured: Sequence[CommSample],
+        rng: np.random.Generator,
     ) -> list[Chosen[CommSample]]:
-        fresh = unseen(proposals.exchanges, set(map(exchange_key, measured)), exchange_key)
+        seen: set[Hashable] = set(map(exchange_key, measured))
+        proposed_exchanges = unseen(in_turn(proposals.exchanges, _collective), seen, exchange_key)
+        of_plans = unseen(in_turn(others.exchanges, _collective), seen, exchange_key)
+        wanted = round(self.shares.proposals * count)
         sources = (
-            Source("proposal", round(self.shares.proposals * count), fresh),
+            Source("proposal", wanted, proposed_exchanges),
+            Source("random", (count - wanted) // 2, of_plans),
             Source("random", count, self._random_exchanges(rng)),
         )
         return filled(count, sources)
@@ -192,6 +215,9 @@ def _any(tasks: Sequence[Task], rng: np.random.Generator) -> Task:
     return tasks[int(rng.integers(len(tasks)))]
 
 
-def _shuffled(proposals: Proposals, rng: np.random.Generator) -> Proposals:
-    calls, exchanges = (rng.permutation(len(its)).tolist() for its in (proposals.calls, proposals.exchanges))
-    return Proposals(tuple(proposals.calls[i] for i in calls), tuple(proposals.exchanges[i] for i in exchanges))
+def _call(sample: ComputeSample) -> Call:
+    return sample.call
+
+
+def _collective(sample: CommSample) -> Collective:
+    return sample.collective

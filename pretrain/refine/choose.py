@@ -1,5 +1,6 @@
 """What of a round's candidates is measured."""
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -48,10 +49,21 @@ def unseen(samples: Iterable[Sample], seen: set[Hashable], key: Callable[[Sample
 
 
 def content_key(sample: ComputeSample) -> Hashable:
-    """Alike for calls of the same tables at the same widths."""
-    return frozenset((table.name, table.dim) for table in sample.tables), sample.batch_size
+    """Alike for calls of the same tables at the same widths, in one form: of blocks whichever."""
+    return frozenset((table.name, table.dim) for table in sample.tables), sample.batch_size, sample.call
 
 
 def exchange_key(sample: CommSample) -> Hashable:
-    """Alike for exchanges of the same sizes, with the same starts to the millisecond."""
-    return sample.size_bytes, tuple(round(start) for start in sample.start_ms), sample.batch_size
+    """Alike for one collective's exchanges of the same sizes, with the same starts to the millisecond."""
+    starts = tuple(round(start) for start in sample.start_ms)
+    return sample.size_bytes, starts, sample.batch_size, sample.collective
+
+
+def in_turn(samples: Iterable[Sample], kind: Callable[[Sample], Hashable]) -> list[Sample]:
+    """The samples, one of each kind after the other: the first ones are of all kinds; in order within a kind."""
+    found: dict[Hashable, int] = defaultdict(int)
+    turns: list[tuple[int, Sample]] = []
+    for sample in samples:
+        turns.append((found[kind(sample)], sample))
+        found[kind(sample)] += 1
+    return [sample for _, sample in sorted(turns, key=lambda one: one[0])]

@@ -11,7 +11,7 @@ import numpy as np
 from neuroshard.lab.recorder import Due, Recorder, in_batches
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import Parts
-from neuroshard.records.samples import Measurement, Repeats, Sample
+from neuroshard.records.samples import Measurement, Repeats, Sample, as_drawn
 from neuroshard.records.splits import split_of
 from neuroshard.stages.pretrain.refine.choose import Chosen
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Part, Round
@@ -127,7 +127,7 @@ class Kind(Generic[Sample]):
 
     def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:
         seeds = np.random.SeedSequence([self.recorder.seed, self.stream, number, second])
-        return Due(sample, number, int(seeds.generate_state(1)[0]), split_of(number), second)
+        return Due(as_drawn(sample), number, int(seeds.generate_state(1)[0]), split_of(number), second)
 
     def _amount(self, measurement: Measurement[Sample]) -> float | None:
         return None if measurement.repeats is None else self.amount(measurement.sample, measurement.repeats)

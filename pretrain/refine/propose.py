@@ -1,23 +1,28 @@
 """What may be worth measuring: what plans of searches ask of hardware, and contents that models may be in doubt of."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.hardware.plan_samples import exchanges, kernel_calls
+from neuroshard.cost import parts
+from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
+from neuroshard.layouts import LAYOUTS, has_row_blocks, in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
+from neuroshard.models.named_parts import exchange_part
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import FORWARD, CommSample, ComputeSample
+from neuroshard.records.samples import BACKWARD, CommSample, ComputeSample
 from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.pretrain.pieces import pieces_of
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS
+from neuroshard.words.collective import BETWEEN_HOSTS
+from neuroshard.words.form import Call, Form
+from neuroshard.words.shard import Placement
 
 _WHOLE_SHARE = 0.6  # of tables that are not cut; of the others, so many are cut once
 _SCORES: tuple[Callable[[Table], float], ...] = (
@@ -26,30 +31,53 @@ _SCORES: tuple[Callable[[Table], float], ...] = (
     lambda table: table.dim * table.pooling_factor,
 )
 _LEAST_MS = 1e-9
+_MOST_COPY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Proposals:
-    """Kernel calls and exchanges of plans, in columns."""
+class Asked:
+    """What plans ask of hardware: kernel calls and exchanges."""
 
-    calls: tuple[ComputeSample, ...]
-    exchanges: tuple[CommSample, ...]
+    calls: list[ComputeSample]
+    exchanges: list[CommSample]
+
+    @classmethod
+    def of(cls, plans: Iterable[Plan], simulator: Simulator) -> "Asked":
+        """All that the models know, but of devices that would hold more than their memory."""
+        asked = cls([], [])
+        for plan in plans:
+            held = zip(_kept(plan), plan.device_bytes, plan.task.topology.device_memory, strict=True)
+            asked.calls.extend(call for calls, size, memory in held if size <= memory for call in calls)
+            asked.exchanges.extend(_exchanges(plan, simulator))
+        known = simulator.models.compute.calls
+        return cls([call for call in asked.calls if call.call in known], asked.exchanges)
+
+    def shuffled(self, rng: np.random.Generator) -> "Asked":
+        """The same in random order."""
+        calls, exchanges = (rng.permutation(len(its)).tolist() for its in (self.calls, self.exchanges))
+        return Asked([self.calls[i] for i in calls], [self.exchanges[i] for i in exchanges])
 
 
-def proposed(tasks: Sequence[Task], searchers: Sequence[Searcher], models: CostModels) -> Proposals:
-    """What the searchers' plans for the tasks ask of hardware; tasks without a plan are left out.
+def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:
+    """(D,) kernel calls of each device, tables of copies named as `part_name` says, by which they are kept."""
+    devices = plan.task.topology.num_devices
+    for calls in kernel_calls(plan):
+        named = [tuple(replace(table, name=part_name(table, devices)) for table in call.tables) for call in calls]
+        pairs = zip(calls, named, strict=True)
+        yield [replace(call, tables=its) if LAYOUTS[call.form].own_samples else call for call, its in pairs]
+
+
+def part_name(table: Table, devices: int) -> str:
+    """The name of a table of which each of so many devices sees the lookups of its own samples alone."""
+    return f"{table.name} (1 of {devices})"
+
+
+def plans_for(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: Simulator) -> Iterator[Plan]:
+    """The searchers' plans for the tasks; tasks without a plan are left out.
 
     Raises:
         InfeasibleError: no task has a plan.
     """
-    simulator = Simulator(models)
-    plans = list(_plans(tasks, searchers, simulator))
-    calls = [call for plan in plans for its in kernel_calls(plan) for call in its if call.call == IN_COLUMNS]
-    return Proposals(tuple(calls), tuple(one for plan in plans for one in _exchanges(plan, simulator)))
-
-
-def _plans(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: Simulator) -> Iterator[Plan]:
-    """Raises InfeasibleError, the first one, if there is no plan at all."""
     failed: list[InfeasibleError] = []
     for task in tasks:
         for searcher in searchers:
@@ -62,15 +90,19 @@ def _plans(tasks: Sequence[Task], searchers: Sequence[Searcher], simulator: Simu
 
 
 def _exchanges(plan: Plan, simulator: Simulator) -> Iterator[CommSample]:
-    """The plan's all-to-all, each device starting when its predicted backward exchange and compute have ended."""
+    """The plan's exchanges that the models know; but for the input, which comes first, each device starts when its
+    predicted backward all-to-all and compute have ended.
+    """
     if plan.task.topology.num_devices == 1:
         return
-    cost = simulator.cost(plan.task, plan)
+    cost, known = simulator.cost(plan.task, plan), pieces_of(simulator.models)
     ready = cost.backward + cost.compute
     starts = tuple(np.maximum(ready - ready.min(), 0).tolist())
-    for one in exchanges(plan, FORWARD):
-        if one.collective is Collective.ALL_TO_ALL:
+    for one in exchanges(plan, BACKWARD):
+        if one.collective not in BETWEEN_HOSTS and exchange_part(parts.BACKWARD, one.collective) in known:
             yield replace(one, start_ms=starts)
+    if parts.INPUT in known:
+        yield from input_exchange(plan)
 
 
 def most_doubtful(contents: Sequence[ComputeSample], models: CostModels) -> list[ComputeSample]:
@@ -82,26 +114,47 @@ def most_doubtful(contents: Sequence[ComputeSample], models: CostModels) -> list
     return [contents[i] for i in np.argsort(-doubt, kind="stable").tolist()]
 
 
-def random_contents(task: Task, rng: np.random.Generator) -> list[ComputeSample]:
-    """Of every device that has something, when tables, some of them cut into shards of columns, are handed out.
+def random_plan(task: Task, models: CostModels, rng: np.random.Generator) -> Plan:
+    """Make a plan of a task: a share of the tables, drawn anew for every plan, in random forms that the models know.
 
-    Shards go, largest first by bytes, columns or lookups, to the device with the least so far, but a share of them,
-    drawn anew for every placement, to random devices. Devices that would hold more than their memory are left out, and
-    so are sequence tables.
+    The others are cut, some of them, into shards of columns. Shards go, largest first by bytes, columns or lookups, to
+    the device with the least so far, but a share of them, drawn anew too, to random devices.
     """
-    shards = [table.with_dim(dim) for table in task.tables if table.pooled for dim in _cut(table.dim, rng)]
+    placements: list[Placement] = []
+    shards: list[tuple[int, Table]] = []
+    formed, devices = rng.random(), range(task.topology.num_devices)
+    for number, table in enumerate(task.tables):
+        forms = _other_forms(task, number, models) if rng.random() < formed else []
+        form = forms[int(rng.integers(len(forms)))] if forms else Form.COLUMNS
+        if form is Form.COLUMNS:
+            shards += [(number, table.with_dim(dim)) for dim in _cut(table.dim, rng)]
+        else:
+            placements += in_copies(task, number) if form is Form.COPIES else in_rows(task, number, devices)
+    return Plan(task, (*placements, *in_columns(task, _spread_out(shards, len(devices), rng))))
+
+
+def _other_forms(task: Task, number: int, models: CostModels) -> list[Form]:
+    """Forms besides columns that a table may lie in, as far as the models know them."""
+    table, home = task.tables[number], task.homes[number]
+    fits = {
+        Form.ROWS: has_row_blocks(table, task.topology.num_devices),
+        Form.COPIES: table.size_bytes <= _MOST_COPY_BYTES,
+    }
+    calls = models.compute.calls if task.topology.num_devices > 1 else ()
+    known = {form for form in models.forms if Call(form, table.pooled, home.tier) in calls}
+    return [form for form in fits if fits[form] and form in known]
+
+
+def _spread_out(
+    shards: Sequence[tuple[int, Table]], devices: int, rng: np.random.Generator
+) -> Iterator[tuple[int, int, int]]:
+    """(table, columns, device) of each shard."""
     score = _SCORES[int(rng.integers(len(_SCORES)))]
-    random_share, devices = rng.random(), task.topology.num_devices
-    load = np.zeros(devices)
-    held: list[dict[str, Table]] = [{} for _ in range(devices)]
-    for shard in sorted(shards, key=score, reverse=True):
+    random_share, load = rng.random(), np.zeros(devices)
+    for number, shard in sorted(shards, key=lambda one: score(one[1]), reverse=True):
         device = int(rng.integers(devices) if rng.random() < random_share else load.argmin())
         load[device] += score(shard)
-        before = held[device].get(shard.name)
-        held[device][shard.name] = shard if before is None else shard.with_dim(before.dim + shard.dim)
-    contents = [ComputeSample(tuple(its.values()), task.batch_size) if its else None for its in held]
-    pairs = zip(contents, task.topology.device_memory, strict=True)
-    return [one for one, memory in pairs if one is not None and one.size_bytes <= memory]
+        yield number, shard.dim, device
 
 
 def _cut(dim: int, rng: np.random.Generator) -> Sequence[int]:

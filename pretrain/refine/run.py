@@ -118,7 +118,7 @@ class Refine:
         directory, here = DataDirectory(path / MEASURED), self.hardware.fingerprint
         if Manifest.exists(directory.path):
             directory.manifest().check_hardware(here, directory.path)
-        directory.begin(Manifest.of_plans(here, asdict(self.hardware), self.seed), self._candidates.tables)
+        directory.begin(Manifest.of_plans(here, asdict(self.hardware), self.seed), self._candidates.recorded)
         return directory
 
     def _refined(

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from neuroshard.cost import parts
 from neuroshard.hardware import Hardware
 from neuroshard.lab.meters import Meters
 from neuroshard.lab.recorder import Recorder
 from neuroshard.models import CostModels
 from neuroshard.models.interface import waits
+from neuroshard.models.named_parts import exchange_part
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.threads import torch_threads
@@ -19,6 +21,7 @@ from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Repeats
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.pieces import Pieces, pieces_of
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.measure import Advance, Kind
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, slowness
@@ -90,13 +93,16 @@ def _predicted_calls(models: CostModels, samples: Sequence[ComputeSample]) -> li
 
 def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> list[float]:
     """(n,) ms of the device of each that takes longest for both ways."""
-    return [_predicted(models, sample) for sample in samples]
+    pieces = pieces_of(models)
+    return [_predicted(pieces, sample) for sample in samples]
 
 
-def _predicted(models: CostModels, sample: CommSample) -> float:
+def _predicted(pieces: Pieces, sample: CommSample) -> float:
     traffic, starts = traffic_of([sample]), np.array([sample.start_ms])
-    there = models.forward.predict(traffic, starts) - waits(starts)
-    return float((there + models.backward.predict(traffic, np.zeros_like(starts))).max())
+    back = pieces[exchange_part(parts.BACKWARD, sample.collective)]
+    there = pieces.get(exchange_part(parts.FORWARD, sample.collective), back)
+    cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, np.zeros_like(starts))
+    return float(cost.max())
 
 
 def _measured_call(_sample: ComputeSample, repeats: Repeats) -> float:
