@@ -67,8 +67,8 @@ RELATIVE = TrainingSettings(
     epochs=200, batch_size=128, learning_rate=3e-3, schedule="cosine", loss="absolute_relative", patience=200
 )  # relative errors count, smaller batches, rate falling to zero: what all but the papers' networks are fitted with
 FURTHER = TrainingSettings(
-    epochs=60, batch_size=32, learning_rate=1e-3, schedule="cosine", loss="absolute_relative", patience=60
-)  # from another machine's models on
+    epochs=60, batch_size=8, learning_rate=3e-3, schedule="cosine", loss="absolute_relative", patience=60
+)  # from another machine's models on, with few samples: many small steps
 
 
 @dataclass(frozen=True)
