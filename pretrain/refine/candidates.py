@@ -20,8 +20,6 @@ from neuroshard.stages.pretrain.refine.propose import Asked, most_doubtful, part
 from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import Collective
-from neuroshard.words.form import Call
 
 
 class DrawsCalls(Protocol):
@@ -158,8 +156,8 @@ class Candidates:
         rng: np.random.Generator,
     ) -> list[Chosen[ComputeSample]]:
         seen: set[Hashable] = set(map(content_key, measured))
-        proposed_calls = unseen(in_turn(proposals.calls, _call), seen, content_key)
-        doubts = unseen(in_turn(most_doubtful(others.calls, models), _call), seen, content_key)
+        proposed_calls = unseen(in_turn(proposals.calls, measured), seen, content_key)
+        doubts = unseen(in_turn(most_doubtful(others.calls, models), measured), seen, content_key)
         sources = (
             Source("proposal", round(self.shares.proposals * count), proposed_calls),
             Source("doubt", round(self.shares.doubts * count), doubts),
@@ -176,12 +174,11 @@ class Candidates:
         rng: np.random.Generator,
     ) -> list[Chosen[CommSample]]:
         seen: set[Hashable] = set(map(exchange_key, measured))
-        proposed_exchanges = unseen(in_turn(proposals.exchanges, _collective), seen, exchange_key)
-        of_plans = unseen(in_turn(others.exchanges, _collective), seen, exchange_key)
-        wanted = round(self.shares.proposals * count)
+        proposed_exchanges = unseen(in_turn(proposals.exchanges, measured), seen, exchange_key)
+        of_plans = unseen(in_turn(others.exchanges, measured), seen, exchange_key)
         sources = (
-            Source("proposal", wanted, proposed_exchanges),
-            Source("random", (count - wanted) // 2, of_plans),
+            Source("proposal", round(self.shares.proposals * count), proposed_exchanges),
+            Source("random", count, of_plans),
             Source("random", count, self._random_exchanges(rng)),
         )
         return filled(count, sources)
@@ -213,11 +210,3 @@ class Candidates:
 
 def _any(tasks: Sequence[Task], rng: np.random.Generator) -> Task:
     return tasks[int(rng.integers(len(tasks)))]
-
-
-def _call(sample: ComputeSample) -> Call:
-    return sample.call
-
-
-def _collective(sample: CommSample) -> Collective:
-    return sample.collective

@@ -1,9 +1,10 @@
 """What of a round's candidates is measured."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Generic
 
 from neuroshard.records.samples import CommSample, ComputeSample, Sample
@@ -59,11 +60,18 @@ def exchange_key(sample: CommSample) -> Hashable:
     return sample.size_bytes, starts, sample.batch_size, sample.collective
 
 
-def in_turn(samples: Iterable[Sample], kind: Callable[[Sample], Hashable]) -> list[Sample]:
-    """The samples, one of each kind after the other: the first ones are of all kinds; in order within a kind."""
-    found: dict[Hashable, int] = defaultdict(int)
-    turns: list[tuple[int, Sample]] = []
+def in_turn(samples: Sequence[Sample], measured: Sequence[Sample]) -> list[Sample]:
+    """The samples, first of the kernel calls or collectives that the fewest were measured of; of one kind in order."""
+    counts = Counter(map(_kind, measured))
+    turns = []
     for sample in samples:
-        turns.append((found[kind(sample)], sample))
-        found[kind(sample)] += 1
-    return [sample for _, sample in sorted(turns, key=lambda one: one[0])]
+        turns.append(counts[_kind(sample)])
+        counts[_kind(sample)] += 1
+    pairs = sorted(zip(turns, samples, strict=True), key=itemgetter(0))
+    return [sample for _, sample in pairs]
+
+
+def _kind(sample: Sample) -> Hashable:
+    if isinstance(sample, ComputeSample):
+        return sample.call
+    return sample.collective if isinstance(sample, CommSample) else None

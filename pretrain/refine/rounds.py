@@ -38,7 +38,7 @@ class Shares:
         proposals: share of either that plans of searches ask for.
         doubts: share of kernel calls on which the models' members disagree most; the rest are random combinations.
         tasks: searched in a round, at most.
-        placements: random ones of each of these tasks that doubts are looked for in.
+        placements: random plans of each of these tasks, whose doubtful calls, and exchanges, are measured.
     """
 
     measurements: PositiveCount = 50

@@ -37,8 +37,9 @@ def test_samples_in_rows_ask_for_the_block_and_what_was_looked_up_there():
     assert loads.reuse[1].tolist() == list(ONCE)
     assert loads.sharers.tolist() == [1, 2, 2]
     assert [FORMS[form] for form in loads.form] == [Form.COLUMNS, Form.ROWS, Form.ROWS]
-    with pytest.raises(ValueError, match="without the lookups"):
-        loads_of([replace(ROWS, lookups=())])
+    expected = loads_of([replace(ROWS, lookups=())]).loads
+    whole = 256 * np.array([table.pooling_factor for table in TABLES[:2]])
+    assert expected.lookups == pytest.approx(whole * [50 / 100, 51 / 101], abs=0.5)
 
 
 def test_copies_are_looked_up_for_a_part_of_the_batch():

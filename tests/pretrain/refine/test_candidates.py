@@ -15,8 +15,8 @@ from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.refine.candidates import Candidates
-from neuroshard.stages.pretrain.refine.choose import Source, content_key, exchange_key, filled, unseen
-from neuroshard.stages.pretrain.refine.propose import most_doubtful, proposed, random_contents
+from neuroshard.stages.pretrain.refine.choose import Source, content_key, exchange_key, filled, in_turn, unseen
+from neuroshard.stages.pretrain.refine.propose import Asked, most_doubtful, plans_for, random_plan
 from neuroshard.stages.pretrain.refine.rounds import (
     Again,
     Foreseen,
@@ -28,7 +28,9 @@ from neuroshard.stages.pretrain.refine.rounds import (
 )
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.testing import toy_task
-from neuroshard.testing.toys import LinearComm, random_ensemble
+from neuroshard.testing.toys import LinearComm, random_ensemble, random_form_models
+from neuroshard.words.collective import BETWEEN_HOSTS, Collective
+from neuroshard.words.form import Call, Form
 
 MODELS = CostModels(random_ensemble(), LinearComm(4), LinearComm(4), None)
 
@@ -67,36 +69,46 @@ def test_what_was_measured_is_not_measured_again():
     assert list(unseen(starts, set(), exchange_key)) == [starts[0], starts[2]]
 
 
-def test_random_contents_hold_every_table_whole():
-    task = toy_task()
-    for seed in range(20):
-        contents = random_contents(task, np.random.default_rng(seed))
-        widths = {table.name: 0 for table in task.tables}
-        for content in contents:
-            assert len({table.name for table in content.tables}) == len(content.tables)
-            for table in content.tables:
-                widths[table.name] += table.dim
-        assert widths == {table.name: table.dim for table in task.tables}
-        assert len(contents) <= 4
+def _random_plans(task, models=MODELS, count=20):
+    return [random_plan(task, models, np.random.default_rng(seed)) for seed in range(count)]
+
+
+def test_random_plans_lie_in_every_form_that_models_know():
+    assert {form for plan in _random_plans(toy_task()) for form in plan.forms} == {Form.COLUMNS}
+    models = random_form_models()
+    plans = _random_plans(toy_task(), models)
+    assert {form for plan in plans for form in plan.forms} == set(Form)
+    asked = Asked.of(plans, Simulator(models))
+    assert {call.call for call in asked.calls} == {Call(form) for form in Form}
+    known = {*models.backward.collectives, Collective.INPUT} - {*BETWEEN_HOSTS}
+    assert {one.collective for one in asked.exchanges} == known
+    alone = _random_plans(toy_task(num_devices=1), models)
+    assert {form for plan in alone for form in plan.forms} == {Form.COLUMNS}
 
 
 def test_some_tables_are_cut():
     full = {table.name: table.dim for table in toy_task().tables}
-    contents = [one for seed in range(9) for one in random_contents(toy_task(), np.random.default_rng(seed))]
-    narrower = [table.dim < full[table.name] for one in contents for table in one.tables]
+    narrower = [t.dim < full[t.name] for plan in _random_plans(toy_task()) for its in plan.device_tables for t in its]
     assert 0.1 < np.mean(narrower) < 0.9
-    assert all(table.dim % 4 == 0 for one in contents for table in one.tables)
 
 
 def test_contents_beyond_memory_are_left_out():
-    task = toy_task(memory_bytes=100_000)
-    contents = [one for seed in range(9) for one in random_contents(task, np.random.default_rng(seed))]
-    assert contents
-    assert all(one.size_bytes <= 100_000 for one in contents)
+    calls = Asked.of(_random_plans(toy_task(memory_bytes=100_000)), Simulator(MODELS)).calls
+    assert calls
+    assert all(call.size_bytes <= 100_000 for call in calls)
+
+
+def test_what_was_measured_least_comes_first():
+    table = toy_task().tables[0]
+    columns, copies = (
+        [ComputeSample((table,), batch, form) for batch in (1, 2)] for form in (Form.COLUMNS, Form.COPIES)
+    )
+    assert in_turn([*columns, *copies], []) == [columns[0], copies[0], columns[1], copies[1]]
+    assert in_turn([*columns, *copies], columns) == [*copies, *columns]
 
 
 def test_the_most_doubtful_come_first():
-    contents = [one for seed in range(9) for one in random_contents(toy_task(), np.random.default_rng(seed))]
+    contents = Asked.of(_random_plans(toy_task()), Simulator(MODELS)).calls
     found = most_doubtful(contents, MODELS)
     assert sorted(map(id, found)) == sorted(map(id, contents))
     sets = loads_of(found)
@@ -108,8 +120,8 @@ def test_the_most_doubtful_come_first():
 def test_proposals_are_what_plans_ask_of_hardware():
     task = toy_task()
     plan = Greedy("dim").find(task, Simulator(MODELS)).plan
-    found = proposed([task], [Greedy("dim")], MODELS)
-    assert found.calls == tuple(call for calls in kernel_calls(plan) for call in calls)
+    found = Asked.of(plans_for([task], [Greedy("dim")], Simulator(MODELS)), Simulator(MODELS))
+    assert found.calls == [call for calls in kernel_calls(plan) for call in calls]
     (exchange,) = found.exchanges
     assert exchange.dims == tuple(plan.device_dims)
     cost = Simulator(MODELS).cost(task, plan)

@@ -14,8 +14,11 @@ from rich.console import Console
 from neuroshard.app import cli
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
+from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
+from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Ranges
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import read_json
 from neuroshard.plumbing.parquet import read_rows
@@ -28,7 +31,6 @@ from neuroshard.stages.pretrain.fit import margins_of
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
-from neuroshard.stages.pretrain.refine.propose import random_contents
 from neuroshard.stages.pretrain.refine.rounds import Shares, noise_of, rounds_in, slowness
 from neuroshard.stages.pretrain.refine.run import Refine
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
@@ -39,7 +41,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard, believing
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
-from neuroshard.tasks.task import Topology
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import toy_task
 from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measured_comm, measured_compute
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
@@ -366,13 +368,23 @@ def test_minutes_are_kept_by_a_run_that_was_killed_after_its_first_round(home, t
     assert _run(home, tmp_path / "out", clock=lambda: float(next(fast)) * 1e-3, **run).run() == first
 
 
-def test_sequence_tables_are_passed_over(home, tmp_path):
-    (task,) = _tasks(1)
-    first, second, *rest = task.tables
-    mixed = replace(task, tables=(replace(first, pooled=False), replace(second, pooled=False), *rest))
-    contents = random_contents(mixed, np.random.default_rng(0))
-    assert {table.name for one in contents for table in one.tables} == {table.name for table in rest}
-    assert random_contents(replace(task, tables=mixed.tables[:2]), np.random.default_rng(0)) == []
+def test_gains_of_forms_come_true(tmp_path):
+    """From installed models that are wrong about copies and rows here by half."""
+    tables = (replace(table, rows=min(table.rows, 2000)) for table in dlrm_like(24, batch_size=BATCH_SIZE, seed=3))
+    small = Task(tuple(tables), Topology(DEVICES, 4 << 30), BATCH_SIZE)
+    fitters = {"compute_model": Ensemble(), "comm_model": SetCommunication()}
+    _run(
+        "cpu", tmp_path / "out", tasks=(small,), hardware=MadeUpHardware(made_up=HOME, noise=0.02),
+        searchers=(Greedy("dim"),), samples=150,
+        shares=Shares(50, exchanges=0.4, proposals=0.25, doubts=0.5), **fitters,
+    ).run()  # fmt: skip
+    simulators = [Simulator(models) for models in (CostModels.load(tmp_path / "out"), HOME.truth)]
+    columns = Greedy("dim").find(small, simulators[0]).plan
+    copies = Plan(small, tuple(one for table in range(24) for one in in_copies(small, table)))
+    rows = Plan(small, tuple(one for table in range(24) for one in in_rows(small, table, range(DEVICES))))
+    for plan in (copies, rows):
+        promised, true = (sim.cost(small, plan).total_ms / sim.cost(small, columns).total_ms for sim in simulators)
+        assert promised == pytest.approx(true, rel=0.1)
 
 
 @dataclass(frozen=True)
