@@ -15,6 +15,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.sample_loads import traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
+from neuroshard.stages.pretrain.examples import Examples, in_multiples
 from neuroshard.stages.pretrain.fitting import CommFitter, HiddenLayers, OnEpoch
 from neuroshard.stages.pretrain.monotone import MonotoneNetwork
 from neuroshard.stages.pretrain.networks import checked_widths
@@ -74,23 +75,10 @@ class _Devices:
         features, wait, transfer = (np.concatenate(part) for part in zip(*parts, strict=True))
         return cls(features[:, : len(signs)], wait, transfer)
 
-    def examples(self, normaliser: Normaliser, scale_ms: float) -> "_SetExamples":
-        """Normalised, as tensors, times in multiples of the scale."""
-        waits, targets = (torch.from_numpy((t / scale_ms).astype(np.float32)) for t in (self.waits, self.transfer_ms))
-        return _SetExamples(torch.from_numpy(normaliser(self.features)), waits, targets[:, None])
-
-
-@dataclass(frozen=True)
-class _SetExamples:
-    """n devices: features (n, F), waits (n, W), targets (n, 1)."""
-
-    features: torch.Tensor
-    waits: torch.Tensor
-    targets: torch.Tensor
-
-    def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Features (B, F) and waits (B, W)."""
-        return self.features[chosen], self.waits[chosen]
+    def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
+        """Normalised, as tensors, times in multiples of the scale: features and waits; transfers."""
+        given = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
+        return Examples(given, in_multiples(self.transfer_ms[:, None], scale_ms))
 
 
 @dataclass(frozen=True)

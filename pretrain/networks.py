@@ -49,19 +49,6 @@ def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int
     return values.new_zeros(num_segments, values.shape[1]).index_add(0, segments, values)
 
 
-class CommNetwork(nn.Module):
-    """From the columns and starts of all devices to the cost of each."""
-
-    def __init__(self, num_devices: int, hidden: tuple[int, ...]) -> None:
-        super().__init__()
-        self.network = perceptron((2 * num_devices, *hidden, num_devices))
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, D) costs from features (B, 2 D)."""
-        costs: torch.Tensor = self.network(features)
-        return costs
-
-
 def to_mlp(trained: nn.Module) -> Mlp:
     """The trained layers, for inference."""
     layers = linear_layers(trained)

@@ -9,6 +9,7 @@ import torch
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import NeuralComm, NeuralCompute
+from neuroshard.models.perceptron import perceptron
 from neuroshard.stages.pretrain.examples import CommTable
 from neuroshard.stages.pretrain.fitting import (
     CommFitter,
@@ -19,7 +20,7 @@ from neuroshard.stages.pretrain.fitting import (
     compute_tables,
     only_value,
 )
-from neuroshard.stages.pretrain.networks import CommNetwork, ComputeNetwork, checked_widths, to_mlp
+from neuroshard.stages.pretrain.networks import ComputeNetwork, checked_widths, to_mlp
 from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 
@@ -88,7 +89,7 @@ class PaperComm(HiddenLayers, CommFitter):
         train, valid = (CommTable.of(part, direction) for part in (measured.train, measured.valid))
         normaliser, scale_ms = Normaliser.fitted(train.features), float(np.abs(train.transfer_ms).mean())
         torch.manual_seed(seed)
-        network = CommNetwork(num_devices, self.hidden)
+        network = perceptron((2 * num_devices, *self.hidden, num_devices))
         examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
         return NeuralComm(normaliser, to_mlp(network), scale_ms)

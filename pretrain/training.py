@@ -71,14 +71,6 @@ FURTHER = TrainingSettings(
 )  # from another machine's models on, with few samples: many small steps
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What came of it: validation losses per epoch (E,), and the best epoch, whose weights the network now has."""
-
-    valid_loss: tuple[float, ...]
-    best_epoch: int
-
-
 def fit(
     network: nn.Module,
     train: Examples,
@@ -86,7 +78,7 @@ def fit(
     settings: TrainingSettings,
     seed: int,
     on_epoch: Callable[[int, float], None],
-) -> Fitted:
+) -> None:
     """Train `network` in place; it ends with the weights of the epoch that is best on `valid`.
 
     `on_epoch(epoch, validation loss)` is called after every epoch. The order of samples depends on `seed` alone.
@@ -97,20 +89,18 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     everything = torch.arange(len(valid.targets))
     best = copy.deepcopy(network.state_dict())
-    valid_losses: list[float] = []
-    best_epoch = -1
+    best_loss, best_epoch = float("inf"), -1
     for epoch in range(settings.epochs):
         _one_epoch(network, train, loss_of, optimizer, settings.batch_size, generator)
         scheduler.step()
         with torch.no_grad():
-            valid_losses.append(float(loss_of(network(*valid.inputs(everything)), valid.targets)))
-        on_epoch(epoch, valid_losses[-1])
-        if best_epoch < 0 or valid_losses[-1] < valid_losses[best_epoch]:
-            best, best_epoch = copy.deepcopy(network.state_dict()), epoch
+            valid_loss = float(loss_of(network(*valid.inputs(everything)), valid.targets))
+        on_epoch(epoch, valid_loss)
+        if best_epoch < 0 or valid_loss < best_loss:
+            best, best_loss, best_epoch = copy.deepcopy(network.state_dict()), valid_loss, epoch
         elif epoch - best_epoch >= settings.patience:
             break
     network.load_state_dict(best)
-    return Fitted(tuple(valid_losses), best_epoch)
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, settings: TrainingSettings) -> torch.optim.lr_scheduler.LRScheduler:
