@@ -19,9 +19,10 @@ from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import Card
 from neuroshard.models.framework import Framework
-from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described, Storable, tensors_of
+from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described, tensors_of
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
+from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_bytes, read_json, write_atomically, write_json
@@ -107,7 +108,7 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
         names = ", ".join(part.name for part in models.more)
         raise UserError(f"bundles don't hold parts of a step such as {names}; save the models without `more`")
     held: dict[str, Any] = {name: getattr(models, name) for name in _KINDS}
-    stored: dict[str, Storable] = {name: model for name, model in held.items() if model is not None}
+    stored: dict[str, Stored] = {name: model for name, model in held.items() if model is not None}
     weights = safetensors.numpy.save(tensors_of(stored))
     digest = hashlib.sha256(weights).hexdigest()
     described = _Models(**{name: Described.of(model) for name, model in stored.items()})

@@ -10,6 +10,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, OneDevice, Outline, waits
 from neuroshard.models.kinds import COMM_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
+from neuroshard.models.stored import Stored
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.schema import parse
 from neuroshard.words.collective import Collective, collective_named, name_of
@@ -25,7 +26,7 @@ class ByCollectiveSettings:
 
 
 @dataclass(frozen=True)
-class CommByCollective(CommModel):
+class CommByCollective(Stored, CommModel):
     """A model for each collective in one direction; exchanges follow one another, in the order of `Collective`.
 
     A device begins an exchange when its own part in the one before has ended, so what devices wait for in the first

@@ -13,6 +13,7 @@ from neuroshard.models.host_tiers import BehindLink, HostLink
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kinds import COMPUTE_KINDS, Described, described, tensors_of
 from neuroshard.models.mlp import Tensors
+from neuroshard.models.stored import Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, call_named
@@ -28,7 +29,7 @@ class ByFormSettings:
 
 
 @dataclass(frozen=True)
-class ComputeByForm(SumModel):
+class ComputeByForm(Stored, SumModel):
     """A model for each kernel call. Of pooled columns it is the model of these, vectors and head included.
 
     Attributes:

@@ -11,6 +11,7 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Tensors
+from neuroshard.models.stored import Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
 
@@ -25,7 +26,7 @@ class EnsembleSettings:
 
 
 @dataclass(frozen=True)
-class ComputeEnsemble(SumModel):
+class ComputeEnsemble(Stored, SumModel):
     """The mean of models that were fitted from different starts: a sum over tables as they are.
 
     The members' vectors stand side by side, and the head takes a share of each.

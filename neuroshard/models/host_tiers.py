@@ -1,7 +1,7 @@
 """Compute costs of tables in host memory, behind a cache on the device or not: arithmetic on a few figures."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -9,9 +9,8 @@ from msgspec import Meta
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
-from neuroshard.models.mlp import Tensors
+from neuroshard.models.stored import Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.plumbing.schema import parse
 from neuroshard.words.form import CALLS, Call
 from neuroshard.words.home import Tier
 
@@ -46,17 +45,7 @@ class HostLink:
 
 
 @dataclass(frozen=True)
-class HostFigures:
-    """The figures of `HostTiers`, none negative."""
-
-    memory_ms_per_gb: _Figure
-    link_ms_per_gb: _Figure
-    cache_lookup_ns: _Figure
-    call_ms: _Figure
-
-
-@dataclass(frozen=True)
-class HostTiers(SumModel):
+class HostTiers(Stored, SumModel):
     """A sum over tables in host memory of what each one's bytes and lookups take, plus a fixed time for the call.
 
     So a larger share of rows in the cache never costs more.
@@ -70,10 +59,10 @@ class HostTiers(SumModel):
 
     kind: ClassVar[str] = "host_tiers"
 
-    memory_ms_per_gb: float
-    link_ms_per_gb: float
-    cache_lookup_ns: float
-    call_ms: float
+    memory_ms_per_gb: _Figure
+    link_ms_per_gb: _Figure
+    cache_lookup_ns: _Figure
+    call_ms: _Figure
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -93,20 +82,7 @@ class HostTiers(SumModel):
 
     def scaled(self, factor: float) -> "HostTiers":
         """With all costs times the factor."""
-        return HostTiers(**{name: figure * factor for name, figure in asdict(self).items()})
-
-    def settings(self) -> dict[str, Any]:
-        """Return the measured figures, for JSON."""
-        return asdict(self)
-
-    def tensors(self) -> Tensors:
-        """Return no tensors: figures are all that this model has."""
-        return {}
-
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> "HostTiers":  # noqa: ARG003  # as of other kinds
-        """The model that gave the settings."""
-        return cls(**asdict(parse(settings, HostFigures, "settings")))
+        return HostTiers(**{name: figure * factor for name, figure in self.settings().items()})
 
 
 @dataclass(frozen=True)

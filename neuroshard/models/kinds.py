@@ -1,7 +1,7 @@
 """Kinds of models that bundles hold, and models that are made of others of these kinds."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from typing import Any
 
 from neuroshard.models.additive import AdditiveCompute
 from neuroshard.models.ensemble import ComputeEnsemble
@@ -10,29 +10,8 @@ from neuroshard.models.mlp import Tensors
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import SetComm
+from neuroshard.models.stored import Stored
 from neuroshard.plumbing.errors import unknown_name
-
-
-class Storable(Protocol):
-    """A model that a bundle can hold."""
-
-    @property
-    def kind(self) -> str:
-        """Its class's name in bundles."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """What isn't a tensor, for JSON."""
-        ...
-
-    def tensors(self) -> Tensors:
-        """Return the model's tensors by name."""
-        ...
-
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """The model that gave the settings and tensors; ValueError if they can't be one's."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +22,7 @@ class Described:
     settings: dict[str, Any]
 
     @classmethod
-    def of(cls, model: Storable) -> "Described":
+    def of(cls, model: Stored) -> "Described":
         """What describes the model."""
         return cls(model.kind, model.settings())
 
@@ -65,12 +44,12 @@ COMPUTE_KINDS: dict[str, Any] = {
 COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
 
 
-def described(models: dict[str, Storable]) -> dict[str, Any]:
+def described(models: dict[str, Stored]) -> dict[str, Any]:
     """The settings of several models, by name."""
     return {name: asdict(Described.of(model)) for name, model in models.items()}
 
 
-def tensors_of(models: dict[str, Storable]) -> Tensors:
+def tensors_of(models: dict[str, Stored]) -> Tensors:
     """The tensors of several models, each under its model's name and a dot."""
     return {f"{name}.{part}": tensor for name, model in models.items() for part, tensor in model.tensors().items()}
 

@@ -117,20 +117,20 @@ class Normaliser:
         """Normalise features (n, F)."""
         return ((features - self.shift) / self.scale).astype(np.float32)
 
-    def tensors(self) -> Tensors:
-        """Return shift and scale as named tensors."""
-        return {"shift": self.shift, "scale": self.scale}
+    def tensors(self, name: str) -> Tensors:
+        """Shift and scale, `name` before their own names."""
+        return {f"{name}shift": self.shift, f"{name}scale": self.scale}
 
     @classmethod
-    def restored(cls, tensors: Tensors, num_features: int) -> "Normaliser":
-        """The normaliser whose tensors are among them.
+    def restored(cls, name: str, tensors: Tensors) -> "Normaliser":
+        """The normaliser whose `tensors(name)` are among the tensors.
 
         Raises:
-            ValueError: it is for another number of features, or a scale isn't positive.
+            ValueError: they don't fit together, or a scale isn't positive.
         """
-        shift, scale = (checked_tensor(tensors, name, np.float64, 1) for name in ("shift", "scale"))
-        if not shift.shape == scale.shape == (num_features,):
-            raise ValueError(f"the normaliser isn't for {num_features} features")
+        shift, scale = (checked_tensor(tensors, f"{name}{part}", np.float64, 1) for part in ("shift", "scale"))
+        if shift.shape != scale.shape:
+            raise ValueError(f"the normaliser shifts {len(shift)} features and scales {len(scale)}")
         if not (scale > 0).all():
             raise ValueError("the normaliser's scales must be above 0")
         return cls(shift, scale)
@@ -152,10 +152,12 @@ class Normaliser:
 
 
 def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
-    """Raise ValueError if networks, one after the other, could give numbers too large to be added up.
+    """Raise ValueError if networks, one after the other, don't fit, or could give numbers too large to be added up.
 
     Bounds are taken from the weights: whatever passes gives finite costs for every table and plan.
     """
+    if len(normaliser.shift) != networks[0].widths[0]:
+        raise ValueError(f"the normaliser isn't for {networks[0].widths[0]} features")
     bound = normaliser.largest
     for network in networks:
         bound = network.largest(bound)

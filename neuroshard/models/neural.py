@@ -1,7 +1,7 @@
 """The papers' cost models at inference: fitted elsewhere, loaded from a bundle."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -9,46 +9,13 @@ from neuroshard.cost.loads import Loads
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import CommModel, ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser, Scale, Tensors, check_bounded
+from neuroshard.models.mlp import Mlp, Normaliser, Scale, check_bounded
+from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.plumbing.schema import parse
 
 
 @dataclass(frozen=True)
-class NetworkSettings:
-    """What of such a model isn't a tensor."""
-
-    scale_ms: Scale
-
-
-@dataclass(frozen=True)
-class NetworkComm(CommModel):
-    """A network on normalised features, in multiples of `scale_ms`; and how a bundle holds it."""
-
-    normaliser: Normaliser
-    network: Mlp
-    scale_ms: float
-
-    def settings(self) -> dict[str, Any]:
-        """The scale, which is no tensor."""
-        return asdict(NetworkSettings(self.scale_ms))
-
-    def tensors(self) -> Tensors:
-        """Normaliser and weights of the network."""
-        return self.normaliser.tensors() | self.network.tensors("network")
-
-
-@dataclass(frozen=True)
-class NeuralSettings:
-    """What of a `NeuralCompute` isn't a tensor."""
-
-    features: str
-    columns: tuple[str, ...]
-    scale_ms: Scale
-
-
-@dataclass(frozen=True)
-class NeuralCompute(SumModel):
+class NeuralCompute(Stored, SumModel):
     """A table network, a sum, a head network of one hidden layer (NeuroShard, section 3.2).
 
     The head network gives multiples of `scale_ms`.
@@ -58,34 +25,20 @@ class NeuralCompute(SumModel):
     """
 
     features: FeatureSet
-    normaliser: Normaliser
-    table_network: Mlp
-    head_network: Mlp
-    scale_ms: float
+    normaliser: Annotated[Normaliser, Held("")]
+    table_network: Annotated[Mlp, Held("table")]
+    head_network: Annotated[Mlp, Held("head")]
+    scale_ms: Scale
 
     kind: ClassVar[str] = "paper"
 
-    def settings(self) -> dict[str, Any]:
-        """Return the fields that aren't tensors, for JSON."""
-        return asdict(NeuralSettings(self.features.name, self.features.columns, self.scale_ms))
-
-    def tensors(self) -> Tensors:
-        """Return normaliser and both networks as named tensors."""
-        networks = self.table_network.tensors("table") | self.head_network.tensors("head")
-        return self.normaliser.tensors() | networks
-
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> "NeuralCompute":
-        """The model that gave the settings and tensors."""
-        plain = parse(settings, NeuralSettings, "settings")
-        features = FeatureSet.checked(plain.features, plain.columns)
-        table, head = Mlp.restored("table", tensors), Mlp.restored("head", tensors)
-        fits = table.widths[0] == len(features.columns) and table.widths[-1] == head.widths[0]
-        if not fits or len(head.widths) != 3 or head.widths[-1] != 1:
-            raise ValueError(f"networks of widths {table.widths} and {head.widths} don't fit the features")
-        normaliser = Normaliser.restored(tensors, table.widths[0])
-        check_bounded(normaliser, table, head)
-        return cls(features, normaliser, table, head, plain.scale_ms)
+    def check(self) -> None:
+        """Raise ValueError if the networks don't fit the features or each other, or costs could overflow."""
+        table, head = self.table_network.widths, self.head_network.widths
+        fits = table[0] == len(self.features.columns) and table[-1] == head[0]
+        if not fits or len(head) != 3 or head[-1] != 1:
+            raise ValueError(f"networks of widths {table} and {head} don't fit the features")
+        check_bounded(self.normaliser, self.table_network, self.head_network)
 
     def embed(self, loads: Loads) -> Float32Array:
         """(n, H) with H the width of the head's first layer."""
@@ -100,7 +53,7 @@ class NeuralCompute(SumModel):
 
 
 @dataclass(frozen=True)
-class NeuralComm(NetworkComm):
+class NeuralComm(Stored, CommModel):
     """A network from every device's columns and start delay to every device's cost.
 
     Devices are alike, so they are sorted by start delay, then columns, before the network sees them, and put back
@@ -111,16 +64,15 @@ class NeuralComm(NetworkComm):
 
     kind: ClassVar[str] = "sorted"
 
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> "NeuralComm":
-        """The model that gave the settings and tensors."""
-        scale_ms = parse(settings, NetworkSettings, "settings").scale_ms
-        network = Mlp.restored("network", tensors)
-        if network.widths[0] != 2 * network.widths[-1]:
-            raise ValueError(f"a network of widths {network.widths} isn't from 2 D inputs to D costs")
-        normaliser = Normaliser.restored(tensors, network.widths[0])
-        check_bounded(normaliser, network)
-        return cls(normaliser, network, scale_ms)
+    normaliser: Annotated[Normaliser, Held("")]
+    network: Annotated[Mlp, Held("network")]
+    scale_ms: Scale
+
+    def check(self) -> None:
+        """Raise ValueError if the network isn't one of so many devices, or costs could overflow."""
+        if self.network.widths[0] != 2 * self.network.widths[-1]:
+            raise ValueError(f"a network of widths {self.network.widths} isn't from 2 D inputs to D costs")
+        check_bounded(self.normaliser, self.network)
 
     @property
     def num_devices(self) -> int:

@@ -1,31 +1,22 @@
 """A compute model without a network: what a kernel moves, each amount times a weight. For comparison."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.mlp import Tensors, checked_tensor
+from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
-from neuroshard.plumbing.schema import parse
 
 _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
 _LOG = "log_"
 
 
 @dataclass(frozen=True)
-class RegressionSettings:
-    """What of a `RegressionCompute` isn't a tensor."""
-
-    features: str
-    columns: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RegressionCompute(SumModel):
+class RegressionCompute(Stored, SumModel):
     """A weighted sum of amounts over all tables of a set, plus what a call costs besides.
 
     Attributes:
@@ -36,8 +27,8 @@ class RegressionCompute(SumModel):
     kind: ClassVar[str] = "linear"
 
     features: FeatureSet
-    weight: FloatArray
-    offset_ms: FloatArray
+    weight: Annotated[FloatArray, Held("weight", np.float64)]
+    offset_ms: Annotated[FloatArray, Held("offset_ms", np.float64)]
 
     def embed(self, loads: Loads) -> Float32Array:
         """(n, 1) ms of each table's amounts."""
@@ -49,25 +40,13 @@ class RegressionCompute(SumModel):
         """The sum of the costs, plus that of the call."""
         return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
-    def settings(self) -> dict[str, Any]:
-        """Return the fields that aren't tensors, for JSON."""
-        return asdict(RegressionSettings(self.features.name, self.features.columns))
-
-    def tensors(self) -> Tensors:
-        """Return weights (F,) and offset (1,) as named tensors."""
-        return {"weight": self.weight, "offset_ms": self.offset_ms}
-
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> "RegressionCompute":
-        """The model that gave the settings and tensors."""
-        plain = parse(settings, RegressionSettings, "settings")
-        features = FeatureSet.checked(plain.features, plain.columns)
-        weight, offset_ms = (checked_tensor(tensors, name, np.float64, 1) for name in ("weight", "offset_ms"))
-        if weight.shape != (len(features.columns),) or offset_ms.shape != (1,):
+    def check(self) -> None:
+        """Raise ValueError if weights don't fit the features, are negative, or costs could overflow."""
+        weight, offset_ms = self.weight, self.offset_ms
+        if weight.shape != (len(self.features.columns),) or offset_ms.shape != (1,):
             raise ValueError(f"{len(weight)} weights and {len(offset_ms)} offsets don't fit the features")
         if (weight < 0).any() or max(weight.max(), np.abs(offset_ms).max()) > _LARGEST_WEIGHT:
             raise ValueError(f"weights must lie in 0..{_LARGEST_WEIGHT:g}, the offset not be farther from 0")
-        return cls(features, weight, offset_ms)
 
 
 def amounts_of(features: FeatureSet, values: FloatArray) -> FloatArray:

@@ -1,16 +1,15 @@
 """A communication model for any number of devices and any batch size, which keeps what physics says of exchanges."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from neuroshard.cost.traffic import Traffic
-from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline, device_waits
-from neuroshard.models.mlp import Mlp, Normaliser, Tensors, check_bounded, checked_tensor
-from neuroshard.models.neural import NetworkComm, NetworkSettings
+from neuroshard.models.interface import NUM_WAITS, CommModel, OneDevice, Outline, device_waits
+from neuroshard.models.mlp import Mlp, Normaliser, Scale, check_bounded
+from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.plumbing.schema import parse
 from neuroshard.words.collective import Collective
 
 _MAX_EXPONENT = 20.0
@@ -23,7 +22,7 @@ NUM_FEATURES = len(FEATURE_SIGNS)
 
 
 @dataclass(frozen=True)
-class SetComm(NetworkComm):
+class SetComm(Stored, CommModel):
     """One network for every device, which sees the others as a set: their sum, mean and maximum.
 
     So permuting the devices permutes the costs, and any number of devices will do. A device's cost is the wait for the
@@ -44,8 +43,11 @@ class SetComm(NetworkComm):
 
     kind: ClassVar[str] = "set"
 
-    share: Float32Array
-    lead: Float32Array
+    normaliser: Annotated[Normaliser, Held("")]
+    network: Annotated[Mlp, Held("network")]
+    scale_ms: Scale
+    share: Annotated[Float32Array, Held("share")]
+    lead: Annotated[Float32Array, Held("lead", dimensions=2)]
 
     @property
     def num_devices(self) -> None:
@@ -102,26 +104,16 @@ class SetComm(NetworkComm):
         parts: FloatArray = np.exp(np.minimum(given, _MAX_EXPONENT)) * self.scale_ms
         return parts
 
-    def tensors(self) -> Tensors:
-        """The network's, shares and leads."""
-        return super().tensors() | {"share": self.share, "lead": self.lead}
-
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> "SetComm":
-        """The model that gave the settings and tensors."""
-        scale_ms = parse(settings, NetworkSettings, "settings").scale_ms
-        network = Mlp.restored("network", tensors)
-        seen = NUM_FEATURES + len(HOST_SIGNS) * (network.widths[0] > NUM_FEATURES)
-        normaliser = Normaliser.restored(tensors, seen)
-        share, lead = (checked_tensor(tensors, name, np.float32, n) for name, n in (("share", 1), ("lead", 2)))
-        wanted = (seen, 1 + len(share), (len(share), NUM_WAITS))
-        if (network.widths[0], network.widths[-1], lead.shape) != wanted:
-            raise ValueError(f"a network of widths {network.widths} doesn't fit {seen} features or the shares")
-        for part in (share, lead):
+    def check(self) -> None:
+        """Raise ValueError if the network doesn't fit the shares, these are no shares, or costs could overflow."""
+        widths = self.network.widths
+        seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
+        if (widths[0], widths[-1], self.lead.shape) != (seen, 1 + len(self.share), (len(self.share), NUM_WAITS)):
+            raise ValueError(f"a network of widths {widths} doesn't fit {seen} features or the shares")
+        for part in (self.share, self.lead):
             if (part < 0).any() or (part.sum(axis=-1, dtype=np.float64) > 1 + _ROUNDING).any():
                 raise ValueError("shares and leads must not be negative, nor add up to more than 1")
-        check_bounded(normaliser, network)
-        return cls(normaliser, network, scale_ms, share, lead)
+        check_bounded(self.normaliser, self.network)
 
 
 def set_features(traffic: Traffic) -> FloatArray:
