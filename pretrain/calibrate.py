@@ -12,8 +12,7 @@ from rich.table import Table as Grid
 
 from neuroshard.models import CostModels
 from neuroshard.models.bundle import check_place
-from neuroshard.models.calibrated import with_exchanges, with_kernels
-from neuroshard.models.calibration import Calibration
+from neuroshard.models.calibration import Calibration, with_exchanges, with_kernels
 from neuroshard.models.published_points import ExchangePoint, KernelPoint
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from neuroshard.models.additive import AdditiveCompute
-from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
 from neuroshard.plumbing.errors import UserError

@@ -7,9 +7,9 @@ from typing import Any
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
+from neuroshard.models.additive import ComputeEnsemble
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.framework import FRAMEWORK, Framework
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.named_parts import compute_part, exchange_part

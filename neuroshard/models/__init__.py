@@ -2,9 +2,9 @@
 
 from neuroshard.models.bundle import load_bundle, save_bundle
 from neuroshard.models.card import Card
+from neuroshard.models.composed import FreeComm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
-from neuroshard.models.simplified import FreeComm
 
 __all__ = [
     "Card",

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.calibrated import with_exchanges, with_kernels
-from neuroshard.models.calibration import Calibration
+from neuroshard.models.calibration import Calibration, with_exchanges, with_kernels
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel

@@ -107,10 +107,7 @@ class BehindLink(SumModel):
     @property
     def head(self) -> ReluHead:
         """The base's, whose cost the last number is added to."""
-        own = self.base.head
-        bias, weight = np.append(own.bias, 0), np.append(own.weight, 1 / own.scale_ms)
-        offset = own.offset + self.host.call_ms(self.tier) / own.scale_ms
-        return ReluHead(bias.astype(np.float32), weight.astype(np.float32), offset, own.scale_ms)
+        return self.base.head.beside_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
         """(n, H + 1) the base's vectors, and ms of the link and the cache."""

@@ -74,6 +74,11 @@ class ReluHead:
         """For vectors of one number, a cost in ms that is not negative: the sum of costs, and `offset`."""
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
+    def beside_ms(self, offset_ms: float = 0.0) -> "ReluHead":
+        """The head of vectors with one number more, ms that are added to the cost; and so many ms to every one."""
+        bias, weight = np.append(self.bias, np.float32(0)), np.append(self.weight, np.float32(1 / self.scale_ms))
+        return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
+
     def __call__(self, sums: Float32Array) -> FloatArray:
         """(...,) ms of sets given as sums (..., H); not meaningful for empty sets."""
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)

@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from neuroshard.models.additive import AdditiveCompute
-from neuroshard.models.ensemble import ComputeEnsemble
+from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
 from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.neural import NeuralComm, NeuralCompute

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+from neuroshard.models.composed import WithParts
 from neuroshard.models.framework import Framework
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
 from neuroshard.models.named_parts import InputExchange
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.models.with_parts import WithParts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task

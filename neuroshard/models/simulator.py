@@ -12,11 +12,11 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Step, Took, When, Work
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
+from neuroshard.models.composed import WithParts
 from neuroshard.models.framework import counts_of_sets
 from neuroshard.models.interface import CommModel, PartModel, SumModel
 from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
-from neuroshard.models.with_parts import WithParts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError

@@ -8,10 +8,9 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CommModel, ComputeModel, CostModels, ReluHead, SumModel
-from neuroshard.models.additive import AdditiveCompute
+from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
 from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
-from neuroshard.models.ensemble import ComputeEnsemble
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
 from neuroshard.models.interface import NUM_WAITS, OneDevice, Outline

@@ -11,8 +11,8 @@ from neuroshard.cost.loads import Loads
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import are
 from neuroshard.models import CostModels
+from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import SumModel
-from neuroshard.models.with_parts import WithParts
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.models.simplified import OneByOne
+from neuroshard.models.composed import OneByOne
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.stages.search.kernels.steps import SOURCE, TARGET
 from neuroshard.stages.search.local.local_search import LEAST_GAIN, CostedPlan, LocalSearch, MoveLimit, applied

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from neuroshard.models import CostModels, FreeComm
-from neuroshard.models.simplified import OneByOne
+from neuroshard.models.composed import OneByOne
 from neuroshard.models.simulator import Simulator
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.task import Task

@@ -12,7 +12,7 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models import ComputeModel, SumModel
-from neuroshard.models.side_by_side import columns_model
+from neuroshard.models.composed import columns_model
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.stages.search.space.base import Base

@@ -18,8 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from neuroshard.app.listing import show_models
 from neuroshard.models import CostModels
-from neuroshard.models.calibrated import with_exchanges, with_kernels
-from neuroshard.models.calibration import Calibration
+from neuroshard.models.calibration import Calibration, with_exchanges, with_kernels
 from neuroshard.models.published_points import ExchangePoint, KernelPoint
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError

@@ -4,8 +4,8 @@ import pytest
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, FreeComm
+from neuroshard.models.composed import WithParts
 from neuroshard.models.precision import Narrowed
-from neuroshard.models.with_parts import WithParts
 from neuroshard.testing import (
     CommModelConformance,
     ComputeModelConformance,

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.composed import columns_model
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.kernel_bytes import link_bytes, managed_lookups, memory_bytes
 from neuroshard.models.roofline import RooflineCompute
-from neuroshard.models.side_by_side import columns_model
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table

@@ -1,4 +1,4 @@
-"""Two kernel calls as one sum: exact, and as it was where there is one."""
+"""Models made of others: two kernel calls as one sum, exactly; tables computed one after the other."""
 
 from dataclasses import replace
 
@@ -7,9 +7,16 @@ import pytest
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import CostModels, ReluHead, SumModel
-from neuroshard.models.side_by_side import CallsApart, columns_model
-from neuroshard.models.simplified import OneByOne
-from neuroshard.testing import LinearCompute, OpaqueCompute, SumModelConformance, random_by_form, sequence_task
+from neuroshard.models.composed import CallsApart, OneByOne, columns_model
+from neuroshard.testing import (
+    LinearCompute,
+    OpaqueCompute,
+    SumModelConformance,
+    random_by_form,
+    random_models,
+    sequence_task,
+    toy_tables,
+)
 from neuroshard.testing.devices import MADE_UP
 from neuroshard.words.form import Call, Form
 
@@ -60,3 +67,21 @@ def test_models_of_other_forms_are_asked_call_by_call():
     assert both == pytest.approx(pooled + sequences)
     assert isinstance(columns_model(OneByOne(device), ALL), OneByOne)
     assert columns_model(OpaqueCompute(), Loads.of([replace(TABLES[0], pooled=True)], 256)) == OpaqueCompute()
+
+
+class TestOneByOneOfSums(SumModelConformance):
+    def make(self):
+        return OneByOne(random_models().compute)
+
+
+class TestOneByOneOfAnyForm(SumModelConformance):
+    def make(self):
+        return OneByOne(OpaqueCompute())
+
+
+@pytest.mark.parametrize("fused", [random_models().compute, OpaqueCompute()])
+def test_a_device_costs_what_its_tables_cost_alone(fused):
+    tables = toy_tables(7)
+    alone = fused.predict(LoadSets.of([[table] for table in tables], 256))
+    (together,) = OneByOne(fused).predict(LoadSets.of([tables], 256))
+    assert together == pytest.approx(alone.sum(), rel=1e-5)

@@ -1,0 +1,199 @@
+"""Cost models that are made of others, or that leave something out on purpose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import LAYOUTS
+from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.words.collective import IN_STEP, Collective
+from neuroshard.words.coverage import Coverage
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call
+
+Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to its device's step
+
+
+@dataclass(frozen=True)
+class FreeComm(CommModel):
+    """Nothing besides waiting: for costs that are counted elsewhere, or left out on purpose."""
+
+    @property
+    def collectives(self) -> frozenset[Collective]:
+        """Return all of a step: whatever is exchanged costs nothing."""
+        return IN_STEP
+
+    @property
+    def num_devices(self) -> None:
+        """None: it serves any number."""
+
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """Return (B, D) zeros: transfers are free."""
+        return np.zeros_like(wait_ms)
+
+
+@dataclass(frozen=True)
+class OneByOne(SumModel):
+    """A compute model by which a device's cost is the sum of its loads', each computed alone.
+
+    Attributes:
+        fused: says what a load alone costs; of any form.
+    """
+
+    fused: ComputeModel
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """Those of columns that `fused` knows."""
+        return frozenset(call for call in self.fused.calls if LAYOUTS[call.form].free)
+
+    @property
+    def head(self) -> ReluHead:
+        """A head that leaves a sum of costs as it is."""
+        return ReluHead.of_cost()
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, 1) the cost of each load alone, ms."""
+        return self.fused.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
+
+
+@dataclass(frozen=True)
+class WithParts(SumModel):
+    """A sum over tables, times a factor, and what every load adds to its device's step besides.
+
+    Attributes:
+        model: of kernels.
+        adds: by every part of a step that counts.
+        factor: of what the model says.
+    """
+
+    model: SumModel
+    adds: tuple[Adds, ...] = ()
+    factor: float = 1.0
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """The kernel calls that the model knows."""
+        return self.model.calls
+
+    @property
+    def arithmetic(self) -> frozenset[Call]:
+        """Of these the ones whose costs are arithmetic on a datasheet."""
+        return self.model.arithmetic
+
+    def coverage(self, loads: Loads) -> Coverage | None:
+        """How near published points are to these loads."""
+        return self.model.coverage(loads)
+
+    @property
+    def head(self) -> ReluHead:
+        """The model's, with one number more that stands for ms as they are."""
+        head = self.model.head
+        return replace(head, scale_ms=head.scale_ms * self.factor).beside_ms()
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """(n, H + 1) the model's vectors, and the ms that loads add."""
+        return np.column_stack([self.model.embed(loads), self._added_ms(loads)]).astype(np.float32)
+
+    def of_call(self, call: Call) -> SumModel:
+        """Return the model of that kernel call, and what its loads add."""
+        return replace(self, model=self.model.of_call(call))
+
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """(B,) ms of each of the B sets of loads, with what these add."""
+        place = np.repeat(np.arange(len(sets)), sets.counts)
+        return self.factor * self.model.predict(sets) + np.bincount(place, self._added_ms(sets.loads), len(sets))
+
+    def spread_ms(self, sets: LoadSets) -> FloatArray:
+        """(B,) what the members of the model's ensemble disagree by, ms."""
+        return self.factor * self.model.spread_ms(sets)
+
+    def _added_ms(self, loads: Loads) -> FloatArray:
+        return sum((adds(loads) for adds in self.adds), np.zeros(len(loads)))
+
+
+def columns_model(model: ComputeModel, tables: Loads) -> ComputeModel:
+    """The model of what devices compute that hold columns of some of these tables (T,), in as many calls as it takes.
+
+    A sum over tables (`SumModel`) where `model` is one; `model` itself where all tables are pooled and in device
+    memory, or where every load counts as a call of its own.
+    """
+    calls = tuple(CALLS[number] for number in np.unique(tables.call).tolist())
+    if calls == (IN_COLUMNS,) or isinstance(model, OneByOne):
+        return model
+    if not isinstance(model, SumModel):
+        return CallsApart(model)
+    if len(calls) > 1:
+        return SideBySide(tuple((call, model.of_call(call)) for call in calls))
+    return model.of_call(calls[0])
+
+
+@dataclass(frozen=True)
+class CallsApart(ComputeModel):
+    """Devices with loads of several calls, whose costs add up.
+
+    Attributes:
+        calls_model: of each call.
+    """
+
+    calls_model: ComputeModel
+
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """(B,) ms of each of the B sets of loads, of any calls."""
+        return self.calls_model.device_ms(sets)
+
+
+@dataclass(frozen=True)
+class SideBySide(SumModel):
+    """Several sums as one: vectors of all kinds stand side by side, and one head takes them all.
+
+    The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each call k the sum v_k of its model's vectors, and
+    the number n_k of its loads. `head` makes the cost of all calls of it, one after the other; only where one of them
+    alone would come out below 0 it isn't their sum.
+
+    Attributes:
+        of_calls: the K calls, each with its model.
+    """
+
+    of_calls: tuple[tuple[Call, SumModel], ...]
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """Embed n loads as (n, H_1 + ... + H_K + K + 1): the model's vector and a -1 in its call's columns."""
+        width = [len(head.bias) for head in self._heads]
+        vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)
+        first, numbers = 0, loads.call
+        for kind, (call, model) in enumerate(self.of_calls):
+            which = np.flatnonzero(numbers == CALLS.index(call))
+            if len(which):
+                vectors[which, first : first + width[kind]] = model.embed(loads.take(which))
+            vectors[which, sum(width) + kind] = -1
+            first += width[kind]
+        return vectors
+
+    @cached_property
+    def _heads(self) -> tuple[ReluHead, ...]:
+        return tuple(model.head for _, model in self.of_calls)
+
+    @cached_property
+    def head(self) -> ReluHead:
+        """Return the head that adds up the ms of the calls that are made.
+
+        With b_k, w_k and o_k the bias, weight and offset of call k's own head, both of the latter in ms, it computes
+
+            sum over k of relu(v_k + b_k) . w_k + o_k - idle_k relu(1 - n_k), where idle_k = relu(b_k) . w_k + o_k.
+
+        A call that is made (n_k >= 1) costs what its own head says. One that isn't has v_k = 0, for which its own head
+        would say idle_k: that is taken off. The last number, 0, is there for the offsets: relu(0 + 1) times their sum.
+        """
+        biases = [head.bias for head in self._heads]
+        weights = [head.weight.astype(np.float64) * head.scale_ms for head in self._heads]
+        offsets = [head.offset * head.scale_ms for head in self._heads]
+        own = zip(biases, weights, offsets, strict=True)
+        idle = [offset + float(np.maximum(bias, 0) @ weight) for bias, weight, offset in own]
+        bias = np.concatenate([*biases, np.ones(len(idle) + 1)])
+        weight = np.concatenate([*weights, -np.array(idle), [sum(offsets)]])
+        return ReluHead(bias.astype(np.float32), weight.astype(np.float32), 0.0, 1.0)
