@@ -33,8 +33,7 @@ from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import margins_of
-from neuroshard.stages.pretrain.measurements import Measured
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings

@@ -18,11 +18,15 @@ from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.fit_framework import predicted_framework
 from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, check_start
-from neuroshard.stages.pretrain.measured_parts import MeasuredCalls, MeasuredExchange, MeasuredPart
-from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.measurements import (
+    Measured,
+    MeasuredCalls,
+    MeasuredExchange,
+    MeasuredPart,
+    SplitMeasurements,
+)
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, accuracy_of, tested
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.home import Tier
 

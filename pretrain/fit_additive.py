@@ -14,9 +14,8 @@ from neuroshard.models.mlp import Normaliser
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
 from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
-from neuroshard.stages.pretrain.monotone import MonotoneNetwork, alternating
-from neuroshard.stages.pretrain.networks import checked_widths, segment_sums
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
+from neuroshard.stages.pretrain.networks import MonotoneNetwork, alternating, checked_widths, segment_sums
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables

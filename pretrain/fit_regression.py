@@ -11,8 +11,8 @@ from neuroshard.models.regression import RegressionCompute, amounts_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fitting import ComputeFitter, OnEpoch, compute_tables
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.result import accuracy_of
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 
 _LEAST_MS = 1e-6  # what takes no time at all would outweigh everything else
 

@@ -17,9 +17,8 @@ from neuroshard.records.sample_loads import traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.examples import Examples, in_multiples
 from neuroshard.stages.pretrain.fitting import CommFitter, HiddenLayers, OnEpoch
-from neuroshard.stages.pretrain.monotone import MonotoneNetwork
-from neuroshard.stages.pretrain.networks import checked_widths
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
+from neuroshard.stages.pretrain.networks import MonotoneNetwork, checked_widths
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
 _LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative

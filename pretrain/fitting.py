@@ -10,8 +10,8 @@ from neuroshard.models.features import FeatureSet
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.examples import ComputeTable
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.networks import checked_widths
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 
 OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set

@@ -1,4 +1,4 @@
-"""What models are fitted to: measurements by kernel call, by collective."""
+"""What models are fitted to: measurements by split, by kernel call, by collective."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -6,19 +6,23 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.framework import FRAMEWORK
+from neuroshard.models.named_parts import compute_part, exchange_part, of_calls, of_exchanges
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
 from neuroshard.records.noise import fastest
+from neuroshard.records.sample_loads import by_group, loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.records.splits import TEST, TRAIN, VALID
-from neuroshard.stages.pretrain.measured_parts import MeasuredCalls, MeasuredExchange, MeasuredPart
+from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute
 from neuroshard.stages.pretrain.speed import at_one_speed
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
@@ -26,6 +30,114 @@ from neuroshard.words.home import Tier
 
 # Measured with delays too, and alike both ways.
 _EITHER_WAY = (Collective.ALL_REDUCE, Collective.INPUT)
+
+
+@dataclass(frozen=True)
+class SplitMeasurements:
+    """Measurements by split; `everything` holds the second passes too."""
+
+    train: list[Measurement[Any]]
+    valid: list[Measurement[Any]]
+    test: list[Measurement[Any]]
+    everything: list[Measurement[Any]]
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement[Sample]]) -> "SplitMeasurements":
+        """Split the measurements that succeeded; any part may be empty."""
+        good = [m for m in measurements if m.error is None]
+        once = [m for m in good if not m.second_pass]
+        train, valid, test = ([m for m in once if m.split == name] for name in (TRAIN, VALID, TEST))
+        return cls(train, valid, test, good)
+
+    def check(self, what: str, where: str) -> None:
+        """Raise UserError if a split is empty."""
+        for name, count in self.sizes.items():
+            if not count:
+                good = len(self.everything)
+                raise UserError(f"{where} holds no {what} for the {name} split; collect more (found {good})")
+
+    @property
+    def known(self) -> list[Measurement[Any]]:
+        """Return what isn't for testing, once each."""
+        return [*self.train, *self.valid]
+
+    def limited(self, most: int | None) -> "SplitMeasurements":
+        """With the first `most` training samples only; None keeps all."""
+        return replace(self, train=self.train[:most])
+
+    def combining(self, most: int | None) -> "SplitMeasurements":
+        """With training samples of at most so many tables only; None keeps all.
+
+        Raises:
+            UserError: there are none.
+        """
+        train = [m for m in self.train if most is None or len(m.sample.tables) <= most]
+        if not train:
+            raise UserError(f"max_tables={most} leaves no sample to train on")
+        return replace(self, train=train)
+
+    def by_group(self) -> "SplitMeasurements":
+        """Of exchanges: each group's, as if it were an all-to-all; what is measured twice stays as it is."""
+        parts = {name: [one for m in getattr(self, name) for one in by_group(m)] for name in (TRAIN, VALID, TEST)}
+        return replace(self, **parts)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of samples in each split."""
+        return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
+
+
+@dataclass(frozen=True)
+class MeasuredCalls:
+    """Kernel calls of one kind, with their measurements."""
+
+    call: Call
+    measured: SplitMeasurements
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model that is fitted to them: "compute", "compute.rows"."""
+        return compute_part(self.call)
+
+    def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
+        """Predict some of the calls by their model."""
+        return predict_compute(model, some)
+
+    def quantities(self) -> dict[str, FloatArray]:
+        """Return what their costs hang on in the training samples, by name."""
+        return of_calls(loads_of([m.sample for m in self.measured.train]))
+
+
+@dataclass(frozen=True)
+class MeasuredExchange:
+    """One collective in one direction, with its measurements.
+
+    Attributes:
+        direction: "forward" or "backward".
+        repeats: the direction whose repeats say what it takes, `records.FORWARD` or `records.BACKWARD`.
+    """
+
+    direction: str
+    collective: Collective
+    repeats: int
+    measured: SplitMeasurements
+
+    @property
+    def name(self) -> str:
+        """Return the name of the model that is fitted to it: "forward", "backward.all_reduce", "input"."""
+        return exchange_part(self.direction, self.collective)
+
+    def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
+        """Predict some of the exchanges, every device, by their model."""
+        return predict_comm(model, some, self.repeats)
+
+    def quantities(self) -> dict[str, FloatArray]:
+        """Return what its costs hang on in the training samples, by name."""
+        each = [of_exchanges(traffic_of([m.sample])) for m in self.measured.train]
+        return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+
+
+MeasuredPart = MeasuredCalls | MeasuredExchange
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from neuroshard.stages.pretrain.fitting import (
     compute_tables,
     only_value,
 )
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.networks import ComputeNetwork, checked_widths, to_mlp
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 
 

@@ -14,7 +14,7 @@ from neuroshard.models.framework import FRAMEWORK, Framework
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.named_parts import compute_part, exchange_part
 from neuroshard.models.regression import RegressionCompute
-from neuroshard.stages.pretrain.measured_parts import MeasuredPart
+from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
 from neuroshard.words.form import CALLS, IN_COLUMNS
 

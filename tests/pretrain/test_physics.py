@@ -8,7 +8,7 @@ from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSam
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_regression import Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
+from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance, toy_tables
 

@@ -30,10 +30,9 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import margins_of
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
-from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements
 from neuroshard.stages.pretrain.refine.rounds import Shares, noise_of, rounds_in, slowness
 from neuroshard.stages.pretrain.refine.run import Refine
-from neuroshard.stages.pretrain.split_measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
