@@ -5,7 +5,7 @@ import pytest
 
 from neuroshard.hardware.step_samples import PHASES, BuildTimes
 from neuroshard.plumbing.errors import UserError
-from neuroshard.stages.search.results.step_times import LOOKUPS_ALONE, Build, StepTimes, builds_in, phase_rows
+from neuroshard.stages.search.runs.in_steps import LOOKUPS_ALONE, Build, StepTimes, builds_in, phase_rows
 
 
 def _built(*step_ms):
