@@ -101,7 +101,7 @@ def _predicted(pieces: Pieces, sample: CommSample) -> float:
     traffic, starts = traffic_of([sample]), np.array([sample.start_ms])
     back = pieces[exchange_part(parts.BACKWARD, sample.collective)]
     forward = exchange_part(parts.FORWARD, sample.collective)
-    there = pieces[forward] if forward in pieces else back
+    there = pieces.get(forward, back)
     cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, np.zeros_like(starts))
     return float(cost.max())
 
