@@ -61,7 +61,7 @@ class LocalMeter(Meter[LocalSample]):
     protocol: StepProtocol
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that measures."""
         self.meter.close()
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:

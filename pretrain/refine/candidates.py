@@ -16,7 +16,7 @@ from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.splits import TableSplit
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.pretrain.refine.choose import Chosen, Source, content_key, exchange_key, filled, in_turn, unseen
-from neuroshard.stages.pretrain.refine.propose import Asked, most_doubtful, part_name, plans_for, random_plan
+from neuroshard.stages.pretrain.refine.propose import PlanSamples, most_doubtful, part_name, plans_for, random_plan
 from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
@@ -136,9 +136,9 @@ class Candidates:
         (new_calls, calls_again), (new_exchanges, exchanges_again) = of["compute"], of["exchange"]
         tasks = [self.tasks[i] for i in rng.permutation(len(self.tasks))[: self.shares.tasks].tolist()]
         simulator = Simulator(models)
-        proposals = Asked.of(plans_for(tasks, self.searchers, simulator), simulator).shuffled(rng)
+        proposals = PlanSamples.of(plans_for(tasks, self.searchers, simulator), simulator).shuffled(rng)
         drawn = (random_plan(task, models, rng) for task in tasks for _ in range(self.shares.placements))
-        others = Asked.of(drawn, simulator).shuffled(rng)
+        others = PlanSamples.of(drawn, simulator).shuffled(rng)
         return RoundSamples(
             self._calls(new_calls, proposals, others, models, calls, rng),
             calls_again,
@@ -149,8 +149,8 @@ class Candidates:
     def _calls(
         self,
         count: int,
-        proposals: Asked,
-        others: Asked,
+        proposals: PlanSamples,
+        others: PlanSamples,
         models: CostModels,
         measured: Sequence[ComputeSample],
         rng: np.random.Generator,
@@ -168,8 +168,8 @@ class Candidates:
     def _exchanges(
         self,
         count: int,
-        proposals: Asked,
-        others: Asked,
+        proposals: PlanSamples,
+        others: PlanSamples,
         measured: Sequence[CommSample],
         rng: np.random.Generator,
     ) -> list[Chosen[CommSample]]:

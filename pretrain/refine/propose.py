@@ -35,14 +35,14 @@ _MOST_COPY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanSamples:
     """What plans ask of hardware: kernel calls and exchanges."""
 
     calls: list[ComputeSample]
     exchanges: list[CommSample]
 
     @classmethod
-    def of(cls, plans: Iterable[Plan], simulator: Simulator) -> "Asked":
+    def of(cls, plans: Iterable[Plan], simulator: Simulator) -> "PlanSamples":
         """All that the models know, but of devices that would hold more than their memory."""
         asked = cls([], [])
         for plan in plans:
@@ -52,10 +52,10 @@ class Asked:
         known = simulator.models.compute.calls
         return cls([call for call in asked.calls if call.call in known], asked.exchanges)
 
-    def shuffled(self, rng: np.random.Generator) -> "Asked":
+    def shuffled(self, rng: np.random.Generator) -> "PlanSamples":
         """The same in random order."""
         calls, exchanges = (rng.permutation(len(its)).tolist() for its in (self.calls, self.exchanges))
-        return Asked([self.calls[i] for i in calls], [self.exchanges[i] for i in exchanges])
+        return PlanSamples([self.calls[i] for i in calls], [self.exchanges[i] for i in exchanges])
 
 
 def _kept(plan: Plan) -> Iterator[list[ComputeSample]]:

@@ -16,7 +16,7 @@ from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.refine.candidates import Candidates
 from neuroshard.stages.pretrain.refine.choose import Source, content_key, exchange_key, filled, in_turn, unseen
-from neuroshard.stages.pretrain.refine.propose import Asked, most_doubtful, plans_for, random_plan
+from neuroshard.stages.pretrain.refine.propose import PlanSamples, most_doubtful, plans_for, random_plan
 from neuroshard.stages.pretrain.refine.rounds import (
     Again,
     Foreseen,
@@ -78,7 +78,7 @@ def test_random_plans_lie_in_every_form_that_models_know():
     models = random_form_models()
     plans = _random_plans(toy_task(), models)
     assert {form for plan in plans for form in plan.forms} == set(Form)
-    asked = Asked.of(plans, Simulator(models))
+    asked = PlanSamples.of(plans, Simulator(models))
     assert {call.call for call in asked.calls} == {Call(form) for form in Form}
     known = {*models.backward.collectives, Collective.INPUT} - {*BETWEEN_HOSTS}
     assert {one.collective for one in asked.exchanges} == known
@@ -93,7 +93,7 @@ def test_some_tables_are_cut():
 
 
 def test_contents_beyond_memory_are_left_out():
-    calls = Asked.of(_random_plans(toy_task(memory_bytes=100_000)), Simulator(MODELS)).calls
+    calls = PlanSamples.of(_random_plans(toy_task(memory_bytes=100_000)), Simulator(MODELS)).calls
     assert calls
     assert all(call.size_bytes <= 100_000 for call in calls)
 
@@ -108,7 +108,7 @@ def test_what_was_measured_least_comes_first():
 
 
 def test_the_most_doubtful_come_first():
-    contents = Asked.of(_random_plans(toy_task()), Simulator(MODELS)).calls
+    contents = PlanSamples.of(_random_plans(toy_task()), Simulator(MODELS)).calls
     found = most_doubtful(contents, MODELS)
     assert sorted(map(id, found)) == sorted(map(id, contents))
     sets = loads_of(found)
@@ -120,7 +120,7 @@ def test_the_most_doubtful_come_first():
 def test_proposals_are_what_plans_ask_of_hardware():
     task = toy_task()
     plan = Greedy("dim").find(task, Simulator(MODELS)).plan
-    found = Asked.of(plans_for([task], [Greedy("dim")], Simulator(MODELS)), Simulator(MODELS))
+    found = PlanSamples.of(plans_for([task], [Greedy("dim")], Simulator(MODELS)), Simulator(MODELS))
     assert found.calls == [call for calls in kernel_calls(plan) for call in calls]
     (exchange,) = found.exchanges
     assert exchange.dims == tuple(plan.device_dims)
