@@ -99,9 +99,8 @@ def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> l
 
 def _predicted(pieces: Pieces, sample: CommSample) -> float:
     traffic, starts = traffic_of([sample]), np.array([sample.start_ms])
-    back = pieces[exchange_part(parts.BACKWARD, sample.collective)]
-    forward = exchange_part(parts.FORWARD, sample.collective)
-    there = pieces.get(forward, back)
+    forward, backward = (exchange_part(way, sample.collective) for way in (parts.FORWARD, parts.BACKWARD))
+    there, back = pieces[forward if forward in pieces else backward], pieces[backward]
     cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, np.zeros_like(starts))
     return float(cost.max())
 
