@@ -3,6 +3,7 @@
 A histogram holds the share of the *unique* rows in 17 bins: (0,1], (1,2], (2,4], ..., (16384,32768], >32768.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Annotated
 
@@ -22,7 +23,7 @@ MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) of the rows in each 
 ZIPF_EXPONENT = 1.05  # of tables of which no more is known
 Exponent = Annotated[float, Meta(ge=0, le=10)]
 _Shift = Annotated[float, Meta(ge=0, le=MAX_ROWS)]
-_MOST_POINTS = 64  # counts that stand for those of a bin where a bin is thinned
+_MOST_POINTS = 64  # counts that stand for those of a bin
 _STEEPEST, _HALVINGS = 20.0, 40  # powers that are searched, and how finely
 _RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
 
@@ -91,6 +92,21 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
     return shares
 
 
+def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
+    """What is left of a batch's lookups where each device asks for a row once, and the reuse histogram of that.
+
+    Args:
+        reuse: (17,) of the whole batch; counts are taken as uniform within a bin.
+        devices: that share the samples; each lookup of a row is on any of them, by itself.
+
+    Returns:
+        The share of the lookups that is left, in (0, 1], and (17,) shares of the unique rows, which are as many as
+        before: one that was looked up c times is asked for by devices x (1 - (1 - 1 / devices)^c) of them on average.
+    """
+    asking, moved = _occupied(devices)
+    return float(reuse @ asking / (reuse @ MEAN_COUNTS)), reuse @ moved
+
+
 def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
     """Reuse histograms (n, 17) of rows that are looked up more or less often than those of others.
 
@@ -124,12 +140,33 @@ def _thinning(fraction: float) -> FloatArray:
     from scipy.special import bdtr  # slow to import: only where it is used
 
     moved = np.empty((NUM_REUSE_BINS, NUM_REUSE_BINS))
-    for index, (bottom, top) in enumerate(zip(BOTTOMS, TOPS, strict=True)):
-        points = min(int(top - bottom), _MOST_POINTS)
-        counts = bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
+    for index, counts in enumerate(_counts_in_bins()):
         at_most = np.where(BOTTOMS[:, None] < counts, bdtr(np.minimum(BOTTOMS[:, None], counts), counts, fraction), 1.0)
         moved[index] = np.diff(np.vstack([at_most, np.ones(len(counts))]), axis=0).mean(axis=1)
     return moved
+
+
+@cache
+def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
+    """Devices that ask for a row of each bin, (17,) on average, and (17, 17) the bins of how many do.
+
+    A mean between two whole numbers is taken as that many of the rows with the one and with the other.
+    """
+    asking, moved = np.empty(NUM_REUSE_BINS), np.zeros((NUM_REUSE_BINS, NUM_REUSE_BINS))
+    for index, counts in enumerate(_counts_in_bins()):
+        mean = devices * (1 - (1 - 1 / devices) ** counts)
+        fewer = np.floor(mean)
+        for number, share in ((fewer, fewer + 1 - mean), (fewer + 1, mean - fewer)):
+            np.add.at(moved[index], np.searchsorted(BIN_TOPS, number), share / len(counts))
+        asking[index] = mean.mean()
+    return asking, moved
+
+
+def _counts_in_bins() -> Iterator[IntArray]:
+    """Counts that stand for those of each bin: all of them where they are few."""
+    for bottom, top in zip(BOTTOMS, TOPS, strict=True):
+        points = min(int(top - bottom), _MOST_POINTS)
+        yield bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
 
 
 def _normalised(bins: FloatArray, rows: int, lookups: float) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.known_tables import warn_of_guesses, with_statistics
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.sequences import deduplicated
 
 # Optimizers by the names that TorchRec, torch and FBGEMM give them; any other is counted as the largest.
 _OPTIMIZERS = {
@@ -87,7 +88,7 @@ class Asked:
         return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
-        """Of the tables by name, on devices with the memory that is left to them.
+        """Of the tables by name, as devices are asked for them, on devices with the memory that is left to them.
 
         Raises:
             UserError: there is none, or the constraints contradict each other or the tables.
@@ -96,17 +97,22 @@ class Asked:
             raise UserError(NO_TABLE)
         devices = left.world_size
         guessed = tuple(parameter.table(name, self.batch_size, devices) for name, parameter in tables.items())
+        looked_up = with_statistics(guessed, self.known)
+        pairs = list(zip(tables.values(), looked_up, strict=True))
+        expanded = [table for parameter, table in pairs if parameter.deduplicated]
+        samples, memory = self.batch_size * devices, self._memory_of(tables.values())
         return Task(
-            with_statistics(guessed, self.known),
+            tuple(deduplicated(table, samples, devices) if it.deduplicated else table for it, table in pairs),
             Topology(
                 devices,
                 device_memory(left),
+                _expanded_bytes(expanded, memory, samples, devices),
                 devices_per_host=left.local_world_size,
                 host_memory_bytes=host_memory(left),
                 devices_per_domain=_domain(left),
             ),
-            self.batch_size * devices,
-            self._memory_of(tables.values()),
+            samples,
+            memory,
             replace(self.rules, rules=self.rules.rules + _rules(tables)),
         )
 
@@ -144,6 +150,15 @@ def _domain(topology: TorchRecTopology) -> int | None:
         return None
     world: int = topology.world_size
     return size if world % size == 0 else world
+
+
+def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
+    """Bytes on every device of sequence tables before each index is sent once, and after it has come back.
+
+    Those are a sample's indices, and where each one's row is found; and an embedding and its gradient of each.
+    """
+    inputs = sum(2 * table.pooling_factor + table.features for table in tables)
+    return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)
 
 
 def _rules(tables: Mapping[str, Parameter]) -> tuple[TableRule, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingType
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -22,6 +22,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.torchrec.kernels import KERNELS, kernel_of
+from neuroshard.torchrec.sequences import has_index_dedup
 from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.home import ON_DEVICE, Tier
 
@@ -67,6 +68,11 @@ class Parameter:
     def pooled(self) -> bool:
         """Whether it is a table whose lookups are summed up, not a sequence table or anything else."""
         return isinstance(self.config, EmbeddingBagConfig)
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether it is a sequence table of which each device asks for an index of its batch once."""
+        return isinstance(self.config, EmbeddingConfig) and has_index_dedup(self.sharder)
 
     @property
     def unlike_kernels(self) -> bool:

@@ -1,15 +1,47 @@
-"""What TorchRec's EmbeddingCollections serve of plans for sequence tables."""
+"""What TorchRec's EmbeddingCollections make of sequence tables: the indices they exchange, the plans they serve."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
+from neuroshard.tables.reuse import asked_by_devices
 
 _SPLIT = ShardingType.COLUMN_WISE.value
 _SERVED = (ShardingType.TABLE_WISE.value, _SPLIT, ShardingType.ROW_WISE.value)
+
+
+def has_index_dedup(sharder: Any) -> bool:
+    """Whether the collections of a sharder of sequence tables exchange each index of a device's batch once."""
+    return bool(getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup())
+
+
+def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
+    """A sequence table as its devices are asked for it where each device sends an index once, for all features.
+
+    Unique rows stay what they are; lookups, and outputs with them, become fewer. Inside a block of `row_lookups` they
+    are taken as spread evenly.
+
+    Args:
+        table: with the lookups that samples have.
+        batch_size: global.
+        num_devices: that share the samples.
+    """
+    left, reuse = asked_by_devices(np.array(table.reuse), num_devices)
+    spread = np.array(table.row_lookups)
+    size = table.rows / max(len(spread), 1)
+    sent = -size * np.expm1(-batch_size * table.pooling_factor * spread / (num_devices * size))
+    return replace(
+        table,
+        pooling_factor=min(table.pooling_factor * left, num_devices * table.rows / batch_size),
+        reuse=tuple(reuse.tolist()),
+        row_lookups=tuple((sent / sent.sum()).tolist()) if table.row_lookups else (),
+    )
 
 
 def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -> None:

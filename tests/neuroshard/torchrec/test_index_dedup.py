@@ -1,0 +1,169 @@
+"""Sequence tables of which each device asks for an index once: what TorchRec exchanges is what tasks say."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import numpy as np
+import torch
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_index_dedup
+
+from neuroshard.hardware.mirror import mirrored_world
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import histogram
+from neuroshard.tasks.memory import MemoryUse
+from neuroshard.torchrec.sequences import deduplicated
+from tests.kit.torchrec_models import planner
+
+DEVICES, SAMPLES, LENGTH, DIM, ROWS = 4, 256, 12, 16, 2000
+FEATURES = ("clicked", "bought")  # both read one table
+
+
+def _unique_on_cpu(hash_size_cumsum, hash_size_offsets, offsets, indices):
+    """FBGEMM's kernel, which it has for GPUs alone: distinct rows of each table, whichever of its features asks."""
+    samples = (len(offsets) - 1) // (len(hash_size_cumsum) - 1)
+    feature = torch.repeat_interleave(torch.arange(len(hash_size_cumsum) - 1), offsets[::samples].diff())
+    unique, reverse = torch.unique(hash_size_cumsum[feature] + indices, return_inverse=True)
+    lengths = torch.zeros(len(offsets) - 1, dtype=torch.int64)
+    starts = hash_size_cumsum[hash_size_offsets]
+    for first, last, low, high in zip(hash_size_offsets, hash_size_offsets[1:], starts, starts[1:], strict=False):
+        if last > first:
+            count = int(((unique >= low) & (unique < high)).sum())
+            bags = int(last - first) * samples
+            lengths[int(first) * samples : int(last) * samples] = count // bags
+            lengths[int(first) * samples : int(first) * samples + count % bags] += 1
+    table = torch.searchsorted(hash_size_cumsum, unique, right=True) - 1
+    return lengths, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), unique - hash_size_cumsum[table], reverse
+
+
+@pytest.fixture
+def kernel():
+    library = torch.library.Library("fbgemm", "IMPL")
+    library.impl("jagged_unique_indices", _unique_on_cpu, "CPU")
+    yield
+    library._destroy()
+
+
+def _collection():
+    config = EmbeddingConfig(name="goods", num_embeddings=ROWS, embedding_dim=DIM, feature_names=list(FEATURES))
+    return EmbeddingCollection([config], device=torch.device("cpu"))
+
+
+def _zipf(generator):
+    weight = np.arange(1, ROWS + 1) ** -1.05
+    return generator.choice(ROWS, (DEVICES, len(FEATURES), SAMPLES * LENGTH), p=weight / weight.sum())
+
+
+def _one_row(generator):
+    return np.full((DEVICES, len(FEATURES), SAMPLES * LENGTH), 7)
+
+
+def _once(generator):
+    """Rows that nobody looks up twice; no table is so small."""
+    return generator.permutation(DEVICES * len(FEATURES) * SAMPLES * LENGTH).reshape(DEVICES, len(FEATURES), -1)
+
+
+def _measured(batches):
+    lookups = batches.size / (DEVICES * SAMPLES)
+    counts = np.unique(batches, return_counts=True)[1]
+    return Table("goods", ROWS, DIM, lookups, histogram(counts), features=len(FEATURES), pooled=False)
+
+
+def _exchanged(batches, dedup):
+    """Indices that all ranks send, by real ranks' own steps, and whether a rank's outputs are its lookups' rows."""
+    sharder, sent = EmbeddingCollectionSharder(use_index_dedup=dedup), []
+    known = [_measured(batches)]
+    found = planner(DEVICES, models="roofline:h100", batch_size=SAMPLES, cap=1 << 30, tables=known)
+    plan = found.plan(_collection(), [sharder])
+
+    @contextmanager
+    def watch(name, given, got):
+        sent.append((name, [one for one in given if not one.is_floating_point()]))
+        yield
+
+    total = 0
+    for rank in range(DEVICES):
+        whole = _collection()
+        with mirrored_world(rank, DEVICES, DEVICES, watch):
+            model = DistributedModelParallel(whole, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+            sent.clear()
+            lengths = torch.full((len(FEATURES) * SAMPLES,), LENGTH)
+            values = torch.from_numpy(batches[rank].reshape(-1))
+            out = model(KeyedJaggedTensor(keys=list(FEATURES), values=values, lengths=lengths))
+            assert [out[name].values().shape for name in FEATURES] == [(SAMPLES * LENGTH, DIM)] * len(FEATURES)
+        exchanges = [tensors[0] for name, tensors in sent if name == "all_to_all" and tensors]
+        total += exchanges[-1].numel()  # sizes, lengths, indices
+    (table,) = found.last_plan.task.tables
+    return total, table.pooling_factor * DEVICES * SAMPLES
+
+
+@pytest.mark.parametrize(("draw", "within"), [(_zipf, 0.1), (_one_row, 1e-4)])
+def test_what_is_exchanged_is_what_is_predicted(kernel, draw, within):
+    batches = draw(np.random.default_rng(0))
+    every, predicted_every = _exchanged(batches, dedup=False)
+    distinct, predicted = _exchanged(batches, dedup=True)
+    assert every == predicted_every == batches.size
+    assert distinct == sum(len(np.unique(its)) for its in batches)  # of both features together
+    assert predicted == pytest.approx(distinct, rel=within)
+    assert distinct < 0.5 * every
+
+
+def test_rows_asked_for_once_stay_what_they_are():
+    table = replace(_measured(_once(np.random.default_rng(0))), rows=10**6)
+    found = deduplicated(table, DEVICES * SAMPLES, DEVICES)
+    assert found.pooling_factor == pytest.approx(table.pooling_factor)
+    assert found.reuse == pytest.approx(table.reuse)
+
+
+def test_no_device_asks_for_more_rows_than_there_are():
+    table = Table("small", 3, DIM, 1.2, (0.0,) * 7 + (1.0,) + (0.0,) * 9, pooled=False)
+    assert deduplicated(table, 256, DEVICES).pooling_factor == 3 * DEVICES / 256
+
+
+def test_what_is_left_is_reused_by_devices():
+    batches = _zipf(np.random.default_rng(0))
+    table = deduplicated(_measured(batches), DEVICES * SAMPLES, DEVICES)
+    by_device = np.concatenate([np.unique(its) for its in batches])
+    counted = histogram(np.unique(by_device, return_counts=True)[1])
+    assert np.abs(np.array(table.reuse) - counted).sum() < 0.2
+    assert sum(table.reuse[:3]) == pytest.approx(1)  # no row has more than four devices
+
+
+def test_hot_blocks_of_rows_become_less_so():
+    batches = _zipf(np.random.default_rng(0))
+    spread = np.histogram(batches, bins=20, range=(0, ROWS))[0] / batches.size
+    table = replace(_measured(batches), row_lookups=tuple(spread))
+    sent = np.concatenate([np.unique(its) for its in batches])
+    counted = np.histogram(sent, bins=20, range=(0, ROWS))[0] / len(sent)
+    found = np.array(deduplicated(table, DEVICES * SAMPLES, DEVICES).row_lookups)
+    assert np.abs(found - counted).max() < 0.03 < np.abs(spread - counted).max()
+
+
+def test_expanded_embeddings_take_memory():
+    known = [_measured(_zipf(np.random.default_rng(0)))]
+    memory = MemoryUse(batches_in_flight=1)
+    left = {}
+    for dedup in (False, True):
+        found = planner(DEVICES, models="roofline:h100", batch_size=SAMPLES, cap=1 << 30, tables=known, memory=memory)
+        found.plan(_collection(), [EmbeddingCollectionSharder(use_index_dedup=dedup)])
+        left[dedup] = found.last_plan.task.topology.device_memory[0]
+    assert left[False] - left[True] == SAMPLES * len(FEATURES) * LENGTH * DIM * 2 * 4
+
+
+def test_the_older_word_for_it_counts_too():
+    with pytest.warns(DeprecationWarning):
+        set_ec_index_dedup(True)
+    try:
+        found = planner(
+            DEVICES, models="roofline:h100", batch_size=SAMPLES, cap=1 << 30, tables=[_measured(_one_row(None))]
+        )
+        found.plan(_collection(), [EmbeddingCollectionSharder()])
+        assert found.last_plan.task.tables[0].pooling_factor == pytest.approx(1 / SAMPLES, rel=1e-4)
+    finally:
+        with pytest.warns(DeprecationWarning):
+            set_ec_index_dedup(False)
