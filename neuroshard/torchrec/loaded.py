@@ -44,7 +44,7 @@ def _loaded(loader: PlanLoader, model: Model, models: CostModels) -> tuple[Shard
     if stored is not None:
         context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
         if stored != hash_planner_context_inputs_str(*context):
-            raise UserError("it was made for another job, by its context hash")
+            raise UserError("it was made for another job by its context hash, or under another PYTHONHASHSEED")
     options = loader.load()
     if not options:
         raise UserError("there is none")

@@ -38,6 +38,7 @@ from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.loaded import loaded_plan
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
+from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.planner_report import Callback, Reports
 
 _log = logging.getLogger(__name__)
@@ -396,7 +397,7 @@ class NeuroShardPlanner(ShardingPlanner):
         simulator, task = found.finder.simulator, plan.task
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = with_prediction(plan, cost, simulator.models.name), cost
-        for warning in (*simulator.warnings(plan), *copies_remarks(plan)):
+        for warning in (*simulator.warnings(plan), *copies_remarks(plan), *_loading_remarks(plan)):
             _log.warning(warning)
         groups = self.last_groups.num_groups
         where = f"{task.topology.num_devices} devices" + (f" of each of {groups} groups" if groups > 1 else "")
@@ -441,6 +442,18 @@ def _warn_if_late(took_s: float, limit_s: int | None) -> None:
             took_s,
             limit_s,
         )
+
+
+def _loading_remarks(plan: Plan) -> tuple[str, ...]:
+    """A line where TorchRec can't load weights into a plan: it reads all shards of columns as wide as the first one."""
+    pairs = zip(plan.task.tables, plan.by_table, strict=True)
+    cut = [table.name for table, its in pairs if len({placed.shard.dim for placed in its}) > 1]
+    if not cut:
+        return ()
+    return (
+        f"load_state_dict of TorchRec 1.8 fails with sharded weights of {len(cut)} table(s) in shards of unequal width "
+        f"({listed(cut)}); rules=Constraints(rules=(TableRule('*', equal_widths=True),)) has none",
+    )
 
 
 def _topology_of_group() -> TorchRecTopology:
