@@ -1,6 +1,6 @@
 """Fitting additive compute models, alone and as ensembles."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,25 +11,45 @@ from torch import nn
 from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
+from neuroshard.models.regression import logarithms
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
+from neuroshard.stages.pretrain.examples import ComputeTable
+from neuroshard.stages.pretrain.fit_regression import solved
 from neuroshard.stages.pretrain.fitting import ComputeFitter, HiddenLayers, OnEpoch, compute_tables
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
-from neuroshard.stages.pretrain.networks import MonotoneNetwork, alternating, checked_widths, segment_sums
+from neuroshard.stages.pretrain.networks import (
+    MonotoneNetwork,
+    alternating,
+    checked_widths,
+    linear_layers,
+    segment_sums,
+)
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
 _FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
 _MOST_TABLES = 12
+_FIRST_SHARE = 0.9  # of a cost that a sum of amounts begins with; the network has the rest
+_LEAST_SHARE = 1e-4  # of an amount that the regression leaves out: it may be learned
+_NOTHING = 1e-12
 _MOST_MEMBERS = 64
 
 
 class AdditiveNetwork(nn.Module):
-    """Trains what `AdditiveCompute` holds."""
+    """Trains what `AdditiveCompute` holds.
 
-    def __init__(self, signs: Sequence[int], hidden: tuple[int, ...], corrections: int) -> None:
+    Amounts that are moved are counted in multiples of what is typical of a table, by which features are normalised.
+    """
+
+    def __init__(self, features: FeatureSet, normaliser: Normaliser, hidden: tuple[int, ...], corrections: int) -> None:
         super().__init__()
-        self.network = MonotoneNetwork(signs, hidden, 1 + corrections)
+        self.network = MonotoneNetwork(features.signs, hidden, 1 + corrections)
         self._signs = alternating(corrections)
+        self._moved = np.flatnonzero(logarithms(features) & np.array([_adds_up(name) for name in features.columns]))
+        self._steps = torch.from_numpy(normaliser.scale[self._moved].astype(np.float32))
+        self._typical = np.exp2(normaliser.shift[self._moved])
+        self._num_features = len(features.columns)
+        self.log_moved = nn.Parameter(torch.full((len(self._moved), 1 + corrections), math.log(_LEAST_SHARE)))
         # A table's amounts begin at about 1: limits are spread over sets of few tables and of many.
         self.bias = nn.Parameter(-self._signs * torch.linspace(1, _MOST_TABLES, corrections))
         self.weight = nn.Parameter(_FIRST_WEIGHT * self._signs)
@@ -37,10 +57,20 @@ class AdditiveNetwork(nn.Module):
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
-        sums = segment_sums(self.network(features).exp(), segments, len(count))
+        moved = torch.exp2(features[:, self._moved] * self._steps) @ self.log_moved.exp()
+        sums = segment_sums(moved + self.network(features).exp(), segments, len(count))
         corrected = torch.relu(sums[:, 1:] * self._signs + self.bias) @ self._weight()
         costs: torch.Tensor = sums[:, :1] + (corrected + self.offset)[:, None]
         return costs
+
+    def begin(self, train: ComputeTable, scale_ms: float) -> None:
+        """Begin with most of what a regression on the amounts makes of the samples; the network adds the rest."""
+        weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
+        share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
+        with torch.no_grad():
+            self.log_moved.copy_(torch.from_numpy(np.log(share).astype(np.float32))[:, None])
+            self.offset.fill_(offset_ms / scale_ms)
+            linear_layers(self.network)[-1].bias[0] = math.log(1 - _FIRST_SHARE)
 
     def _weight(self) -> torch.Tensor:
         return self.weight.abs() * self._signs
@@ -54,7 +84,9 @@ class AdditiveNetwork(nn.Module):
         self.network.load(model.network)
         if (model.weight * self._signs.numpy() < 0).any():
             raise UserError("init is a model whose corrections have other signs; leave init out")
+        moved = model.moved[self._moved] * self._typical[:, None]
         with torch.no_grad():
+            self.log_moved.copy_(torch.from_numpy(np.log(np.maximum(moved, _NOTHING))))
             self.bias.copy_(torch.from_numpy(model.bias))
             self.weight.copy_(torch.from_numpy(model.weight))
             self.offset.fill_(model.offset)
@@ -62,8 +94,15 @@ class AdditiveNetwork(nn.Module):
     def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
         """What was fitted, for inference."""
         bias, weight = (part.detach().numpy().copy() for part in (self.bias, self._weight()))
+        moved = np.zeros((self._num_features, 1 + len(bias)), np.float32)
+        moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
         offset = float(self.offset.detach())
-        return AdditiveCompute(features, normaliser, self.network.to_mlp(), bias, weight, offset, scale_ms)
+        return AdditiveCompute(features, normaliser, self.network.to_mlp(), moved, bias, weight, offset, scale_ms)
+
+
+def _adds_up(column: str) -> bool:
+    """Whether a feature is an amount that adds up over tables, not how lookups are distributed."""
+    return "reuse" not in column
 
 
 @dataclass(frozen=True)
@@ -106,15 +145,17 @@ class Additive(HiddenLayers, ComputeFitter):
         normaliser = Normaliser.fitted(train.features) if start is None else start.normaliser
         scale_ms = float(np.median(train.cost_ms / train.counts)) if start is None else start.scale_ms
         torch.manual_seed(seed)
-        network = self._network(features, start)
+        network = self._network(features, normaliser, start)
+        if start is None:
+            network.begin(train, scale_ms)
         examples = [part.examples(normaliser, scale_ms) for part in (train, valid)]
         fit(network, examples[0], examples[1], self.training, seed, on_epoch)
         return network.model(features, normaliser, scale_ms)
 
-    def _network(self, features: FeatureSet, start: AdditiveCompute | None) -> AdditiveNetwork:
+    def _network(self, features: FeatureSet, normaliser: Normaliser, start: AdditiveCompute | None) -> AdditiveNetwork:
         if start is None:
-            return AdditiveNetwork(features.signs, self.hidden, self.corrections)
-        network = AdditiveNetwork(features.signs, tuple(start.network.widths[1:-1]), len(start.bias))
+            return AdditiveNetwork(features, normaliser, self.hidden, self.corrections)
+        network = AdditiveNetwork(features, normaliser, tuple(start.network.widths[1:-1]), len(start.bias))
         network.load(start)
         return network
 

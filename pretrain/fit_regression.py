@@ -51,12 +51,16 @@ class Regression(ComputeFitter):
 
 
 def _solved(features: FeatureSet, train: ComputeTable) -> RegressionCompute:
-    amounts = _sums(amounts_of(features, train.features), train)
-    unit = np.maximum(amounts.max(axis=0), 1.0)  # amounts are of very different sizes
-    solved = LinearRegression(positive=True).fit(
-        amounts / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2
-    )
-    return RegressionCompute(features, solved.coef_ / unit, np.array([solved.intercept_]))
+    weight, offset_ms = solved(amounts_of(features, train.features), train)
+    return RegressionCompute(features, weight, np.array([offset_ms]))
+
+
+def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
+    """(F,) non-negative ms for one of each amount of all tables (N, F), and ms of a call besides."""
+    sums = _sums(amounts, train)
+    unit = np.maximum(sums.max(axis=0), 1.0)  # amounts are of very different sizes
+    found = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)
+    return found.coef_ / unit, float(found.intercept_)
 
 
 def _sums(amounts: FloatArray, table: ComputeTable) -> FloatArray:

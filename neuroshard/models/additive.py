@@ -11,6 +11,7 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser, Offset, Scale, Tensors, check_bounded
+from neuroshard.models.regression import amounts_of
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
@@ -24,13 +25,15 @@ _MOST_MEMBERS = 1000  # of an ensemble
 class AdditiveCompute(Stored, SumModel):
     """A sum of costs, plus a head with one hidden layer on a sum of vectors; still a sum over tables.
 
-    The network gives the logarithms of 1 + K amounts of a table. The first is its own cost: kernels that take tables
-    one after the other cost what their tables cost, over orders of magnitude. The other K are summed over a set, and
-    from (where the weight is positive) or up to (negative) a limit of its own each sum adds to the cost: what tables
-    do to each other. So a set never costs less than a part of it; and the network's weights are such that a table that
-    makes a kernel move more never costs less (pre-training sees to it).
+    Of each table there are 1 + K amounts, each a weighted sum of what a kernel moves (`amounts_of`) plus a number whose
+    logarithm the network gives: sums tell what no sample was like, the network what isn't a sum. The first amount is
+    the table's own cost: kernels that take tables one after the other cost what their tables cost, over orders of
+    magnitude. The other K are summed over a set, and from (where the weight is positive) or up to (negative) a limit
+    of its own each sum adds to the cost: what tables do to each other. So a set never costs less than a part of it;
+    and the weights are such that a table that makes a kernel move more never costs less (pre-training sees to it).
 
     Attributes:
+        moved: (F, 1 + K) of each amount for a unit of what is moved; none is negative.
         bias, weight: (K,) of the head; `offset` is what a call costs besides, all in multiples of `scale_ms`.
     """
 
@@ -39,6 +42,7 @@ class AdditiveCompute(Stored, SumModel):
     features: FeatureSet
     normaliser: Annotated[Normaliser, Held("")]
     network: Annotated[Mlp, Held("network")]
+    moved: Annotated[Float32Array, Held("moved", np.float32, 2)]
     bias: Annotated[Float32Array, Held("head.bias")]
     weight: Annotated[Float32Array, Held("head.weight")]
     offset: Offset
@@ -46,8 +50,9 @@ class AdditiveCompute(Stored, SumModel):
 
     def embed(self, loads: Loads) -> Float32Array:
         """(n, 1 + K): own cost, amounts; those that add up to a limit only are negative."""
-        given = self.network(self.normaliser(self.features(loads)))
-        amounts: Float32Array = np.exp(np.minimum(given, _MAX_EXPONENT))
+        features = self.features(loads)
+        given = np.exp(np.minimum(self.network(self.normaliser(features)), _MAX_EXPONENT))
+        amounts: Float32Array = given + (amounts_of(self.features, features) @ self.moved).astype(np.float32)
         amounts[:, 1:] *= np.where(self.weight < 0, np.float32(-1), np.float32(1))
         return amounts
 
@@ -64,6 +69,8 @@ class AdditiveCompute(Stored, SumModel):
         fits = widths[0] == len(self.features.columns) and widths[-1] == 1 + len(self.bias) == 1 + len(self.weight)
         if not fits:
             raise ValueError(f"a network of widths {widths} doesn't fit the features or the head")
+        if self.moved.shape != (widths[0], widths[-1]) or (self.moved < 0).any() or self.moved.max() > _LARGEST_WEIGHT:
+            raise ValueError(f"weights of what is moved must be a number in 0..{_LARGEST_WEIGHT:g} for each feature")
         if max(np.abs(self.bias).max(), np.abs(self.weight).max()) > _LARGEST_WEIGHT:
             raise ValueError(f"the head's weights must not be beyond {_LARGEST_WEIGHT:g}")
         check_bounded(self.normaliser, self.network)

@@ -11,10 +11,12 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
+from neuroshard.words.collective import ELEMENT_BYTES
 
 _REUSE_NAMES = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
 _BYTES_PER_MIB = 1 << 20
 _LANES = (8, 16, 32)
+_EITHER_WAY = ("log_unique_rows", "half_precision")
 
 
 def _paper(loads: Loads) -> FloatArray:
@@ -56,7 +58,8 @@ def _physical(loads: Loads) -> FloatArray:
 def _physical_reuse(loads: Loads) -> FloatArray:
     lookups = loads.reuse * MEAN_COUNTS  # in each bin, for a unique row
     of_a_lookup = (lookups @ MEAN_COUNTS) / lookups.sum(axis=1)
-    return np.concatenate([_physical(loads), np.log2(of_a_lookup)[:, None]], axis=1)
+    half = loads.bytes_per_element < ELEMENT_BYTES
+    return np.concatenate([_physical(loads), np.log2(of_a_lookup)[:, None], half[:, None]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class FeatureSet:
         their bytes; whether the width fills vector registers. Of the histogram only what it says of unique rows: with
         all of it, a network learns tables by heart.
     "physical_reuse": "physical", and the binary log of how often the row of a lookup is looked up, on average over all
-        lookups: how much they crowd on few rows, which caches feel.
+        lookups: how much they crowd on few rows, which caches feel; and whether weights are of half precision, which
+        CPUs convert at a price.
     "paper_batch": "paper" and the batch size, for comparison.
 
     Raises:
@@ -106,9 +110,9 @@ class FeatureSet:
     def signs(self) -> tuple[int, ...]:
         """(F,) which way a cost goes with each feature.
 
-        1: up with what has to be moved; -1: down with alignment; 0: either way with how lookups are distributed, and
-        so with how many unique rows they are of: rows that are looked up again and again are in caches, but
-        updates of one row wait for each other.
+        1: up with what has to be moved; -1: down with alignment; 0: either way with the precision, with how lookups are
+        distributed, and so with how many unique rows they are of: rows that are looked up again and again are in
+        caches, but updates of one row wait for each other.
         """
         return tuple(_sign(column) for column in self.columns)
 
@@ -125,7 +129,7 @@ class FeatureSet:
 def _sign(column: str) -> int:
     if column.startswith("multiple_of_"):
         return -1
-    return 0 if "reuse" in column or column == "log_unique_rows" else 1
+    return 0 if "reuse" in column or column in _EITHER_WAY else 1
 
 
 @dataclass(frozen=True)
@@ -155,5 +159,5 @@ _FEATURES = {
         ("log_dim", "log_rows", "log_pooling_factor", "log_size_bytes", "log_columns_read", *_REUSE_NAMES), _log
     ),
     "physical": _Features(_PHYSICAL, _physical),
-    "physical_reuse": _Features((*_PHYSICAL, "log_reuse_of_a_lookup"), _physical_reuse),
+    "physical_reuse": _Features((*_PHYSICAL, "log_reuse_of_a_lookup", "half_precision"), _physical_reuse),
 }

@@ -13,6 +13,7 @@ Offset = Annotated[float, Meta(ge=-1e9, le=1e9)]  # in multiples of a scale
 
 Tensors = dict[str, Any]  # arrays by name, as safetensors takes and gives them
 
+_LEFT_OUT = 1e9
 _LEAST_DEVIATION = 0.05
 _MOST_LAYERS = 16
 _LARGEST_FEATURE = 1e18
@@ -146,9 +147,11 @@ class Normaliser:
         """To mean 0 and deviation 1 over features (n, F).
 
         Nothing is divided by less than 0.05: of all features only shares of a histogram vary so little, and a table
-        with a larger share in a bin that is empty for the others would look hundreds of deviations away.
+        with a larger share in a bin that is empty for the others would look hundreds of deviations away. A feature that
+        never varies teaches nothing, and is left out: whatever it is later, it is next to 0.
         """
-        return cls(features.mean(axis=0), np.maximum(features.std(axis=0), _LEAST_DEVIATION))
+        scale = np.maximum(features.std(axis=0), _LEAST_DEVIATION)
+        return cls(features.mean(axis=0), np.where(np.ptp(features, axis=0) > 0, scale, _LEFT_OUT))
 
 
 def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:

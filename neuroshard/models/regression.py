@@ -9,7 +9,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.stored import Held, Stored
-from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 
 _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
 _LOG = "log_"
@@ -52,6 +52,11 @@ class RegressionCompute(Stored, SumModel):
 def amounts_of(features: FeatureSet, values: FloatArray) -> FloatArray:
     """(n, F) features taken out of their logarithms: amounts that add up over tables."""
     amounts = values.copy()
-    logs = np.array([column.startswith(_LOG) for column in features.columns])
+    logs = logarithms(features)
     amounts[:, logs] = np.exp2(values[:, logs])
     return amounts
+
+
+def logarithms(features: FeatureSet) -> BoolArray:
+    """(F,) which features are logarithms of amounts."""
+    return np.array([column.startswith(_LOG) for column in features.columns])

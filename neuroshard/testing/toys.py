@@ -168,7 +168,8 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
     members = [
         AdditiveCompute(
             features, Normaliser.fitted(features(Loads.of(toy_tables(50), 256))), _monotone_mlp(signs, 16, 5, rng),
-            rng.normal(size=4).astype(np.float32), np.abs(rng.normal(size=4)).astype(np.float32) * turns, 4.0, scale_ms,
+            rng.uniform(0, 1e-9, (len(signs), 5)).astype(np.float32), rng.normal(size=4).astype(np.float32),
+            np.abs(rng.normal(size=4)).astype(np.float32) * turns, 4.0, scale_ms,
         )
         for scale_ms in (0.5, 2.0)
     ]  # fmt: skip

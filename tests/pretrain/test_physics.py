@@ -1,9 +1,12 @@
 """Models of the default form keep physics whatever they are fitted to: here, measurements that break it."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pytest
 
+from neuroshard.cost.loads import LoadSets
 from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
 from neuroshard.stages.pretrain.fit_regression import Regression
@@ -58,6 +61,20 @@ def _comm(direction):
 
 def _silent(_epoch, _loss):
     pass
+
+
+def test_what_no_sample_was_like_costs_what_it_moves():
+    """Samples whose cost is a sum of what is moved tell what a table of twenty times the lookups costs."""
+
+    def cost_ms(tables, batch_size):
+        return 0.1 + sum(1e-6 * t.pooling_factor * t.features * batch_size * t.dim for t in tables)
+
+    samples = [ComputeSample(toy_tables(1 + i % 4, i), 64 << i % 3) for i in range(200)]
+    measured = _measured(samples, [np.array(cost_ms(s.tables, s.batch_size)) for s in samples])
+    model = Additive((16,), TRAINING, corrections=2).fit(measured, None, 0, _silent)
+    hottest = max((t for s in samples for t in s.tables), key=lambda t: t.pooling_factor)
+    hot = replace(hottest, pooling_factor=20 * hottest.pooling_factor)
+    assert model.predict(LoadSets.of([[hot]], 256))[0] == pytest.approx(cost_ms([hot], 256), rel=0.25)
 
 
 class TestFittedCompute(PhysicalComputeConformance):

@@ -306,6 +306,11 @@ def test_threads_are_as_before_after_a_run(data):
         torch.set_num_threads(before)
 
 
+def test_what_never_varied_is_left_out():
+    normaliser = Normaliser.fitted(np.array([[7.0, 1.0], [7.0, 2.0], [7.0, 3.0]]))
+    assert np.allclose(normaliser(np.array([[12.0, 2.0], [-12.0, 3.0]])), [[0, 0], [0, 1.2247]], atol=1e-4)
+
+
 def test_packed_batches_are_the_sets_asked_for():
     table = ComputeTable.of(_compute(20), FeatureSet("log"))
     normaliser = Normaliser.fitted(table.features)

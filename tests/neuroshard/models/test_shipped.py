@@ -14,6 +14,8 @@ from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import Form
 
+_MANY = 100  # values, of which it means something that not one in thirty lies outside its interval
+
 
 def test_cpu_models_are_shipped_with_a_complete_card():
     assert "cpu" in shipped_names()
@@ -27,7 +29,7 @@ def test_cpu_models_are_shipped_with_a_complete_card():
     learned = [metrics for name, metrics in card.metrics.others.items() if name not in framework]
     for metrics in (card.metrics.compute, card.metrics.forward, card.metrics.backward, *learned):
         assert 0 < metrics.test.mape < 0.15
-        assert 0.8 < metrics.coverage < 0.97
+        assert 0.8 < metrics.coverage < (0.97 if metrics.test.samples > _MANY else 1)
     for name in framework:  # sums of counts, tested on a few dozen steps
         assert 0 < card.metrics.others[name].test.mape < 0.3
         assert 0.8 < card.metrics.others[name].coverage <= 1
@@ -53,7 +55,7 @@ def test_they_serve_any_number_of_devices_and_batch_size_in_range(num_devices, b
 
 def test_they_warn_outside_their_range():
     simulator = Simulator(CostModels.load("cpu"))
-    tables = tuple(table.with_dim(256) for table in dlrm_like(num_tables=16, batch_size=64, seed=5))
+    tables = tuple(table.with_dim(1024) for table in dlrm_like(num_tables=16, batch_size=64, seed=5))
     task = Task(tables, Topology(16, 8 << 30), 64)
     names = {w.split(":")[0] for w in simulator.warnings(BeamSearch(max_splits=0).find(task, simulator).plan)}
     assert {"devices", "batch size", "dim"} <= names
@@ -69,3 +71,12 @@ def test_more_lookups_cost_no_less(batch_size):
     cost = model.predict(LoadSets.of(sets, batch_size))
     assert (model.predict(LoadSets.of(busier, batch_size)) > cost).all()
     assert (model.predict(LoadSets.of(sets, 2 * batch_size)) > cost).all()
+
+
+@pytest.mark.parametrize("dim", [4, 64, 512])
+def test_beyond_what_was_measured_costs_grow_with_lookups(dim):
+    """Four times the lookups of a large table take about four times as long, though no sample had as many."""
+    table = replace(dlrm_like(num_tables=1, batch_size=1024, seed=5)[0], dim=dim, rows=2_000_000, pooling_factor=400.0)
+    sets = [[table], [replace(table, pooling_factor=1600.0)]]
+    few, many = CostModels.load("cpu").compute.predict(LoadSets.of(sets, 1024))
+    assert 3 < many / few < 5
