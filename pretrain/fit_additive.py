@@ -11,7 +11,6 @@ from torch import nn
 from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.mlp import Normaliser
-from neuroshard.models.regression import logarithms
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
 from neuroshard.stages.pretrain.examples import ComputeTable
@@ -45,7 +44,7 @@ class AdditiveNetwork(nn.Module):
         super().__init__()
         self.network = MonotoneNetwork(features.signs, hidden, 1 + corrections)
         self._signs = alternating(corrections)
-        self._moved = np.flatnonzero(logarithms(features) & np.array([_adds_up(name) for name in features.columns]))
+        self._moved = np.flatnonzero(features.adds_up)
         self._steps = torch.from_numpy(normaliser.scale[self._moved].astype(np.float32))
         self._typical = np.exp2(normaliser.shift[self._moved])
         self._num_features = len(features.columns)
@@ -98,11 +97,6 @@ class AdditiveNetwork(nn.Module):
         moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
         offset = float(self.offset.detach())
         return AdditiveCompute(features, normaliser, self.network.to_mlp(), moved, bias, weight, offset, scale_ms)
-
-
-def _adds_up(column: str) -> bool:
-    """Whether a feature is an amount that adds up over tables, not how lookups are distributed."""
-    return "reuse" not in column
 
 
 @dataclass(frozen=True)

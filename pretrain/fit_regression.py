@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.linear_model import LinearRegression
 
 from neuroshard.models.features import FeatureSet
-from neuroshard.models.regression import RegressionCompute, amounts_of
+from neuroshard.models.regression import RegressionCompute
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fitting import ComputeFitter, OnEpoch, compute_tables
@@ -43,16 +43,12 @@ class Regression(ComputeFitter):
         """
         features = FeatureSet(self.features)
         train, valid = compute_tables(measured, features)
-        model = _solved(features, train)
-        costs = _sums(amounts_of(features, valid.features) @ model.weight[:, None], valid)
+        weight, offset_ms = solved(features.amounts(train.features), train)
+        model = RegressionCompute(features, weight, np.array([offset_ms]))
+        costs = _sums(features.amounts(valid.features) @ model.weight[:, None], valid)
         predicted = model.head(costs.astype(np.float32))
         on_epoch(0, accuracy_of(predicted, valid.cost_ms).mape)
         return model
-
-
-def _solved(features: FeatureSet, train: ComputeTable) -> RegressionCompute:
-    weight, offset_ms = solved(amounts_of(features, train.features), train)
-    return RegressionCompute(features, weight, np.array([offset_ms]))
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:

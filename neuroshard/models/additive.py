@@ -11,7 +11,6 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.mlp import Mlp, Normaliser, Offset, Scale, Tensors, check_bounded
-from neuroshard.models.regression import amounts_of
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
@@ -25,12 +24,12 @@ _MOST_MEMBERS = 1000  # of an ensemble
 class AdditiveCompute(Stored, SumModel):
     """A sum of costs, plus a head with one hidden layer on a sum of vectors; still a sum over tables.
 
-    Of each table there are 1 + K amounts, each a weighted sum of what a kernel moves (`amounts_of`) plus a number whose
-    logarithm the network gives: sums tell what no sample was like, the network what isn't a sum. The first amount is
-    the table's own cost: kernels that take tables one after the other cost what their tables cost, over orders of
-    magnitude. The other K are summed over a set, and from (where the weight is positive) or up to (negative) a limit
-    of its own each sum adds to the cost: what tables do to each other. So a set never costs less than a part of it;
-    and the weights are such that a table that makes a kernel move more never costs less (pre-training sees to it).
+    Of each table there are 1 + K amounts, each a weighted sum of what a kernel moves (`FeatureSet.amounts`) plus a
+    number whose logarithm the network gives: sums tell what no sample was like, the network what isn't a sum. The first
+    amount is the table's own cost: kernels that take tables one after the other cost what their tables cost, over
+    orders of magnitude. The other K are summed over a set, and from (where the weight is positive) or up to (negative)
+    a limit of its own each sum adds to the cost: what tables do to each other. So a set never costs less than a part of
+    it; and the weights are such that a table that makes a kernel move more never costs less (pre-training sees to it).
 
     Attributes:
         moved: (F, 1 + K) of each amount for a unit of what is moved; none is negative.
@@ -52,7 +51,7 @@ class AdditiveCompute(Stored, SumModel):
         """(n, 1 + K): own cost, amounts; those that add up to a limit only are negative."""
         features = self.features(loads)
         given = np.exp(np.minimum(self.network(self.normaliser(features)), _MAX_EXPONENT))
-        amounts: Float32Array = given + (amounts_of(self.features, features) @ self.moved).astype(np.float32)
+        amounts: Float32Array = given + (self.features.amounts(features) @ self.moved).astype(np.float32)
         amounts[:, 1:] *= np.where(self.weight < 0, np.float32(-1), np.float32(1))
         return amounts
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import are
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.table import NUM_REUSE_BINS
@@ -16,6 +16,7 @@ from neuroshard.words.collective import ELEMENT_BYTES
 _REUSE_NAMES = tuple(f"reuse_{i}" for i in range(NUM_REUSE_BINS))
 _BYTES_PER_MIB = 1 << 20
 _LANES = (8, 16, 32)
+_LOG = "log_"
 _EITHER_WAY = ("log_unique_rows", "half_precision")
 
 
@@ -117,6 +118,18 @@ class FeatureSet:
         return tuple(_sign(column) for column in self.columns)
 
     @property
+    def adds_up(self) -> BoolArray:
+        """(F,) which features are logarithms of amounts that add up over tables, not of how lookups are distributed."""
+        return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
+
+    def amounts(self, values: FloatArray) -> FloatArray:
+        """(n, F) features of n loads, out of their logarithms."""
+        logs = [column.startswith(_LOG) for column in self.columns]
+        amounts = values.copy()
+        amounts[:, logs] = np.exp2(values[:, logs])
+        return amounts
+
+    @property
     def sees_batch_size(self) -> bool:
         """Whether features depend on the batch size, so that one model can serve several."""
         return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
@@ -129,7 +142,11 @@ class FeatureSet:
 def _sign(column: str) -> int:
     if column.startswith("multiple_of_"):
         return -1
-    return 0 if "reuse" in column or column in _EITHER_WAY else 1
+    return 0 if _of_distribution(column) or column in _EITHER_WAY else 1
+
+
+def _of_distribution(column: str) -> bool:
+    return "reuse" in column
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
 from neuroshard.models.stored import Held, Stored
-from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
 
 _LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
-_LOG = "log_"
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class RegressionCompute(Stored, SumModel):
     """A weighted sum of amounts over all tables of a set, plus what a call costs besides.
 
     Attributes:
-        weight: (F,) ms of a unit of each amount (`amounts_of`), none negative: more to move never costs less.
+        weight: (F,) ms of a unit of each amount (`FeatureSet.amounts`), none negative: more to move never costs less.
         offset_ms: (1,) of a call; a cost below 0 is 0.
     """
 
@@ -32,7 +31,7 @@ class RegressionCompute(Stored, SumModel):
 
     def embed(self, loads: Loads) -> Float32Array:
         """(n, 1) ms of each table's amounts."""
-        cost = amounts_of(self.features, self.features(loads)) @ self.weight
+        cost = self.features.amounts(self.features(loads)) @ self.weight
         return cost[:, None].astype(np.float32)
 
     @property
@@ -47,16 +46,3 @@ class RegressionCompute(Stored, SumModel):
             raise ValueError(f"{len(weight)} weights and {len(offset_ms)} offsets don't fit the features")
         if (weight < 0).any() or max(weight.max(), np.abs(offset_ms).max()) > _LARGEST_WEIGHT:
             raise ValueError(f"weights must lie in 0..{_LARGEST_WEIGHT:g}, the offset not be farther from 0")
-
-
-def amounts_of(features: FeatureSet, values: FloatArray) -> FloatArray:
-    """(n, F) features taken out of their logarithms: amounts that add up over tables."""
-    amounts = values.copy()
-    logs = logarithms(features)
-    amounts[:, logs] = np.exp2(values[:, logs])
-    return amounts
-
-
-def logarithms(features: FeatureSet) -> BoolArray:
-    """(F,) which features are logarithms of amounts."""
-    return np.array([column.startswith(_LOG) for column in features.columns])
