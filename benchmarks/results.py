@@ -22,6 +22,7 @@ import pandas as pd
 import pictures
 from choices import judged_rules
 from h100 import memory_shares
+from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
 from shared import Made
 from training_steps import beside_torchrec, predicted_steps
@@ -86,7 +87,7 @@ def models_of(name: str) -> str:
             *sorted((ROOT / "neuroshard/models/points").glob("*.csv")),
         ]
         return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
-    if name in ("steps", "predicted_steps", "errors"):
+    if name in ("steps", "predicted_steps", "mirrored", "errors"):
         return f"cpu+torchrec {(CostModels.load('cpu').digest or '')[:8]}"
     weights = next((ROOT / "neuroshard/bundles/cpu").glob("weights-*"))  # of kernels and exchanges
     return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
@@ -201,6 +202,7 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "tiers": memory_shares,
     "hardware": hardware,
     "choices": judged_rules,
+    "mirrored": beside_mirrors,
     "steps": beside_torchrec,
 }
 

@@ -1,10 +1,11 @@
 """First plans, of which the cheapest is made better by local search: what searches are composed of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from neuroshard.cost.cost import Cost
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
@@ -21,11 +22,13 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
 
+_NEAR = 1.1  # times the cheapest first plan's cost: less, and a descent may end lower
+
 
 @dataclass(frozen=True)
 @checked
 class ImprovedSearch(Searcher):
-    """Local search from the cheapest of some first plans.
+    """Local search from the cheapest of some first plans, or from another one whose descent ends below that.
 
     Attributes:
         starts: give the first plans.
@@ -63,7 +66,7 @@ class ImprovedSearch(Searcher):
         plans = first_plans(self.starts, catalog)
         compared = len(plans) > 1 or self.choice is not None
         costs = catalog.costs(plans) if compared else []
-        _, plan = self._end(plans[cheapest(costs) if compared else 0], 0, catalog)
+        plan = self._best_end(plans, costs, catalog)
         if self.choice is None:
             return Found(catalog.items.plan(plan.held))
         costs += catalog.costs([plan.held])
@@ -71,6 +74,18 @@ class ImprovedSearch(Searcher):
         every = [*plans, plan.held]
         other = None if declined is None else catalog.items.plan(every[declined])
         return Found(catalog.items.plan(every[chosen]), declined=other)
+
+    def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
+        """The end of local search from first plans (I, D) that cost so much; a single one's cost needn't be known."""
+        first = cheapest(costs) if costs else 0
+        _, best = self._end(plans[first], 0, catalog)
+        most_ms = costs[first].total_ms * _NEAR if costs else 0.0
+        near = {held.tobytes(): held for held, cost in zip(plans, costs, strict=False) if cost.total_ms <= most_ms}
+        near.pop(plans[first].tobytes(), None)
+        descents = replace(self, improvement=replace(self.improvement, shakes=0))
+        ends = (descents._end(held, 0, catalog)[1] for held in near.values())
+        lowest = min((best, *ends), key=predicted_ms)
+        return best if lowest is best else min(best, self._end(lowest.held, 0, catalog)[1], key=predicted_ms)
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""

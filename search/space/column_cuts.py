@@ -25,8 +25,7 @@ def even_layout(catalog: Catalog, most: float) -> IntArray:
     """
     limits, num_devices = catalog.items.limits, catalog.items.task.topology.num_devices
     cost_ms = max(catalog.cost_ms[catalog.whole].sum() / num_devices, _LEAST_MS)
-    given = catalog.total_given / num_devices
-    most_shards = np.maximum(np.minimum(limits.max_shards, limits.allowed.sum(axis=1)), limits.min_shards)
+    given, most_shards = catalog.total_given / num_devices, _most_shards(catalog)
     counts, growing = limits.min_shards.copy(), np.ones(catalog.num_items, dtype=np.bool_)
     while growing.any():
         widest = catalog.first - (-catalog.full_width // counts)  # entries
@@ -34,6 +33,18 @@ def even_layout(catalog: Catalog, most: float) -> IntArray:
         growing = (counts < most_shards) & (share > most)
         counts[growing] += 1
     return _evenly_cut(catalog, counts)
+
+
+def equal_parts(sizes: Sizes, count: int) -> IntArray:
+    """(S,) every item in `count` shards, as far as its limits allow."""
+    return _evenly_cut(sizes, np.clip(count, sizes.items.limits.min_shards, _most_shards(sizes)))
+
+
+def _most_shards(sizes: Sizes) -> IntArray:
+    """(I,) shards that each item may be cut into."""
+    limits = sizes.items.limits
+    most: IntArray = np.maximum(np.minimum(limits.max_shards, limits.allowed.sum(axis=1)), limits.min_shards)
+    return most
 
 
 def _evenly_cut(sizes: Sizes, counts: IntArray) -> IntArray:

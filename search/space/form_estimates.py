@@ -111,9 +111,11 @@ class FormEstimates:
         fits = self._fits(shared.size_bytes, counted @ cuts.total_bytes, cuts.size_bytes.among(in_columns))
         straggler_ms = np.where(fits, np.maximum(even_ms, cuts.cost_ms.among(in_columns)), np.inf)  # (B, Q)
         widest = np.maximum(mean, cuts.columns.among(in_columns))  # (B, Q)
-        lowest_ms = self._alike(shared, straggler_ms, widest).min(axis=1)
-        evenly_ms = self._alike(shared, even_ms.min(axis=1, keepdims=True), mean)[:, 0]
-        return lowest_ms, np.where(np.isfinite(lowest_ms), evenly_ms, np.inf)
+        evenly = even_ms.min(axis=1, keepdims=True), mean, np.ones(mean.shape, dtype=np.bool_)
+        each = zip((straggler_ms, widest, _unbeaten(straggler_ms, widest)), evenly, strict=True)
+        total_ms = self._alike(shared, *(np.concatenate(both, axis=1) for both in each))
+        lowest_ms = total_ms[:, :-1].min(axis=1)
+        return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _fits(self, base: FloatArray, total: FloatArray, largest: FloatArray) -> BoolArray:
         """Return (B, Q) whether memory may do: base (B,) bytes on each device, a total (B,), largest shards (B, Q)."""
@@ -123,12 +125,12 @@ class FormEstimates:
         )
         return fits
 
-    def _alike(self, shared: "Shared", cost_ms: FloatArray, columns: FloatArray) -> FloatArray:
+    def _alike(self, shared: "Shared", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
         """Compute (B, Q) ms of plans whose devices all have the same compute (B, Q) and columns (B, Q).
 
-        Infinite where another cut of the same choice has neither more of the one nor of the other.
+        Infinite where it isn't `asked` (B, Q).
         """
-        choice, cut = _unbeaten(cost_ms, columns).nonzero()
+        choice, cut = asked.nonzero()
         compute_ms = cost_ms[choice, cut] + shared.compute_ms[choice]
         compute, given_out = np.broadcast_to(  # on every device
             np.stack([compute_ms, columns[choice, cut]])[..., None], (2, len(choice), self.task.topology.num_devices)

