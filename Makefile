@@ -61,7 +61,7 @@ format: $(INSTALLED)  ## rewrite the code in the project's style
 docs: $(INSTALLED)  ## write the generated pages: docs/cli.md, docs/api.md
 	$(BIN)/python docs/generate.py
 
-results: $(INSTALLED)  ## make the tables and pictures of docs/results.md, but finished ones; some two hours, let nothing else run
+results: $(INSTALLED)  ## make the tables and pictures of docs/results.md, but finished ones; about an hour, let nothing else run
 	$(BIN)/python benchmarks/results.py
 	mkdir -p build && $(BIN)/python benchmarks/h100.py > build/h100.md && mv build/h100.md docs/h100.md
 

@@ -2,7 +2,7 @@
 
 usage: results.py [--small] [NAME ...]    (--small: minutes, into build/results/small, to see that all runs)
 
-Let nothing else run: an estimated two hours on two cores. A table is a file in docs/results/ that says when, where and
+Let nothing else run: about an hour on two cores. A table is a file in docs/results/ that says when, where and
 with which models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as
 its models stay: delete its file for that. After a stop the same command goes on with the unfinished table.
 """
@@ -135,6 +135,7 @@ def hardware(work: Path, small: bool) -> Made:
 def _of_plans(frame: pd.DataFrame) -> Made:
     by = {name: its.set_index("task") for name, its in frame.groupby("method")}
     ours, rows = by["neuroshard"], []
+    speed = (frame["predicted_ms"] / frame["measured_ms"]).median()
     inside = ((frame["predicted_ms"] - frame["measured_ms"]).abs() <= frame["margin_ms"]).sum()
     for method in _ON_HARDWARE:
         its = by[method.searcher]
@@ -146,6 +147,7 @@ def _of_plans(frame: pd.DataFrame) -> Made:
                 "predicted ms": f"{its['predicted_ms'].mean():.2f}",
                 "measured ms": f"{its['measured_ms'].mean():.2f}",
                 "prediction off by, mean": f"{off.abs().mean():.1%}",
+                "with one factor for all": f"{((off + 1) / speed - 1).abs().mean():.1%}",
                 "NeuroShard's cost less, mean and standard error": ""
                 if its is ours
                 else f"{less.mean():.1%} ± {less.sem():.1%}",
@@ -153,7 +155,8 @@ def _of_plans(frame: pd.DataFrame) -> Made:
             }
         )
     noise = f"{inside} of {len(frame)} measured costs lie inside their predicted 90% intervals."
-    return Made(pd.DataFrame(rows), f"Standard errors are over tasks. {noise}")
+    factor = f"The one factor is the machine's speed on that day: {speed:.2f}."
+    return Made(pd.DataFrame(rows), f"Standard errors are over tasks. {noise} {factor}")
 
 
 def errors(_work: Path, _small: bool) -> Made:

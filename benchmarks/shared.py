@@ -11,7 +11,3 @@ class Made:
 
     frame: pd.DataFrame
     noise: str
-
-
-def silent(_epoch: int, _loss: float) -> None:
-    """Hear of an epoch, and say nothing."""

@@ -38,6 +38,7 @@ _OF_ALL = "lookups", "lookups in rows", "MB out of columns"  # sent or got by a 
 # What work is a sum of: of the plan, of a device, and of the mean device.
 TERMS = ("step", *_IN_USE, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
 _OWN = slice(1 + len(_IN_USE), 1 + len(_IN_USE) + len(COUNTS))
+_MEANS = [COUNTS.index(name) for name in _OF_ALL]
 _MILLION = 1e6
 _OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
 
@@ -66,11 +67,15 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
 def terms_of(called: Called) -> FloatArray:
     """(B, D, F) of `TERMS` for each device of B plans."""
     own, devices = called.counts, called.counts.shape[1]
-    used: BoolArray = np.any(called.shards > 0, axis=1)  # (B, K)
-    cut = used[:, ~_OF_COPIES].sum(axis=1)
-    of_plan = np.stack([np.ones(len(used)), used.sum(axis=1), cut, cut * devices], axis=-1)[:, None]
-    mean = own.mean(axis=1, keepdims=True)[..., [COUNTS.index(name) for name in _OF_ALL]]
+    of_plan = _terms_of_plan(np.any(called.shards > 0, axis=1), devices)[:, None]
+    mean = own.mean(axis=1, keepdims=True)[..., _MEANS]
     return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
+
+
+def _terms_of_plan(used: BoolArray, num_devices: int) -> FloatArray:
+    """(B, ...) terms of whole plans, by the kernel calls (B, K) that they make."""
+    cut = used[:, ~_OF_COPIES].sum(axis=1)
+    return np.stack([np.ones(len(used)), used.sum(axis=1), cut, cut * num_devices], axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +103,12 @@ class FrameworkPart(PartModel):
         """What each load adds to its own device."""
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
+
+    def shared_ms(self, used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
+        """What a step takes, each kernel call in use, and what all devices do in the mean."""
+        of_plan = _terms_of_plan(used, num_devices) @ self.slopes[: _OWN.start]
+        ms: FloatArray = of_plan + counts[:, _MEANS] @ self.slopes[_OWN.stop :]
+        return ms
 
 
 @dataclass(frozen=True)

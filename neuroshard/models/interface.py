@@ -12,7 +12,7 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import LAYOUTS
-from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.coverage import Coverage
@@ -204,6 +204,18 @@ class PartModel(ABC):
         By default None: it hangs on no shard, or nobody knows.
         """
         return None
+
+    def shared_ms(self, used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
+        """(B,) ms besides what `of_shards` says, on each of devices that are alike: searches choose forms by that.
+
+        By default nothing.
+
+        Args:
+            used: (B, K) whether they call each kernel in `CALLS`.
+            counts: (B, C) of what one of them does, as in `Called`.
+            num_devices: that there are.
+        """
+        return np.zeros(len(used))
 
     def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
         """What it hangs on, by the names of `Ranges`, that warnings are about: by default nothing."""

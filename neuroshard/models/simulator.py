@@ -18,7 +18,7 @@ from neuroshard.models.interface import CommModel, PartModel, SumModel
 from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -92,14 +92,19 @@ class Simulator:
         spread = np.zeros_like(ms)
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
-        counts = self._counts_of(device_loads)
+        counts = self.counts_of(device_loads)
         return Called(ms, spread, calls.counts.reshape(shape), counts.reshape(*ms.shape[:2], counts.shape[1]))
 
-    def _counts_of(self, sets: LoadSets) -> FloatArray:
+    def counts_of(self, sets: LoadSets) -> FloatArray:
         """(B, C) of each of B sets of loads; C = 0 where no part of a step hangs on them."""
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
+
+    def shared_ms(self, used: BoolArray, counts: FloatArray, num_devices: int) -> FloatArray:
+        """(B,) ms of parts on each of devices that are alike, besides what `models_for` says of loads (`PartModel`)."""
+        parts = (part.shared_ms(used, counts, num_devices) for part in self.models.parts if self._counts(part))
+        return sum(parts, np.zeros(len(used)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
         """The cost of each of B plans with such kernel calls and traffic, the input's too; without caveats."""

@@ -5,11 +5,13 @@ enough; but no device costs less than the dearest shard, and the finer the cut t
 cuts are looked at, and the cheapest counts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
@@ -21,7 +23,7 @@ from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
 from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.form import CALLS, IN_COLUMNS, Form
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Form
 
 _TOGETHER = 256  # estimates made at once, at most
 
@@ -36,6 +38,7 @@ class FormEstimates:
         head: from sums of vectors to the cost of what lies in columns.
         cuts: of the tables in columns.
         others: of those in rows and in copies, by their kernel calls.
+        asked: by the form of each table, where devices are alike.
     """
 
     task: Task
@@ -43,6 +46,7 @@ class FormEstimates:
     head: ReluHead
     cuts: Cuts
     others: tuple[Everywhere, ...]
+    asked: "Asked"
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None) -> "FormEstimates":
@@ -56,17 +60,13 @@ class FormEstimates:
             head = catalog.model.head
         each = zip(task.tables, task.homes, strict=True)
         kinds = {(table.pooled, home.tier) for table, home in each}
-        return cls(
-            task,
-            simulator,
-            head,
-            Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog),
-            tuple(
-                Everywhere.of(task, models, call, allowed)
-                for call in CALLS
-                if call.form is not Form.COLUMNS and (call.pooled, call.tier) in kinds
-            ),
+        others = tuple(
+            Everywhere.of(task, models, call, allowed)
+            for call in CALLS
+            if call.form is not Form.COLUMNS and (call.pooled, call.tier) in kinds
         )
+        cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
+        return cls(task, simulator, head, cuts, others, Asked.of(task, simulator, others))
 
     def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
         """Estimate (B,) ms of B choices of forms (B, T), and (B,) ms if no shard made its device a straggler.
@@ -84,8 +84,12 @@ class FormEstimates:
         return Base(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
 
     def everywhere(self, forms: IntArray) -> "Shared":
-        """Compute what tables in rows and copies cost every device, for B choices of forms (B, T)."""
-        compute_ms, given, size_bytes = (np.zeros((len(forms), *each)) for each in ((), (len(Collective),), ()))
+        """Compute what tables in rows and copies cost every device, for B choices of forms (B, T).
+
+        With what other parts of a step take for forms in use, columns too.
+        """
+        given, size_bytes = np.zeros((len(forms), len(Collective))), np.zeros(len(forms))
+        compute_ms = self.asked.shared_ms(self.simulator, forms, self.task.topology.num_devices)
         for part in self.others:
             chosen = part.chosen(forms)
             compute_ms += _kernel(part.head, chosen @ part.vectors, chosen)
@@ -148,6 +152,38 @@ class FormEstimates:
         forward, backward = self.simulator.communication(traffic, compute_ms)
         total: FloatArray = (compute_ms + forward + backward).max(axis=1)
         return total
+
+
+class Asked(NamedTuple):
+    """What other parts of a step than compute and communication hang on, where devices are alike.
+
+    Attributes:
+        calls: (T, F) the kernel call of each table in each form, by its place in `CALLS`.
+        counts: (T, F, C) what a device does for it (`Called.counts`).
+    """
+
+    calls: IntArray
+    counts: FloatArray
+
+    @classmethod
+    def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "Asked":
+        """Gather them; in columns a device has its share of a whole table."""
+        in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / task.topology.num_devices
+        counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
+        calls = np.repeat(task.loads.call[:, None], len(FORMS), axis=1)
+        counts[:, COLUMNS] = in_columns
+        for part in others:
+            counts[part.tables, part.form] = simulator.counts_of(LoadSets.alone(part.loads))
+            calls[part.tables, part.form] = part.loads.call
+        return cls(calls, counts)
+
+    def shared_ms(self, simulator: Simulator, forms: IntArray, num_devices: int) -> FloatArray:
+        """(B,) ms that such parts add to every device by B choices of forms (B, T)."""
+        if not self.counts.shape[2]:
+            return np.zeros(len(forms))
+        tables, used = np.arange(len(self.calls)), np.zeros((len(forms), len(CALLS)), dtype=np.bool_)
+        used[np.arange(len(forms))[:, None], self.calls[tables, forms]] = True
+        return simulator.shared_ms(used, self.counts[tables, forms].sum(axis=1), num_devices)
 
 
 class Shared(NamedTuple):

@@ -117,6 +117,7 @@ class Everywhere:
         vectors: (T, H) of the compute model.
         given: (T, C) bytes that a device puts into every collective.
         size_bytes: (T,) on a device.
+        loads: (t,) on a device, of the `tables` (t,) that may lie so.
     """
 
     form: int
@@ -125,6 +126,8 @@ class Everywhere:
     vectors: FloatArray
     given: FloatArray
     size_bytes: FloatArray
+    tables: IntArray
+    loads: Loads
 
     @classmethod
     def of(cls, task: Task, models: ModelSet, call: Call, allowed: BoolArray) -> "Everywhere":
@@ -135,8 +138,8 @@ class Everywhere:
         tables = np.flatnonzero(called & allowed[:, form])
         loads = dearest_blocks(task, tables) if call.form is Form.ROWS else copies(task, tables)
         count, numbers = len(called), len(head.bias)
-        shapes = (count, numbers), (count, len(Collective)), count
-        found = cls(form, called, head, *(np.zeros(shape) for shape in shapes))
+        vectors, given, size_bytes = (np.zeros((count, *each)) for each in ((numbers,), (len(Collective),), ()))
+        found = cls(form, called, head, vectors, given, size_bytes, tables, loads)
         found.vectors[tables] = _vectors(models, call, loads, head)
         found.given[tables] = given_bytes(loads, task.topology.num_devices)
         found.size_bytes[tables] = task.memory.device_bytes(loads)
