@@ -1,9 +1,9 @@
 """Which of the plans at hand to believe: a table of `results.py`. The truth of made-up devices judges rules of choice.
 
-Samples are drawn as `neuroshard collect` draws them, "measured" on two made-up devices, and models are fitted to them as
-`neuroshard pretrain` fits them, for 2, 4 and 8 devices each. Tasks are of kinds that nothing was tuned to
-(`tests/kit/kinds.py`), of tables that no sample held. Of each the plans of the published search, of even layouts, of
-heuristics, and of local search are costed by the models and in truth; a rule chooses by what the models say of all.
+Samples are drawn as `neuroshard collect` draws them and "measured" on two made-up devices; models are fitted to them as
+by `neuroshard pretrain`, for 2, 4 and 8 devices each. Tasks are of kinds that nothing was tuned to, of tables that no
+sample held (`tests/kit/kinds.py`). Of each the plans of the published search, of even layouts, of heuristics, and of
+local search are costed by the models and in truth; a rule chooses by what the models say of all.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The published search and evenly split layouts, then local search from the cheaper plan, where that is believed;
+"""The published search and evenly split layouts, then local search from the cheapest plans, where that is believed;
 some tables in rows or copies, where models know those and they are predicted to pay, or in host memory, where
 devices have too little.
 """
@@ -28,7 +28,7 @@ from neuroshard.words.form import FORMS
 @dataclass(frozen=True)
 @checked
 class NeuroShard(Searcher):
-    """The published search, evenly split layouts beside it, then local search from the cheapest plan.
+    """The published search, evenly split layouts and heuristics beside it, then local search from the cheapest plans.
 
     By prediction it never costs more than the published search, but for `tolerance`; that one's plan is kept where the
     gain may be the models' error. Its parts' settings lie side by side, so that users needn't know which part is meant.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import search
+from neuroshard import Task, Topology, load_tables, search
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
@@ -86,6 +86,15 @@ def test_shards_that_cost_much_by_themselves_are_few():
         plan = search(task, Simulator(models.in_torchrec()))
         shards.append(len(plan.placements))
     assert shards[1] == len(task.tables) < shards[0]
+
+
+def test_forms_that_cost_much_by_being_there_are_left_out():
+    tables, used = load_tables("criteo", batch_size=65536), []
+    task = Task(tables, Topology(8, "80GB"), 65536)
+    for each_ms in (0.0, 5.0):
+        models = replace(CostModels.load("roofline:h100"), framework=Framework(1.0, {}, {"calls": each_ms}, {}))
+        used.append({form.value for form in search(task, Simulator(models.in_torchrec())).forms})
+    assert used == [{"columns", "rows", "copies"}, {"columns"}]
 
 
 def test_models_that_know_nothing_of_it_say_so():

@@ -7,6 +7,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.layouts import in_columns, in_copies, in_rows, placed_loads
+from neuroshard.models.framework import Framework
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -67,6 +68,20 @@ def test_models_with_a_part_for_each_form_are_asked_for_their_own():
         )
         plan = Plan(task, tuple(Spread(task).others(forms)))
         assert estimates.costs(forms[None])[0][0] == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
+
+
+@pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
+def test_what_a_form_in_use_costs_in_a_whole_step_is_estimated(forms):
+    work = {"step": 0.5, "calls": 0.3, "calls but of copies x devices": 0.1, "own lookups": 1e-5, "mean lookups": 1e-5}
+    counted = replace(
+        SIMULATOR.models, framework=Framework(0.8, work, {"mean lookups in rows": 2e-5}, {})
+    ).in_torchrec()
+    task, simulator, forms = _task(), Simulator(counted), np.array(forms)
+    allowed, catalog = allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator)
+    plan = Plan(task, tuple(Spread(task).others(forms)))
+    estimated_ms = FormEstimates.of(task, simulator, allowed, catalog).costs(forms[None])[0][0]
+    assert estimated_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
+    assert estimated_ms > _cost(task, forms) + 0.5
 
 
 @pytest.mark.parametrize("pooled", [True, False])
