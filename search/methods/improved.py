@@ -79,8 +79,10 @@ class ImprovedSearch(Searcher):
         """The end of local search from first plans (I, D) that cost so much; a single one's cost needn't be known."""
         first = cheapest(costs) if costs else 0
         _, best = self._end(plans[first], 0, catalog)
-        most_ms = costs[first].total_ms * _NEAR if costs else 0.0
-        near = {held.tobytes(): held for held, cost in zip(plans, costs, strict=False) if cost.total_ms <= most_ms}
+        if not costs:
+            return best
+        most_ms = costs[first].total_ms * _NEAR
+        near = {held.tobytes(): held for held, cost in zip(plans, costs, strict=True) if cost.total_ms <= most_ms}
         near.pop(plans[first].tobytes(), None)
         descents = replace(self, improvement=replace(self.improvement, shakes=0))
         ends = (descents._end(held, 0, catalog)[1] for held in near.values())

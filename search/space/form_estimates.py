@@ -38,7 +38,7 @@ class FormEstimates:
         head: from sums of vectors to the cost of what lies in columns.
         cuts: of the tables in columns.
         others: of those in rows and in copies, by their kernel calls.
-        asked: by the form of each table, where devices are alike.
+        other_parts: of a step than compute and communication, by the form of each table.
     """
 
     task: Task
@@ -46,7 +46,7 @@ class FormEstimates:
     head: ReluHead
     cuts: Cuts
     others: tuple[Everywhere, ...]
-    asked: "Asked"
+    other_parts: "OtherParts"
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None) -> "FormEstimates":
@@ -66,7 +66,7 @@ class FormEstimates:
             if call.form is not Form.COLUMNS and (call.pooled, call.tier) in kinds
         )
         cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
-        return cls(task, simulator, head, cuts, others, Asked.of(task, simulator, others))
+        return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
 
     def costs(self, forms: IntArray) -> tuple[FloatArray, FloatArray]:
         """Estimate (B,) ms of B choices of forms (B, T), and (B,) ms if no shard made its device a straggler.
@@ -89,7 +89,7 @@ class FormEstimates:
         With what other parts of a step take for forms in use, columns too.
         """
         given, size_bytes = np.zeros((len(forms), len(Collective))), np.zeros(len(forms))
-        compute_ms = self.asked.shared_ms(self.simulator, forms, self.task.topology.num_devices)
+        compute_ms = self.other_parts.shared_ms(self.simulator, forms, self.task.topology.num_devices)
         for part in self.others:
             chosen = part.chosen(forms)
             compute_ms += _kernel(part.head, chosen @ part.vectors, chosen)
@@ -154,7 +154,7 @@ class FormEstimates:
         return total
 
 
-class Asked(NamedTuple):
+class OtherParts(NamedTuple):
     """What other parts of a step than compute and communication hang on, where devices are alike.
 
     Attributes:
@@ -166,7 +166,7 @@ class Asked(NamedTuple):
     counts: FloatArray
 
     @classmethod
-    def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "Asked":
+    def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
         """Gather them; in columns a device has its share of a whole table."""
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / task.topology.num_devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
