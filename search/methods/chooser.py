@@ -20,7 +20,6 @@ from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.forms import COLUMNS, Spread, allowed_forms, known_calls
 from neuroshard.stages.search.space.homes import HomeOptions, homed, is_ample, rehomed
 from neuroshard.tasks.task import Task
@@ -41,9 +40,9 @@ class Chooser(Searcher):
     on every device whatever becomes of the other tables, so those are searched beside them.
 
     Where hosts have memory for tables, and models know what that costs, tables lie there, behind caches or not, where
-    devices have too little or it is predicted to pay: of the choices that are estimated to cost least within several
-    shares of the devices' memory, the one that costs least when all is placed quickly in columns. Tables of that plan
-    then take what memory is left on their devices, and the columns are searched again, while that helps.
+    devices have too little or it is predicted to pay. The choices that are estimated to cost least within several
+    shares of the devices' memory are searched. Tables of the cheapest plan then take what memory is left on their
+    devices, and the columns are searched again, while that helps.
 
     Attributes:
         columns: searches what lies in columns: everything, and what the best choice of forms leaves.
@@ -79,11 +78,13 @@ class Chooser(Searcher):
             return plain
         options = HomeOptions.of(task, simulator.models_for(task).compute)
         choices = options.choices(task)
-        others = (self._tried(task, homes, simulator) for homes in self._ranked(task, options, choices, simulator))
-        other = next((one for one in others if isinstance(one, Found)), None)
-        if other is not None:
-            other = self._improved(task, other, options, simulator)
-        found = [one for one in (plain, other) if isinstance(one, Found)]
+        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
+        tried = [self._tried(task, its, simulator) for its in homes if its != task.homes]
+        found = [one for one in tried if isinstance(one, Found)]
+        if found:
+            found = [self._improved(task, _cheapest(found, simulator), options, simulator)]
+        if isinstance(plain, Found):
+            found = [plain, *found]
         if not found and isinstance(plain, InfeasibleError):
             raise plain if choices else options.shortage(task)
         return _cheapest(found, simulator)
@@ -94,26 +95,6 @@ class Chooser(Searcher):
             return self._in_forms(homed(task, homes), simulator).changed(lambda plan: rehomed(plan, task, homes))
         except InfeasibleError as error:
             return error
-
-    def _ranked(
-        self, task: Task, options: HomeOptions, choices: Sequence[IntArray], simulator: Simulator
-    ) -> Iterator[tuple[Home, ...]]:
-        """(T,) other memories than the task's own, those first whose columns, quickly placed, cost less.
-
-        Those of which no plan is found so come last: the tightest first.
-        """
-        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
-        placed = [(self._quick_ms(homed(task, its), simulator), -n) for n, its in enumerate(homes) if its != task.homes]
-        return (homes[-minus] for _, minus in sorted(placed))
-
-    def _quick_ms(self, task: Task, simulator: Simulator) -> float:
-        """What a task costs whose columns are placed quickly; infinite where they find no place."""
-        try:
-            catalog = Catalog.checked(Base.empty(task), simulator)
-            held = self.quick.first_held(catalog)
-        except InfeasibleError:
-            return float("inf")
-        return float("inf") if held is None else catalog.costs([held])[0].total_ms
 
     def _improved(self, task: Task, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
         """Choose memories anew on every device, and search again, as long as that helps."""

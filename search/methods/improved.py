@@ -1,4 +1,4 @@
-"""First plans, of which the cheapest is made better by local search: what searches are composed of."""
+"""First plans, of which the most promising is made better by local search: what searches are composed of."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,13 +22,13 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
 
-_NEAR = 1.1  # times the cheapest first plan's cost: less, and a descent may end lower
+_NEAR = 1.1  # times the cheapest first plan's cost: from these local search begins
 
 
 @dataclass(frozen=True)
 @checked
 class ImprovedSearch(Searcher):
-    """Local search from the cheapest of some first plans, or from another one whose descent ends below that.
+    """Local search from several first plans, which goes on from the one that it improves most.
 
     Attributes:
         starts: give the first plans.
@@ -76,18 +76,22 @@ class ImprovedSearch(Searcher):
         return Found(catalog.items.plan(every[chosen]), declined=other)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
-        """The end of local search from first plans (I, D) that cost so much; a single one's cost needn't be known."""
-        first = cheapest(costs) if costs else 0
-        _, best = self._end(plans[first], 0, catalog)
+        """The end of local search from first plans (I, D) that cost so much; a single one's cost needn't be known.
+
+        Those that cost nearly the least share half of the shakes, and the lowest of their ends gets the other half.
+        """
         if not costs:
-            return best
-        most_ms = costs[first].total_ms * _NEAR
+            return self._end(plans[0], 0, catalog)[1]
+        most_ms = min(cost.total_ms for cost in costs) * _NEAR
         near = {held.tobytes(): held for held, cost in zip(plans, costs, strict=True) if cost.total_ms <= most_ms}
-        near.pop(plans[first].tobytes(), None)
-        descents = replace(self, improvement=replace(self.improvement, shakes=0))
-        ends = (descents._end(held, 0, catalog)[1] for held in near.values())
-        lowest = min((best, *ends), key=predicted_ms)
-        return best if lowest is best else min(best, self._end(lowest.held, 0, catalog)[1], key=predicted_ms)
+        half = self.improvement.shakes // 2
+        each, rest = self._shaking(half // len(near)), self._shaking(half)
+        lowest = min((each._end(held, 0, catalog)[1] for held in near.values()), key=predicted_ms)
+        return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
+
+    def _shaking(self, times: int) -> "ImprovedSearch":
+        """The same with so many shakes."""
+        return replace(self, improvement=replace(self.improvement, shakes=times))
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""

@@ -63,8 +63,22 @@ def _search(model, out, verify, tasks=None, searcher=SMALL, **settings):
     return Search(str(model), its, searcher, "neuroshard", str(out), verify=verify, **settings)
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
-def test_the_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkeypatch, count):
+def test_verified_plans_are_truly_as_good_or_better_where_models_are_wrong(tmp_path, monkeypatch):
+    ratio = _beside_the_predicted_best(3, tmp_path, monkeypatch)
+    assert (ratio <= 1).all()
+    assert (ratio < 0.99).any()
+
+
+@pytest.mark.slow
+def test_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkeypatch):
+    ratio = _beside_the_predicted_best(12, tmp_path, monkeypatch)
+    assert ratio.mean() < 0.985
+    assert (ratio < 0.99).mean() > 1 / 3
+    assert (ratio <= 1).all()
+
+
+def _beside_the_predicted_best(count, tmp_path, monkeypatch):
+    """What verified plans of so many tasks truly cost, over what the predicted best ones do."""
     monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
     tasks, truth = _dlrm_tasks(count), Simulator(AWAY.truth)
     verify = Verify(MadeUpHardware(made_up=AWAY, noise=0.01), finalists=6, passes=6)
@@ -73,9 +87,7 @@ def test_the_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, mo
     before, after = (
         np.array([truth.cost(plan.task, plan).total_ms for plan in its.values()]) for its in (plain, verified)
     )
-    assert (after / before).mean() < 0.99
-    assert (after < before * 0.99).mean() > 1 / 4
-    assert (after <= before).all()
+    return after / before
 
 
 def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
