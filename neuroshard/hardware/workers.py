@@ -3,13 +3,16 @@
 import multiprocessing
 import signal
 import socket
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from neuroshard.hardware.runs import Outcome, Report
@@ -213,7 +216,8 @@ class WorkerGroup(Meter[Sample]):
         process = self._context.Process(
             target=_serve, args=(self._make_bench, rank, self._count, port, theirs), daemon=True
         )
-        process.start()
+        with _no_main_module():
+            process.start()
         theirs.close()
         self._processes.append(process)
 
@@ -285,6 +289,17 @@ class WorkerGroup(Meter[Sample]):
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+
+
+@contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Processes that are started so don't import the main module: a user's script, unguarded, would run again."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _free_port() -> int:

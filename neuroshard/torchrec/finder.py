@@ -13,7 +13,8 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.plumbing.units import readable_bytes
-from neuroshard.searching.searcher import Searcher, searcher_of
+from neuroshard.searching.searcher import Found, Searcher, searcher_of
+from neuroshard.searching.verifier import Verifier
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
 from neuroshard.torchrec.modules import Served
@@ -55,10 +56,17 @@ class Replanned:
 
 @dataclass(frozen=True)
 class Finder:
-    """A search method with the cost models that it searches by."""
+    """A search method with the cost models that it searches by.
+
+    Attributes:
+        searcher: it is.
+        simulator: predicts costs.
+        verifier: decides between the best plans of a search from nothing by measuring; None takes the predicted best.
+    """
 
     searcher: Searcher
     simulator: Simulator
+    verifier: Verifier | None = None
 
     def served(self, compute_device: str) -> Served:
         """What plans can be found with these for such devices; in host memory tables lie in columns."""
@@ -81,8 +89,13 @@ class Finder:
 
         Raises:
             InfeasibleError: no plan fits in memory.
+            UserError: plans can't be measured here.
         """
-        return self._found_by(self.searcher, task)
+        if self.verifier is None:
+            return self._found_by(self.searcher, task)
+        found = self.verifier.decided(self.searcher, task, self.simulator)
+        _log.info(found.remark)
+        return _warned(found)
 
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
         """From a plan that there was: `searcher=replan`, with `settings`.
@@ -98,10 +111,7 @@ class Finder:
 
     def _found_by(self, method: Searcher, task: Task) -> Plan:
         with blas_threads(1):
-            found = method.find(task, self.simulator)
-        if found.warning:
-            _log.warning(found.warning)
-        return found.plan
+            return _warned(method.find(task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
         """From a kept plan that was made for something else, if only tables or devices came or went; else from nothing.
@@ -119,6 +129,13 @@ class Finder:
             return self.found(task)
         _log.warning("%s; it is changed:\n%s", said, "\n".join(map(str, table_changes(kept.plan, plan))))
         return plan
+
+
+def _warned(found: Found) -> Plan:
+    """The plan, after the warning that comes with it, if any, is logged."""
+    if found.warning:
+        _log.warning(found.warning)
+    return found.plan
 
 
 def _came_or_went(before: Plan, task: Task) -> bool:

@@ -33,6 +33,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
             "memory use": task and task.memory,
             "constraints": (task and task.constraints, asked.constraints),
             "search": (finder.searcher, finder.searcher.reads()),
+            **({} if finder.verifier is None else {"verify": finder.verifier}),
             "models": (models.name, models.digest) if models.name else models,
             "other parameters": [
                 (parameter.qualified_name, why, str(parameter.weights.dtype), list(parameter.weights.shape))

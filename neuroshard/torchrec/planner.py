@@ -27,6 +27,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plans.remarks import copies_remarks
 from neuroshard.plumbing.errors import UserError
 from neuroshard.searching.searcher import Searcher, searcher_of
+from neuroshard.searching.verifier import Verifier, verifier_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory
@@ -84,6 +85,12 @@ class NeuroShardPlanner(ShardingPlanner):
             chooses their number by cost. The plan is one group's.
         sync_steps: steps from one synchronisation of the groups' weights to the next.
         use_inter_host_allreduce: as DMPCollection has it: whether groups are successive ranks.
+        verify: mirrored | torchrec | hardware: the best plans of a search from nothing are measured on this machine, as
+            `neuroshard search verify=` does, and the best of them is taken; None takes the predicted best. Minutes: so
+            plan in a process of its own, not under torchrun, and let `keep` hand the plan to the job. A Verifier
+            decides as it likes.
+        finalists: plans that are measured, at most.
+        passes: over all of them, 2 at least: what differs from pass to pass is the error.
 
     Attributes:
         last_plan: that was found last, of the tables that are planned here; None before, or where there were none.
@@ -113,6 +120,9 @@ class NeuroShardPlanner(ShardingPlanner):
         num_groups: int | Literal["auto"] = 1,
         sync_steps: int = 1,
         use_inter_host_allreduce: bool = False,
+        verify: Verifier | str | None = None,
+        finalists: int = 4,
+        passes: int = 4,
         **settings: Any,
     ) -> None:
         if keep is not None and plan_loader is not None:
@@ -123,7 +133,11 @@ class NeuroShardPlanner(ShardingPlanner):
         batch_size = batch_size or _BATCH_SIZE
         models = models or _default_models(topology.compute_device)
         simulator = _simulator(CostModels.load(models) if isinstance(models, str) else models, pipeline)
-        self._finder = Finder(searcher_of(searcher, **settings), simulator)
+        if isinstance(verify, str):
+            if not isinstance(models, str):
+                raise UserError(f"verify={verify} takes models by their name or path, not as an object")
+            verify = verifier_of(verify, models, topology.compute_device, finalists, passes)
+        self._finder = Finder(searcher_of(searcher, **settings), simulator, verify)
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         if any(one.num_groups > 1 and not one.counts(simulator.models) for one in ways):
             _log.warning("these models don't know what synchronising the groups takes: costs leave it out")

@@ -23,8 +23,8 @@ class Improvement:
 
     Local search takes the best step from the most loaded devices until none helps; then random steps shake the best
     plan, again and again, and what comes of it is improved: by estimates of communication first, and by all that the
-    models say where that comes near the best plan. What ends it is counted, so the same call gives the same plan on
-    every machine.
+    models say where that comes near the best plan. What ends it is counted, so the same call gives the same plan
+    however busy a machine is.
 
     Attributes:
         shakes: times that the best plan is shaken and improved again; 0 only improves it.

@@ -27,7 +27,7 @@ from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.choice import declined_remark
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, Origin
+from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.runs.means import Measure
 from neuroshard.stages.search.runs.verify import Searched, Verify, save_finalists
@@ -174,11 +174,9 @@ class Search:
         finalists = None if measure is None else files.read(task)
         if finalists is None:
             searched = first or self._search_one(task, simulator)
-            found = searched.found
-            if measure is None or isinstance(found, InfeasibleError):
+            if self.verify is None or isinstance(searched.found, InfeasibleError):
                 return searched
-            plans = [*map(simulator.predicted, searched.finalists)]
-            finalists = files.begin(plans, Origin(len(plans), searched.seconds, found.warning, found.remark))
+            finalists = self.verify.begun(files, searched.found, searched, simulator)
         assert self.verify is not None
         assert measure is not None
         return self.verify.answer(measure, files, finalists, self.count_input, progress)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
-from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce, Pass
+from neuroshard.stages.search.results.finalist_files import FinalistFiles, Finalists, MeasuredOnce, Origin, Pass
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.stages.search.runs.in_parts import InParts
 from neuroshard.stages.search.runs.means import Means, Measure
@@ -99,6 +101,30 @@ class Verify:
             UserError: torchrun started another number of processes than a task has devices.
         """
         return self.means.opened(tasks, self.hardware, count_input, warn)
+
+    def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
+        """Search a task, measure its finalists here and now, and return the best of them.
+
+        Raises:
+            InfeasibleError: the search finds no plan.
+            UserError: its plans can't be measured here.
+        """
+        self.check([task])
+        searched = Searched.of(searcher, task, simulator, self.finalists)
+        if isinstance(searched.found, InfeasibleError):
+            raise searched.found
+        with TemporaryDirectory() as run, progress_bar() as progress:
+            files = FinalistFiles(Path(run), 0)
+            finalists = self.begun(files, searched.found, searched, simulator)
+            with self.opened([task], simulator.count_input, printer(progress)) as measure:
+                answer = self.answer(measure, files, finalists, simulator.count_input, progress)
+        assert isinstance(answer.found, Found)
+        return answer.found
+
+    def begun(self, files: FinalistFiles, found: Found, searched: Searched, simulator: Simulator) -> Finalists:
+        """Write down what is to be measured."""
+        plans = [*map(simulator.predicted, searched.finalists)]
+        return files.begin(plans, Origin(len(plans), searched.seconds, found.warning, found.remark))
 
     def answer(
         self, measure: Measure, files: FinalistFiles, finalists: Finalists, count_input: bool, progress: Progress

@@ -90,6 +90,14 @@ def _beside_the_predicted_best(count, tmp_path, monkeypatch):
     return after / before
 
 
+def test_what_is_decided_at_once_is_what_a_run_takes(bundle, tmp_path):
+    verify, task = Verify(MadeUpHardware(made_up=AWAY, noise=0.05), finalists=4, passes=3), toy_task(6, num_devices=2)
+    run = _search(bundle, tmp_path / "run", verify, (task,)).run().saved
+    found = verify.decided(SMALL, task, Simulator(CostModels.load(str(bundle))))
+    assert run.plans()[0].placements == found.plan.placements
+    assert found.remark in run.records[0].remark
+
+
 def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
     monkeypatch.setattr(CostModels, "load", staticmethod(lambda model: HOME.truth))
     tasks = _dlrm_tasks(3)
