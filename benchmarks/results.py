@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pictures
 from choices import judged_rules
+from form_gains import form_gains
 from h100 import memory_shares
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
@@ -206,6 +207,7 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "tiers": memory_shares,
     "hardware": hardware,
     "choices": judged_rules,
+    "form_gains": form_gains,
     "mirrored": beside_mirrors,
     "steps": beside_torchrec,
 }

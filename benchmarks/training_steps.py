@@ -9,6 +9,7 @@ job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_steps import InSteps
+from neuroshard.stages.search.runs.in_steps import InSteps, StepsResult
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.torchrec import from_sharding_plan
@@ -42,7 +43,7 @@ def _table(name: str, rows: int, dim: int, lookups: float, **fields: object) -> 
     return ns.Table(name, rows, dim, lookups, ns.zipf_reuse(rows, round(BATCH_SIZE * lookups)), **fields)
 
 
-def _drawn(seed: int, count: int, rows: tuple[float, float], dims: Sequence[int], lookups: tuple[int, int]) -> Tables:
+def drawn(seed: int, count: int, rows: tuple[float, float], dims: Sequence[int], lookups: tuple[int, int]) -> Tables:
     """Tables with rows 10 to such powers, uniformly."""
     rng = np.random.default_rng(seed)
     return tuple(
@@ -51,13 +52,13 @@ def _drawn(seed: int, count: int, rows: tuple[float, float], dims: Sequence[int]
     )
 
 
-def _several_features(tables: Tables) -> Tables:
+def several_features(tables: Tables) -> Tables:
     return tuple(replace(t, features=1 + i % 3) for i, t in enumerate(tables))
 
 
 def _sequences() -> Tables:
     return (
-        *_drawn(8, 12, (3, 5.3), (32,), (2, 12)),
+        *drawn(8, 12, (3, 5.3), (32,), (2, 12)),
         *(_table(f"s{i}", 30_000 * (i + 1), 32, 10.0, pooled=False) for i in range(4)),
     )
 
@@ -70,22 +71,22 @@ _KAGGLE = (
 
 
 KINDS: dict[str, Callable[[], Tables]] = {
-    "widths": lambda: _drawn(1, 60, (2, 5.5), (16, 32, 64, 128), (1, 12)),
+    "widths": lambda: drawn(1, 60, (2, 5.5), (16, 32, 64, 128), (1, 12)),
     "dcn": lambda: tuple(replace(t, rows=min(t.rows, 300_000)) for t in criteo(BATCH_SIZE)),
     "kaggle": lambda: tuple(_table(f"c{i}", min(rows, 1_000_000), 16, 1.0) for i, rows in enumerate(_KAGGLE)),
-    "hot": lambda: (_table("hot", 500_000, 64, 120.0), *_drawn(2, 16, (3, 5.5), (32, 64), (1, 8))),
-    "small": lambda: _drawn(3, 80, (1, 3.7), (16, 32), (1, 6)),
-    "few_small": lambda: _drawn(13, 20, (1, 3.5), (16, 32), (1, 6)),
-    "many_small": lambda: _drawn(11, 60, (1, 4.2), (16, 32), (1, 8)),
-    "narrow": lambda: _drawn(4, 40, (3, 6), (4, 8, 16), (2, 20)),
-    "wide": lambda: _drawn(5, 8, (4, 5.5), (128, 256), (2, 10)),
+    "hot": lambda: (_table("hot", 500_000, 64, 120.0), *drawn(2, 16, (3, 5.5), (32, 64), (1, 8))),
+    "small": lambda: drawn(3, 80, (1, 3.7), (16, 32), (1, 6)),
+    "few_small": lambda: drawn(13, 20, (1, 3.5), (16, 32), (1, 6)),
+    "many_small": lambda: drawn(11, 60, (1, 4.2), (16, 32), (1, 8)),
+    "narrow": lambda: drawn(4, 40, (3, 6), (4, 8, 16), (2, 20)),
+    "wide": lambda: drawn(5, 8, (4, 5.5), (128, 256), (2, 10)),
     "few": lambda: (_table("large", 2_000_000, 64, 20.0), _table("mid", 50_000, 64, 6.0), _table("tiny", 200, 64, 2.0)),
     "papers": lambda: tuple(t for t in dlrm_like(batch_size=BATCH_SIZE, dim=32, seed=3) if t.rows < 1_000_000)[:24],
-    "features": lambda: _several_features(_drawn(7, 20, (2.5, 5.3), (16, 32, 64), (3, 12))),
-    "small_features": lambda: _several_features(_drawn(31, 30, (1.5, 4.5), (16, 32, 64), (3, 12))),
-    "to_30k_rows": lambda: _drawn(20, 30, (1, 4.5), (16, 32, 64), (1, 8)),
-    "to_100k_rows": lambda: _drawn(23, 50, (1.5, 5), (16, 32, 64), (1, 5)),
-    "many_to_100k_rows": lambda: _drawn(25, 60, (2, 5), (16, 32), (2, 10)),
+    "features": lambda: several_features(drawn(7, 20, (2.5, 5.3), (16, 32, 64), (3, 12))),
+    "small_features": lambda: several_features(drawn(31, 30, (1.5, 4.5), (16, 32, 64), (3, 12))),
+    "to_30k_rows": lambda: drawn(20, 30, (1, 4.5), (16, 32, 64), (1, 8)),
+    "to_100k_rows": lambda: drawn(23, 50, (1.5, 5), (16, 32, 64), (1, 5)),
+    "many_to_100k_rows": lambda: drawn(25, 60, (2, 5), (16, 32), (2, 10)),
     "sequences": _sequences,
 }
 
@@ -175,6 +176,7 @@ def judged(frame: pd.DataFrame) -> dict[str, str]:
     A step has a dense part, which no cost knows: it is added as measured on the first plan, in the costs' own ms.
     """
     found = {"plans": str(len(frame)), "noise": f"{frame['floor'].iloc[0]:.1%}"}
+    found["one build with another: Kendall's tau"] = f"{frame['builds_agree'].iloc[0]:.2f}"
     trained = frame["beside_first"]
     for name, cost in (("whole steps", frame["steps_ms"]), ("kernels and exchanges", frame["kernels_ms"])):
         dense = cost.iloc[0] * frame["dense_share"].iloc[0] / (1 - frame["dense_share"].iloc[0])
@@ -194,6 +196,7 @@ def _trained(
     task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
     files, steps = _planned(out / kind, task, searches, random), str(out / kind / "steps")
     result = Evaluate(files, None, Hardware(DeviceSpec("cpu")), None, 0, steps, through=InSteps(protocol)).run()
+    assert isinstance(result, StepsResult)
     result.show(Console(width=160))
     frame = pd.read_parquet(Path(steps) / "results.parquet").assign(kind=kind)
     dense = pd.read_parquet(Path(steps) / "phases.parquet")["dense"]
@@ -202,7 +205,8 @@ def _trained(
         f"{name}_ms": [ns.Simulator(ns.CostModels.load(models)).cost(task, plan).total_ms for plan in plans]
         for name, models in (("steps", STEPS), ("kernels", KERNELS))
     }
-    return frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy(), **costs)
+    agree = [kendalltau(*both).statistic for both in combinations(result.tasks[0].times.ratios.T, 2)]
+    return frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy(), builds_agree=np.mean(agree), **costs)
 
 
 def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Searched], random: int) -> list[str]:
@@ -213,8 +217,8 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Searched], rand
         name: ns.search(task, ns.Simulator(ns.CostModels.load(one.models)), **one.settings)
         for name, one in searches.items()
     }
-    drawn = {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
-    for name, plan in (plans | drawn).items():
+    at_random = {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
+    for name, plan in (plans | at_random).items():
         if all(plan.placements != other.placements for other in found.values()):
             found[name] = plan
         else:

@@ -30,16 +30,19 @@ COUNTS = (  # of a load
     "bags in rows",
     "MB out of columns",
     "MB out of rows",
+    "MB of sequences out of columns",
+    "MB of sequences out of rows",
     "MB out of copies",
     "million weights of copies",
 )
 _IN_USE = "calls", "calls but of copies", "calls but of copies x devices"
-_OF_ALL = "lookups", "lookups in rows", "MB out of columns"  # sent or got by a device whoever looks up
+_OF_ALL = "lookups", "lookups in rows", "MB out of columns", "MB of sequences out of columns"  # sent or got by a device whoever looks up
 # What work is a sum of: of the plan, of a device, and of the mean device.
 TERMS = ("step", *_IN_USE, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
 _OWN = slice(1 + len(_IN_USE), 1 + len(_IN_USE) + len(COUNTS))
 _MEANS = [COUNTS.index(name) for name in _OF_ALL]
 _MILLION = 1e6
+_POOLED = np.array([call.pooled for call in CALLS])
 _OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
 
 Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
@@ -49,11 +52,13 @@ def counts_of(loads: Loads) -> FloatArray:
     """(n, C) of `COUNTS` for each of n loads."""
     copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
+    pooled = _POOLED[loads.call]  # outputs of sequences in rows are put in order one by one
     weights = loads.rows * loads.dim / _MILLION
     return np.column_stack(
         [
             one * ~copied, one * copied, loads.lookups * ~copied, loads.lookups * copied, loads.lookups * in_rows,
-            loads.bags * in_rows, out * columns, out * in_rows, out * copied, weights * copied,
+            loads.bags * in_rows, out * (columns & pooled), out * (in_rows & pooled), out * (columns & ~pooled),
+            out * (in_rows & ~pooled), out * copied, weights * copied,
         ]
     )  # fmt: skip
 
