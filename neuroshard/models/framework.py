@@ -36,7 +36,12 @@ COUNTS = (  # of a load
     "million weights of copies",
 )
 _IN_USE = "calls", "calls but of copies", "calls but of copies x devices"
-_OF_ALL = "lookups", "lookups in rows", "MB out of columns", "MB of sequences out of columns"  # sent or got by a device whoever looks up
+_OF_ALL = (
+    "lookups",
+    "lookups in rows",
+    "MB out of columns",
+    "MB of sequences out of columns",
+)  # sent or got by a device whoever looks up
 # What work is a sum of: of the plan, of a device, and of the mean device.
 TERMS = ("step", *_IN_USE, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
 _OWN = slice(1 + len(_IN_USE), 1 + len(_IN_USE) + len(COUNTS))
