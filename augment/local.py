@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.layouts import has_row_blocks, in_columns, in_copies, in_rows
+from neuroshard.layouts import COLUMNS, COPIES, ROWS, has_row_blocks, in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, Devices, Dim, Features, Share, TableCount
@@ -17,11 +17,10 @@ from neuroshard.records.splits import TableSplit, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.collective import ELEMENT_BYTES
-from neuroshard.words.form import FORMS, Form
 from neuroshard.words.shard import Placement
 
 _HOST = 4  # devices of one, where there are several
-_SHARES = {Form.COLUMNS: 2.0, Form.ROWS: 1.0, Form.COPIES: 0.7}  # of a plan's tables, more or less
+_SHARES = {COLUMNS: 2.0, ROWS: 1.0, COPIES: 0.7}  # of a plan's tables, more or less
 _MEMORY = 1 << 40  # plenty: what a rank may hold is `max_bytes`
 
 
@@ -84,15 +83,15 @@ class PlanAugmentation:
 
     def placed(self, task: Task, rng: np.random.Generator) -> Plan:
         """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured."""
-        shares = rng.dirichlet(list(_SHARES.values())) if rng.random() < 0.8 else np.eye(len(FORMS))[0]
+        shares = rng.dirichlet(list(_SHARES.values())) if rng.random() < 0.8 else np.eye(len(_SHARES))[0]
         halved, favoured = rng.random() * (rng.random() < 0.5), rng.random() < 0.4
         devices = task.topology.num_devices
         placed: list[Placement] = []
         for number, table in enumerate(task.tables):
-            form = FORMS[int(rng.choice(len(FORMS), p=shares))]
-            if form is Form.COPIES and table.pooled and table.size_bytes <= self.max_copy_bytes:
+            layout = tuple(_SHARES)[int(rng.choice(len(_SHARES), p=shares))]
+            if layout is COPIES and table.pooled and table.size_bytes <= self.max_copy_bytes:
                 placed += in_copies(task, number)
-            elif form is Form.ROWS and (group := self._group(task, table, rng)):
+            elif layout is ROWS and (group := self._group(task, table, rng)):
                 placed += in_rows(task, number, group)
             else:
                 where = [int(its) for its in (rng.geometric(0.3, 2) - 1 if favoured else rng.integers(devices, size=2))]

@@ -31,6 +31,10 @@ class Columns(Layout):
         """Whether all shards have all rows, and at most one of them all columns."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
 
+    def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
+        """Place a table whole on the first of the devices."""
+        return in_columns(whole, [(index, table_of(whole, index).dim, devices[0])])
+
     def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
         """Check that shards cover the table."""
         check_cover(table, [placement.shard for placement in placements])

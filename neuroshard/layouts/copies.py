@@ -35,6 +35,10 @@ class Copies(Layout):
         """Whether several shards have all columns, and all have all rows."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
 
+    def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
+        """Place a copy of a table on every device of the task, whatever the group."""
+        return in_copies(whole, index)
+
     def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
         """Check that every device has a copy in its own memory, and that there is nothing else of the table."""
         if (home := placements[0].home) != ON_DEVICE:

@@ -85,6 +85,18 @@ class Layout(ABC):
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
         """Whether a table in these shards lies so; that they make it up is checked afterwards."""
 
+    def fits(self, table: Table, count: int) -> bool:
+        """Whether a table is large enough to lie so on `count` devices."""
+        return True
+
+    @abstractmethod
+    def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
+        """Lay out the table of that index over a group of devices.
+
+        Raises:
+            UserError: there is no such table, or it is too small.
+        """
+
     @abstractmethod
     def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
         """Check that shards in it, at most one on a device, make up a table as the form is served.

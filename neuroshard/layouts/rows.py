@@ -43,6 +43,14 @@ class Rows(Layout):
         """Whether a shard lacks rows."""
         return any(shard.rows < table.rows for shard in shards)
 
+    def fits(self, table: Table, count: int) -> bool:
+        """Whether a table has rows for so many blocks."""
+        return has_row_blocks(table, count)
+
+    def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
+        """Place a block of a table on each device of the group."""
+        return in_rows(whole, index, devices)
+
     def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
         """Check that blocks cover the table and lie as rows are served.
 

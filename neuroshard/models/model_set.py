@@ -77,8 +77,8 @@ class ModelSet:
         """Raise UserError unless the models can cost the forms of `plan`."""
         for call in dict.fromkeys(CALLS[number] for number in plan.device_loads.loads.call.tolist()):
             self._check_call(call, f"sequence tables in {call.form.value}")
-        plan.check_forms(
-            self.forms,
+        plan.check_layouts(
+            lambda layout: layout.form in self.forms,
             f"these cost models know costs of {', '.join(sorted(self.forms))} only",
             "lay it out so, or take models that know more, such as model=roofline:h100",
         )

@@ -56,19 +56,24 @@ class Plan:
         """(T,) the forms that tables are laid out in."""
         return tuple(layout.form for layout in self.layouts)
 
+    @property
+    def in_columns(self) -> bool:
+        """Whether every table lies in columns."""
+        return all(layout.free for layout in self.layouts)
+
     def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
         """Names of the tables whose layouts have something, in the task's order."""
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
-    def check_forms(self, served: frozenset[Form], what: str, do: str) -> None:
-        """Refuse forms that something doesn't serve: `what` says so, and `do` what to do.
+    def check_layouts(self, served: Callable[[Layout], bool], what: str, do: str) -> None:
+        """Refuse layouts that something doesn't serve: `what` says so, and `do` what to do.
 
         Raises:
             UserError: a table lies in one of them; the line names it.
         """
-        for table, form in zip(self.task.tables, self.forms, strict=True):
-            if form not in served:
-                raise UserError(f"plan: table {table.name!r} lies in {form.value}, and {what}; {do}")
+        for table, layout in zip(self.task.tables, self.layouts, strict=True):
+            if not served(layout):
+                raise UserError(f"plan: table {table.name!r} lies in {layout}, and {what}; {do}")
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:

@@ -48,8 +48,8 @@ def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping
         yield f"table {name!r} must not lie in {layout}, only in {' or '.join(sorted(limits.forms))}"
     if wrong := set(held).difference(limits.devices):
         yield f"table {name!r} must not lie on device {min(wrong)}"
-    least, most = (limits.min_blocks, limits.max_blocks) if layout.blocks else (limits.min_shards, limits.max_shards)
-    if not least <= layout.num_shards(len(held)) <= most:
+    if not limits.may_count(layout, len(held)):
+        least, most = limits.counts_of(layout)
         yield f"table {name!r} is on {len(held)} devices{layout.counted}, not on {least} to {most}"
     if min(held.values()) < limits.min_dim:
         yield f"table {name!r} has a shard of {min(held.values())} columns, fewer than {limits.min_dim}"

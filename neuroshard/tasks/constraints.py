@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.layouts import LAYOUTS
+from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.matching import own_places
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
@@ -109,6 +109,15 @@ class TableLimits:
     def free(self) -> bool:
         """Whether it may lie such that any device may hold a shard, whatever others hold: in columns."""
         return any(LAYOUTS[form].free for form in self.forms)
+
+    def may_count(self, layout: Layout, devices: int) -> bool:
+        """Whether it may lie so on as many devices."""
+        least, most = self.counts_of(layout)
+        return least <= layout.num_shards(devices) <= most
+
+    def counts_of(self, layout: Layout) -> tuple[int, int]:
+        """Return the least and the most shards, as rules count them, that it may have where it lies so."""
+        return (self.min_blocks, self.max_blocks) if layout.blocks else (self.min_shards, self.max_shards)
 
     @property
     def home(self) -> Home:

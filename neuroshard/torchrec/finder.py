@@ -7,6 +7,7 @@ from typing import Any
 
 from torchrec.distributed.types import ShardingPlan
 
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
@@ -18,7 +19,7 @@ from neuroshard.searching.verifier import Verifier
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
 from neuroshard.torchrec.modules import Served
-from neuroshard.words.form import IN_COLUMNS, Form
+from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.home import TIERS, Tier
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Finder:
         """What plans can be found with these for such devices; in host memory tables lie in columns."""
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if compute_device == "cpu" else TIERS
         known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
-        calls = (call for call in known if call.tier is Tier.DEVICE or call.form is Form.COLUMNS)
+        calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
         return Served(frozenset(calls), self._no_sequences)
 
     @property

@@ -28,7 +28,7 @@ from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.estimators import ms_per_column, of_both_ways
 from neuroshard.torchrec.kernels import home_of
 from neuroshard.torchrec.known_tables import Known, known_tables
-from neuroshard.words.form import CALLS, Call, Form
+from neuroshard.words.form import CALLS, Call
 
 _COLUMNS = 512  # on every device, in the exchange that a column's part is taken of
 _UNKNOWN_MS = 1e9  # of what the models don't know: chosen where there is nothing else
@@ -91,7 +91,7 @@ class SimulatorPerfConfig(HardwarePerfConfig):
         plan = _alone(ctx, self.known.get(ctx.table_name))
         cost = self.simulator.cost(plan.task, plan)
         forward, backward = float(cost.forward[0]), float(cost.backward[0])
-        if plan.forms[0] is Form.COLUMNS:
+        if plan.in_columns:
             each = ms_per_column(self.simulator, plan.task, _COLUMNS)
             forward, backward = (ms * plan.task.output_columns for ms in each)
         ahead, back = of_both_ways(float(cost.compute[0]), ctx.bwd_compute_multiplier)

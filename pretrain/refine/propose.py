@@ -7,7 +7,7 @@ import numpy as np
 
 from neuroshard.cost import parts
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
-from neuroshard.layouts import LAYOUTS, has_row_blocks, in_columns, in_copies, in_rows
+from neuroshard.layouts import LAYOUTS, Layout, in_columns
 from neuroshard.models import CostModels
 from neuroshard.models.named_parts import exchange_part
 from neuroshard.models.simulator import Simulator
@@ -21,7 +21,7 @@ from neuroshard.stages.pretrain.pieces import pieces_of
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import BETWEEN_HOSTS
-from neuroshard.words.form import Call, Form
+from neuroshard.words.form import FORMS, Call
 from neuroshard.words.shard import Placement
 
 _WHOLE_SHARE = 0.6  # of tables that are not cut; of the others, so many are cut once
@@ -124,25 +124,21 @@ def random_plan(task: Task, models: CostModels, rng: np.random.Generator) -> Pla
     shards: list[tuple[int, Table]] = []
     formed, devices = rng.random(), range(task.topology.num_devices)
     for number, table in enumerate(task.tables):
-        forms = _other_forms(task, number, models) if rng.random() < formed else []
-        form = forms[int(rng.integers(len(forms)))] if forms else Form.COLUMNS
-        if form is Form.COLUMNS:
-            shards += [(number, table.with_dim(dim)) for dim in _cut(table.dim, rng)]
+        layouts = _other_layouts(task, number, models) if rng.random() < formed else []
+        if layouts:
+            placements += layouts[int(rng.integers(len(layouts)))].over(task, number, devices)
         else:
-            placements += in_copies(task, number) if form is Form.COPIES else in_rows(task, number, devices)
+            shards += [(number, table.with_dim(dim)) for dim in _cut(table.dim, rng)]
     return Plan(task, (*placements, *in_columns(task, _spread_out(shards, len(devices), rng))))
 
 
-def _other_forms(task: Task, number: int, models: CostModels) -> list[Form]:
-    """Forms besides columns that a table may lie in, as far as the models know them."""
-    table, home = task.tables[number], task.homes[number]
-    fits = {
-        Form.ROWS: has_row_blocks(table, task.topology.num_devices),
-        Form.COPIES: table.size_bytes <= _MOST_COPY_BYTES,
-    }
-    calls = models.compute.calls if task.topology.num_devices > 1 else ()
-    known = {form for form in models.forms if Call(form, table.pooled, home.tier) in calls}
-    return [form for form in fits if fits[form] and form in known]
+def _other_layouts(task: Task, number: int, models: CostModels) -> list[Layout]:
+    """Layouts besides columns that a table may have, as far as the models know them."""
+    table, home, devices = task.tables[number], task.homes[number], task.topology.num_devices
+    calls = models.compute.calls if devices > 1 else ()
+    known = [LAYOUTS[form] for form in FORMS if form in models.forms and Call(form, table.pooled, home.tier) in calls]
+    small = table.size_bytes <= _MOST_COPY_BYTES
+    return [its for its in known if not its.free and its.fits(table, devices) and (small or not its.dense)]
 
 
 def _spread_out(

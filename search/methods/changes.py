@@ -11,7 +11,6 @@ from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.space.base import device_memory
 from neuroshard.stages.search.space.homes import HomeOptions, rehomed
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import Form
 
 _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 _NEEDED = frozenset({Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL})
@@ -50,8 +49,8 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
     bound = {name for group in (*task.constraints.together, *task.constraints.apart) for name in group}
     return [
         index
-        for index, (table, form, blocks) in enumerate(zip(task.tables, plan.forms, plan.by_table, strict=True))
-        if form is Form.ROWS
+        for index, (table, layout, blocks) in enumerate(zip(task.tables, plan.layouts, plan.by_table, strict=True))
+        if layout.blocks
         and table.pooled  # rows of sequence tables lie on all devices
         and len(blocks) == devices
         and table.name not in bound

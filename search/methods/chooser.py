@@ -8,9 +8,9 @@ import numpy as np
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.methods.changes import caches_grown, homes_anew, rows_on_hosts
@@ -20,10 +20,10 @@ from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, Spread, allowed_forms, known_calls
+from neuroshard.stages.search.space.forms import COLUMNS, Spread, allowed_forms, known_calls, searched_forms
 from neuroshard.stages.search.space.homes import HomeOptions, homed, is_ample, rehomed
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, Form
+from neuroshard.words.form import FORMS
 from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import Placement
 
@@ -112,7 +112,8 @@ class Chooser(Searcher):
         """Return the best plans with the plan's own forms, columns alone, and other choices of forms."""
         choices, spread = self._other_forms(plan, simulator), Spread(plan.task)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
-        own = self.columns.finalists(plan, simulator, max(share, left)) if Form.COLUMNS in plan.forms else ()
+        in_columns = any(layout.free for layout in plan.layouts)
+        own = self.columns.finalists(plan, simulator, max(share, left)) if in_columns else ()
         groups = (self._finalists(plan.task, spread.others(one), simulator, share) for one in choices)
         return in_turns(plan, [own, *groups], simulator, count)
 
@@ -122,11 +123,11 @@ class Chooser(Searcher):
         Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
         """
         calls = known_calls(simulator.models, self.forms)
-        if all(call.form is Form.COLUMNS for call in calls) or device_memory(plan.task).min() < 1:
+        if not _has_choice(plan.task, allowed_forms(plan.task, calls)):
             return []
         own = np.array([FORMS.index(form) for form in plan.forms])
         found = {own.tobytes(): own}
-        for left_out in (None, *(form for form in FORMS if form is not Form.COLUMNS)):
+        for left_out in (None, *FORMS[1:]):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
@@ -160,11 +161,9 @@ class Chooser(Searcher):
     def _everywhere(self, task: Task, simulator: Simulator) -> Found:
         """Find the best plan with rows over all devices."""
         calls = known_calls(simulator.models, self.forms)
-        if all(call.form is Form.COLUMNS for call in calls):
-            return self.columns.find(task, simulator)
         simulator.models.check(task)
         allowed = allowed_forms(task, calls)
-        if not np.delete(allowed, COLUMNS, axis=1).any() or device_memory(task).min() < 1:
+        if not _has_choice(task, allowed):
             return self.columns.find(task, simulator)
         choices = FormChoices.of(task, simulator, allowed, self.quick)
         best = choices.best(self.tries)
@@ -215,13 +214,6 @@ def _cheapest(found: Sequence[Found], simulator: Simulator) -> Found:
     return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
 
 
-def searched_forms(names: Sequence[str]) -> tuple[Form, ...]:
-    """Forms by their names.
-
-    Raises:
-        UserError: there is no form of some name, or columns aren't among them.
-    """
-    forms = tuple(Form(name) for name in names)
-    if Form.COLUMNS not in forms:
-        raise UserError(f"searcher: forms={[form.value for form in forms]} must have columns among them")
-    return forms
+def _has_choice(task: Task, allowed: BoolArray) -> bool:
+    """Whether some table may lie otherwise than in columns, on devices that all have memory."""
+    return bool(np.delete(allowed, COLUMNS, axis=1).any()) and int(device_memory(task).min()) > 0

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets
-from neuroshard.layouts import in_columns
+from neuroshard.layouts import LAYOUTS, in_columns
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.base import device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
+from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms
 from neuroshard.stages.search.space.moved import moved_between
-from neuroshard.words.form import FORMS, Call, Form
+from neuroshard.words.form import FORMS, Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +113,11 @@ class FormChanges:
 
 def _on_hosts(plan: Plan) -> BoolArray:
     """(T,) which tables lie in rows, but not with all columns on all devices."""
-    devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.forms, plan.by_table, strict=True)
+    devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
     return np.array(
         [
-            form is Form.ROWS and (len(its) < devices or any(placed.shard.dim < table.dim for placed in its))
-            for table, form, its in each
+            layout.blocks and (len(its) < devices or any(placed.shard.dim < table.dim for placed in its))
+            for table, layout, its in each
         ]
     )
 
@@ -125,9 +125,9 @@ def _on_hosts(plan: Plan) -> BoolArray:
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
     """(T, F) bytes that arrive somewhere where a table changes to a form, at most; 0 where it has it, or may not."""
     task, found = start.task, np.zeros(allowed.shape, dtype=np.int64)
-    whole = task.memory.state_bytes(task.loads)
-    found[:, COLUMNS] = np.where(now == ROWS, whole, 0)  # a copy is there already
-    for form in (ROWS, COPIES):
+    in_blocks = np.array([layout.blocks for layout in LAYOUTS.values()])
+    found[:, COLUMNS] = task.memory.state_bytes(task.loads) * in_blocks[now]  # a copy is there already
+    for form in OTHERS:
         to = allowed[:, form] & (now != form)
         kept = (placed for placed in start.placements if not to[placed.shard.table])
         changed = (placed for table in np.flatnonzero(to).tolist() for placed in spread.placements(table, form))

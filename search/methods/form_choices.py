@@ -22,7 +22,7 @@ from neuroshard.stages.search.space.form_descent import Costs, changed, descent,
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.forms import (
     COLUMNS,
-    COPIES,
+    OTHERS,
     ROWS,
     Spread,
     has_other_forms,
@@ -182,8 +182,8 @@ class FormChoices:
         where they can: what they end with is as cheap as it looks.
         """
         without = self.allowed.copy()
-        without[self.allowed[:, [ROWS, COPIES]].any(axis=1), COLUMNS] = False
-        pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in (ROWS, COPIES)]
+        without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
+        pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in OTHERS]
         ends = [self._descent(forms, without, self.estimates.costs)[-1] for forms in pure]
         for forms in self._dearest_in_rows():
             ends += [forms, self.descent(forms, self.estimates.costs)[-1]]

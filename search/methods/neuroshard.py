@@ -12,14 +12,14 @@ from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.chooser import Chooser, RowsOver, searched_forms
+from neuroshard.stages.search.methods.chooser import Chooser, RowsOver
 from neuroshard.stages.search.methods.heuristics import SCORES
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.simpler import simpler
 from neuroshard.stages.search.methods.starts import EvenLayouts, Heuristic, Start
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.space.forms import known_calls
+from neuroshard.stages.search.space.forms import known_calls, searched_forms
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS

@@ -10,7 +10,7 @@ from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.homes import settled
-from neuroshard.words.form import Call, Form
+from neuroshard.words.form import Call
 
 
 def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float) -> Plan:
@@ -25,7 +25,7 @@ def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance
     start = settled(plan)
     before = simulator.cost(start.task, start)
     most_ms = before.total_ms * (1 + tolerance)
-    changes = FormChanges.of(start, simulator, calls) if set(start.forms) != {Form.COLUMNS} else None
+    changes = FormChanges.of(start, simulator, calls) if not start.in_columns else None
     found = start if changes is None else changes.in_columns(most_ms)
     found = _with_fewer_shards(found, simulator, most_ms)
     if len(found.placements) >= len(start.placements):

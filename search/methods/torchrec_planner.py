@@ -6,21 +6,20 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
-from neuroshard.stages.search.methods.chooser import searched_forms
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls
+from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls, searched_forms
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, Form
 from neuroshard.words.home import Home, Tier
 
 if TYPE_CHECKING:  # TorchRec is optional, and slow to import
@@ -96,7 +95,7 @@ class TorchRecSearch(Searcher):
     split_factors: Sequence[int] = (1, 2, 4, 8)
     sort_by: Sequence[str] = _SORTS
     estimates: Estimates = field(default_factory=TorchRecEstimates)
-    forms: tuple[str, ...] = (Form.COLUMNS,)
+    forms: tuple[str, ...] = ("columns",)
     cached: tuple[CacheShare, ...] = (0.05, 0.2, 0.5)
 
     def __post_init__(self) -> None:
@@ -121,7 +120,8 @@ class TorchRecSearch(Searcher):
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
         simulator.models.check(task)
-        if simulator.models.forms.intersection(self.forms) <= {Form.COLUMNS} and not task.topology.host_bytes:
+        in_columns = all(LAYOUTS[call.form].free for call in known_calls(simulator.models, self.forms))
+        if in_columns and not task.topology.host_bytes:
             check_total(Sizes.of(Items.of(Base.empty(task))))
         plans = list(_plans(self, task, simulator))
         if not plans:
@@ -206,13 +206,13 @@ def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, s
     splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
     whole = [] if splits and limits.min_shards > 1 else ["table_wise"]
     tiers = limits.tiers if task.topology.host_bytes else {Tier.DEVICE}
-    words = {
-        Form.COLUMNS: [*whole, *(["column_wise"] if splits else [])],
-        Form.ROWS: ["row_wise", *(["table_row_wise"] if len(task.topology.hosts) > 1 else [])],
-        Form.COPIES: ["data_parallel"],
-    }
+    words = (  # in the order of forms
+        [*whole, *(["column_wise"] if splits else [])],
+        ["row_wise", *(["table_row_wise"] if len(task.topology.hosts) > 1 else [])],
+        ["data_parallel"],
+    )
     return ParameterConstraints(
-        sharding_types=[word for form, may in zip(FORMS, forms, strict=True) if may for word in words[form]],
+        sharding_types=[word for its, may in zip(words, forms, strict=True) if may for word in its],
         compute_kernels=[DENSE, *(KERNELS[tier] for tier in tiers)],
         cache_params=cache_params(Home(Tier.CACHED, share)) if Tier.CACHED in tiers else None,
         min_partition=width if splits else None,

@@ -6,6 +6,7 @@ from math import isnan
 import numpy as np
 
 from neuroshard.cost.cost import Cost, described_expectation
+from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.models.trust import LEVEL
 from neuroshard.plans.moves import Places, TableChange, table_changes
 from neuroshard.plans.picture import plan_png
@@ -13,7 +14,6 @@ from neuroshard.plumbing.units import readable_bytes
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
 from neuroshard.stages.search.report.page import Grid, Picture, Section
 from neuroshard.stages.search.report.split_worth import SplitWorth
-from neuroshard.words.form import Form
 from neuroshard.words.home import Tier
 
 _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so
@@ -93,7 +93,7 @@ def _caveat(cost: Cost) -> str:
 def _best(explanation: Explanation) -> str:
     if explanation.plan.violations:
         return "not known: the plan breaks its task"
-    others = [form.value for form in (Form.ROWS, Form.COPIES) if form in explanation.plan.forms]
+    others = [str(its) for its in LAYOUTS.values() if not its.free and its in explanation.plan.layouts]
     if others:
         return f"not known for plans with tables in {' and '.join(others)}: the bound is one of columns alone"
     if explanation.gap is None:
@@ -155,7 +155,7 @@ def _devices(explanation: Explanation) -> Section:
     text = "The devices are balanced: there is no straggler."
     if not explanation.is_balanced:
         text = f"Device {explanation.bottleneck}, marked, is the straggler."
-    if set(plan.forms) != {Form.COLUMNS}:
+    if not plan.in_columns:
         text += " Columns are those of tables in columns: rows and copies give out none."
     for part in cost.parts:
         text += "" if part.counts else f" {part.name.capitalize()}, {part.about}, isn't counted."
@@ -192,8 +192,8 @@ def _besides(share: ShardShare) -> str:
     """What a shard is besides columns with all rows, in device memory, of a pooled table that one feature reads."""
     table, home = share.table, share.placed.home
     said = {
-        f"{share.placed.shard.rows:,} rows": share.form is Form.ROWS,
-        "a copy": share.form is Form.COPIES,
+        f"{share.placed.shard.rows:,} rows": share.layout.blocks,
+        "a copy": share.layout.own_samples,
         f"{table.features} features": table.features > 1,
         "sequence": not table.pooled,
         str(home): home.tier is not Tier.DEVICE,
@@ -225,13 +225,13 @@ def _splits(explanation: Explanation) -> Section | None:
     rows = tuple(_split_row(worth, explanation.cost.total_ms) for worth in explanation.splits)
     columns = ("table", "shards, columns", "plan with it whole, ms", "its split saves")
     text = "A table is taken as whole on the one of its devices where the plan then costs least."
-    if set(explanation.plan.forms) != {Form.COLUMNS}:
+    if not explanation.plan.in_columns:
         text += " Rows and copies compute and exchange in ways of their own: what that costs is in what they save."
     return Section("Splits", text, grids=(Grid(columns, rows, texts=frozenset({0, 1})),))
 
 
 def _split_row(worth: SplitWorth, total_ms: float) -> tuple[str, ...]:
-    shards = " + ".join(map(str, worth.dims)) if worth.form is Form.COLUMNS else _spread(worth.form, len(worth.dims))
+    shards = " + ".join(map(str, worth.dims)) if worth.layout.free else _spread(worth.layout, len(worth.dims))
     if worth.whole_ms is None:
         return worth.table, shards, "fits on none", "memory"
     return worth.table, shards, f"{worth.whole_ms:.2f}", f"{worth.whole_ms - total_ms:.2f} ms"
@@ -253,8 +253,8 @@ def _moves_grid(steps: tuple[TableChange, ...]) -> Grid:
     rows = tuple(
         (
             move.table,
-            _described(move.before, move.layout_before.form),
-            _described(move.after, move.layout_after.form),
+            _described(move.before, move.layout_before),
+            _described(move.after, move.layout_after),
             readable_bytes(move.size_bytes),
         )
         for move in steps
@@ -262,15 +262,15 @@ def _moves_grid(steps: tuple[TableChange, ...]) -> Grid:
     return Grid(("table", "columns on device, before", "after", "to be moved"), rows, texts=frozenset({0, 1, 2}))
 
 
-def _described(places: Places, form: Form) -> str:
-    if form is Form.COLUMNS:
+def _described(places: Places, layout: Layout) -> str:
+    if layout.free:
         return ", ".join(f"{dim} on {device}" for device, dim in places)
     devices = [device for device, _ in places]
-    return f"{_spread(form, len(devices))}, {devices[0]} to {devices[-1]}"
+    return f"{_spread(layout, len(devices))}, {devices[0]} to {devices[-1]}"
 
 
-def _spread(form: Form, count: int) -> str:
-    return f"{form.value} on {count} devices"
+def _spread(layout: Layout, count: int) -> str:
+    return f"{layout} on {count} devices"
 
 
 def _heuristics(explanation: Explanation) -> Section:

@@ -6,6 +6,7 @@ import numpy as np
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
+from neuroshard.layouts import Layout
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import TableChange, table_changes
 from neuroshard.plans.plan import Plan
@@ -20,7 +21,6 @@ from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tables import Table
-from neuroshard.words.form import Form
 from neuroshard.words.shard import Placement
 
 _NOTICED = 0.005  # of a plan's cost
@@ -31,7 +31,7 @@ class ShardShare:
     """A shard's part in its device's cost.
 
     Attributes:
-        placed, table, form: what lies where, and of which table in which form.
+        placed, table, layout: what lies where, and of which table in which layout.
         size_bytes: on the device.
         alone_ms: compute cost of the shard alone.
         saved_ms: what the device would compute less without it.
@@ -39,7 +39,7 @@ class ShardShare:
 
     placed: Placement
     table: Table
-    form: Form
+    layout: Layout
     size_bytes: int
     alone_ms: float
     saved_ms: float
@@ -141,7 +141,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
 
 def _bound_ms(plan: Plan, simulator: Simulator) -> float | None:
     """Compute a lower bound of all costs, ms; None unless the plan is in columns and keeps its constraints."""
-    if plan.violations or set(plan.forms) != {Form.COLUMNS}:
+    if plan.violations or not plan.in_columns:
         return None
     kernels = Simulator(simulator.models)  # what other parts ask for each shard is no bound
     return lower_bound_ms(Catalog.checked(Base.empty(plan.task), kernels))
@@ -156,7 +156,7 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
     found = []
     for placed, size, alone_ms, saved_ms in zip(plan.by_device, loads.size_bytes, alone, saved, strict=True):
         table = placed.shard.table
-        what = placed, plan.task.tables[table], plan.forms[table]
+        what = placed, plan.task.tables[table], plan.layouts[table]
         found.append(ShardShare(*what, int(size), float(alone_ms), float(saved_ms)))
     return tuple(sorted(found, key=lambda share: (-share.saved_ms, share.table.name)))
 
@@ -164,7 +164,7 @@ def _shares(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[ShardShare, .
 def _next_move(plan: Plan, simulator: Simulator) -> NextMove | str:
     if plan.violations:
         return "not looked for: the plan breaks its task"
-    if Form.COLUMNS not in plan.forms:
+    if not any(layout.free for layout in plan.layouts):
         return "not looked for: steps move columns, and no table lies in columns"
     base = Base.of_plan(plan, simulator.models_for(plan.task).compute)
     catalog = Catalog.checked(base, simulator)

@@ -9,12 +9,11 @@ import numpy as np
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import Loads
 from neuroshard.cost.traffic import Traffic
-from neuroshard.layouts import given_bytes
+from neuroshard.layouts import COLUMNS, Layout, given_bytes
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
-from neuroshard.words.form import Form
 
 _MOST_NUMBERS = 1 << 21  # devices x collectives x variants of a plan that are costed in one call: some tens of MB
 _MOST_DEVICES = 16  # that a table in rows or copies is tried on
@@ -28,13 +27,13 @@ class SplitWorth:
         table, dims: that does so, and the columns of each of its shards.
         whole_ms: plan cost if it were whole on that of its devices where it costs least; None if it fits on none. Of
             more than 16 devices with rows or copies, those are asked that compute least and have room.
-        form: of the table.
+        layout: of the table.
     """
 
     table: str
     dims: tuple[int, ...]
     whole_ms: float | None
-    form: Form = Form.COLUMNS
+    layout: Layout = COLUMNS
 
 
 def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWorth, ...]:
@@ -42,7 +41,7 @@ def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWor
     groups = _spread_tables(plan)
     parts = _Parts.of(plan, groups, simulator)
     tried = [
-        parts.worth_trying(plan, cost, own, plan.forms[table]) for table, own in zip(groups, parts.own, strict=True)
+        parts.worth_trying(plan, cost, own, plan.layouts[table]) for table, own in zip(groups, parts.own, strict=True)
     ]
     variants = [(own, int(there)) for own, some in zip(parts.own, tried, strict=True) for there in some]
     costs = np.concatenate([np.zeros(0), *_costs(plan, cost, parts, variants, simulator)])
@@ -51,7 +50,7 @@ def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWor
     for (table, numbers), ms in zip(groups.items(), np.split(costs, ends), strict=False):  # of none, one empty part
         dims, best = tuple(plan.by_device[number].shard.dim for number in numbers), float(ms.min())
         whole_ms = best if np.isfinite(best) else None
-        found.append(SplitWorth(plan.task.tables[table].name, dims, whole_ms, plan.forms[table]))
+        found.append(SplitWorth(plan.task.tables[table].name, dims, whole_ms, plan.layouts[table]))
     return tuple(sorted(found, key=lambda worth: (worth.whole_ms is not None, -(worth.whole_ms or 0), worth.table)))
 
 
@@ -101,9 +100,9 @@ class _Parts:
             whole_ms,
         )
 
-    def worth_trying(self, plan: Plan, cost: Cost, own: IntArray, form: Form) -> IntArray:
+    def worth_trying(self, plan: Plan, cost: Cost, own: IntArray, layout: Layout) -> IntArray:
         """Return those of a table's shards on whose devices it is tried whole."""
-        if form is Form.COLUMNS or len(own) <= _MOST_DEVICES:
+        if layout.free or len(own) <= _MOST_DEVICES:
             return own
         there, caps = self.device[own], np.array(plan.task.shard_memory)
         after = np.array(plan.device_bytes)[there] - self.asked[own, -1] + self.whole_asked[own, -1]

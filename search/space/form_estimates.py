@@ -13,6 +13,7 @@ import numpy as np
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.simulator import Simulator
@@ -23,7 +24,7 @@ from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
 from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Form
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS
 
 _TOGETHER = 256  # estimates made at once, at most
 
@@ -63,7 +64,7 @@ class FormEstimates:
         others = tuple(
             Everywhere.of(task, models, call, allowed)
             for call in CALLS
-            if call.form is not Form.COLUMNS and (call.pooled, call.tier) in kinds
+            if not LAYOUTS[call.form].free and (call.pooled, call.tier) in kinds
         )
         cuts = Cuts.none(len(allowed), len(head.bias)) if catalog is None else Cuts.of(catalog)
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import COPIES, ROWS, given_bytes, in_rows, placed_loads
+from neuroshard.layouts import LAYOUTS, Layout, given_bytes, placed_loads
 from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.model_set import ModelSet
@@ -16,7 +16,7 @@ from neuroshard.stages.search.space.column_cuts import even_layout
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import FORMS, Call, Form
+from neuroshard.words.form import FORMS, Call
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _FEW = 16  # of the largest numbers: among them is one of a table that is chosen, nearly always
@@ -136,7 +136,7 @@ class Everywhere:
         each = zip(task.tables, task.homes, strict=True)
         called = np.array([(table.pooled, home.tier) == (call.pooled, call.tier) for table, home in each])
         tables = np.flatnonzero(called & allowed[:, form])
-        loads = dearest_blocks(task, tables) if call.form is Form.ROWS else copies(task, tables)
+        loads = dearest(task, tables, LAYOUTS[call.form])
         count, numbers = len(called), len(head.bias)
         vectors, given, size_bytes = (np.zeros((count, *each)) for each in ((numbers,), (len(Collective),), ()))
         found = cls(form, called, head, vectors, given, size_bytes, tables, loads)
@@ -167,22 +167,19 @@ def _vectors(models: ModelSet, call: Call, loads: Loads, head: ReluHead) -> Floa
     return model.predict(LoadSets.alone(loads))[:, None].astype(np.float32)
 
 
-def dearest_blocks(task: Task, tables: IntArray) -> Loads:
-    """(t,) of some `tables` (t,) the block of rows that is looked up most, of as many as there are devices.
+def dearest(task: Task, tables: IntArray, layout: Layout) -> Loads:
+    """(t,) of some `tables` (t,) over all devices what the one has that has most to look up.
 
-    Where lookups are spread evenly that is the first one, which is no smaller than the others.
+    Of blocks of rows that is the first one where lookups are spread evenly: it is no smaller than the others.
     """
     devices, kept = task.topology.num_devices, [task.tables[table] for table in tables]
-    first = ROWS.share(task.loads.take(tables), devices)
-    uneven = np.flatnonzero([bool(table.row_lookups) for table in kept])
-    placed = [block for table in tables[uneven].tolist() for block in in_rows(task, table, range(devices))]
+    first = layout.share(task.loads.take(tables), devices)
+    uneven = np.flatnonzero([layout.blocks and bool(table.row_lookups) for table in kept])
+    if not len(uneven):
+        return first
+    placed = [block for table in tables[uneven].tolist() for block in layout.over(task, table, range(devices))]
     blocks = placed_loads(task.tables, placed, task.batch_size, devices)
     dearest = blocks.lookups.reshape(-1, devices).argmax(axis=1) + devices * np.arange(len(uneven))
     source = np.arange(len(kept))
     source[uneven] = len(kept) + dearest
     return LoadSets.joined([LoadSets.alone(first), LoadSets.alone(blocks)]).loads.take(source)
-
-
-def copies(task: Task, tables: IntArray) -> Loads:
-    """(t,) of some `tables` (t,) a copy."""
-    return COPIES.share(task.loads.take(tables), task.topology.num_devices)

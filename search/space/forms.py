@@ -1,19 +1,33 @@
 """Which tables lie in which form, and the task that is left of those in columns once the others have their places."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from neuroshard.layouts import has_row_blocks, in_copies, in_rows
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models.model_set import ModelSet
 from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CALLS, FORMS, Call, Form
+from neuroshard.words.form import CALLS, FORMS, Call, Form, forms_named
 from neuroshard.words.home import Tier
 from neuroshard.words.shard import Placement
 
-COLUMNS, ROWS, COPIES = (FORMS.index(form) for form in (Form.COLUMNS, Form.ROWS, Form.COPIES))
+COLUMNS, ROWS, COPIES = (FORMS.index(form) for form in LAYOUTS)
+OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
+
+
+def searched_forms(names: Iterable[str]) -> tuple[Form, ...]:
+    """Forms by their names.
+
+    Raises:
+        UserError: there is no form of some name, or columns aren't among them.
+    """
+    forms = forms_named(names)
+    if not any(LAYOUTS[form].free for form in forms):
+        raise UserError(f"searcher: forms={[form.value for form in forms]} must have columns among them")
+    return forms
 
 
 def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[Call]:
@@ -63,8 +77,8 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
     if np.delete(allowed_forms(task, CALLS) & ~tried, COLUMNS, axis=1).any():
         return True
     host, devices = task.topology.domain_size, task.topology.num_devices
-    limits = (task.constraints.limits(table, devices) for table in task.tables)
-    return 1 < host < devices and any(Form.ROWS in its.forms for its in limits)  # on one host's devices
+    forms = {form for table in task.tables for form in task.constraints.limits(table, devices).forms}
+    return 1 < host < devices and any(LAYOUTS[form].blocks for form in forms)  # on one host's devices
 
 
 def has_other_homes(task: Task) -> bool:
@@ -75,14 +89,16 @@ def has_other_homes(task: Task) -> bool:
     return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in limits)
 
 
-def _allowed(task: Task, table: Table, forms: frozenset[Form], bound: bool) -> list[bool]:
+def _allowed(task: Task, table: Table, forms: Collection[str], bound: bool) -> list[bool]:
     """(F,) of one table, which may be bound to others or to a device."""
     devices, limits = task.topology.num_devices, task.constraints.limits(table, task.topology.num_devices)
-    forms &= limits.forms
     everywhere = not bound and devices > 1 and len(limits.devices) == devices
-    in_blocks = everywhere and limits.min_blocks <= devices <= limits.max_blocks and has_row_blocks(table, devices)
-    may = {Form.COLUMNS: True, Form.ROWS: in_blocks, Form.COPIES: everywhere and limits.min_shards == 1}
-    return [form in forms and may[form] for form in FORMS]
+    return [
+        form in forms
+        and form in limits.forms
+        and (layout.free or (everywhere and limits.may_count(layout, devices) and layout.fits(table, devices)))
+        for form, layout in LAYOUTS.items()
+    ]
 
 
 class Spread:
@@ -96,8 +112,7 @@ class Spread:
         """Return the placements of a table, by its index, in a form, by its place in `FORMS`."""
         if (table, form) not in self._made:
             devices = range(self._task.topology.num_devices)
-            made = in_rows(self._task, table, devices) if form == ROWS else in_copies(self._task, table)
-            self._made[table, form] = made
+            self._made[table, form] = LAYOUTS[FORMS[form]].over(self._task, table, devices)
         return self._made[table, form]
 
     def others(self, forms: IntArray) -> list[Placement]:

@@ -20,9 +20,6 @@ from neuroshard.stages.search.space.limits import Limits
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import PinnedShard
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import Form
-
-_COLUMNS = frozenset({Form.COLUMNS})
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,9 @@ class Items:
             UserError: a table that is to be placed in columns lies otherwise.
         """
         if not self.base.others:
-            plan.check_forms(_COLUMNS, "searches set out from columns only", "give a plan that lays it out so")
+            plan.check_layouts(
+                lambda layout: layout.free, "searches set out from columns only", "give a plan that lays it out so"
+            )
         units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
         for placement in plan.placements:
             units[placement.shard.table, placement.device] = placement.shard.dim // DIM_MULTIPLE
@@ -168,7 +167,7 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
     items: list[Item] = []
     for table in (task.tables[number] for number in tables.tolist()):
         limits = constraints.limits(table, num_devices)
-        if Form.COLUMNS not in limits.forms:
+        if not limits.free:
             forms = " or ".join(sorted(limits.forms))
             raise UserError(
                 f"constraints: table {table.name!r} may lie in {forms} only, and searches lay tables out in columns; "

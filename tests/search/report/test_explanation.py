@@ -93,11 +93,11 @@ def _mixed(memory_bytes=1 << 30):
 def test_plans_with_rows_and_copies_are_explained():
     found = explain(_mixed(), Simulator(CostModels.load("roofline:h100")))
     here = [share for share in found.shards if share.placed.device == 0]
-    assert {(share.table.name, share.form, share.placed.shard.rows) for share in here} == {
+    assert {(share.table.name, share.layout.form, share.placed.shard.rows) for share in here} == {
         ("t0", Form.ROWS, 50), ("t1", Form.COPIES, 100), ("t2", Form.COLUMNS, 100),
     }  # fmt: skip
     assert {share.table.name: share.size_bytes for share in found.shards}["t0"] == 50 * 64 * 4
-    assert {worth.table: worth.form for worth in found.splits} == {"t0": Form.ROWS, "t1": Form.COPIES}
+    assert {worth.table: worth.layout.form for worth in found.splits} == {"t0": Form.ROWS, "t1": Form.COPIES}
     assert "not looked for" not in str(found.next_move)
     text = _shown(found, 120)
     assert "rows on 2 devices" in text

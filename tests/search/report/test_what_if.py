@@ -77,7 +77,7 @@ def test_what_tables_in_any_form_are_worth_is_what_whole_plans_cost(batched):
     task = replace(MIXED_TASK, memory=MemoryUse("adam", batched))
     simulator, plan = Simulator(ROOFLINE), _mixed(task=task)
     worths = split_worths(plan, simulator.cost(task, plan), simulator)
-    assert {worth.table: worth.form for worth in worths} == dict(
+    assert {worth.table: worth.layout.form for worth in worths} == dict(
         zip(("toy0", "toy1", "toy2", "toy3"), (Form.ROWS, Form.ROWS, Form.COPIES, Form.COLUMNS), strict=True)
     )
     for worth in worths:

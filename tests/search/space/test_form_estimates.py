@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.layouts import in_columns, in_copies, in_rows, placed_loads
+from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
 from neuroshard.models.framework import Framework
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -15,7 +15,7 @@ from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.form_parts import Largest, copies, dearest_blocks
+from neuroshard.stages.search.space.form_parts import Largest, dearest
 from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
@@ -24,7 +24,7 @@ from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task
 from neuroshard.testing.toys import random_by_form
-from neuroshard.words.form import CALLS, FORMS
+from neuroshard.words.form import CALLS, FORMS, Form
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 65536
@@ -213,8 +213,9 @@ def test_parts_are_the_loads_that_plans_have():
     placed = [in_rows(task, table, range(4))[block] for table, block in zip(tables.tolist(), (0, 2, 0), strict=True)]
     blocks = [placed for table in tables.tolist() for placed in in_rows(task, table, range(4))]
     loads = placed_loads(task.tables, blocks, task.batch_size, 4)
-    _same_loads(dearest_blocks(task, tables), loads.take(np.array([blocks.index(one) for one in placed])))
+    _same_loads(dearest(task, tables, LAYOUTS[Form.ROWS]), loads.take(np.array([blocks.index(one) for one in placed])))
     everywhere = [placed for table in tables.tolist() for placed in in_copies(task, table)]
     _same_loads(
-        copies(task, tables), placed_loads(task.tables, everywhere, task.batch_size, 4).take(np.arange(0, 12, 4))
+        dearest(task, tables, LAYOUTS[Form.COPIES]),
+        placed_loads(task.tables, everywhere, task.batch_size, 4).take(np.arange(0, 12, 4)),
     )
