@@ -28,9 +28,6 @@ from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
 from neuroshard.words.home import Tier
 
-# Measured with delays too, and alike both ways.
-_EITHER_WAY = (Collective.ALL_REDUCE, Collective.INPUT)
-
 
 @dataclass(frozen=True)
 class SplitMeasurements:
@@ -114,13 +111,20 @@ class MeasuredExchange:
 
     Attributes:
         direction: "forward" or "backward".
-        repeats: the direction whose repeats say what it takes, `records.FORWARD` or `records.BACKWARD`.
     """
 
     direction: str
     collective: Collective
-    repeats: int
     measured: SplitMeasurements
+
+    @property
+    def repeats(self) -> int:
+        """Return whose repeats say what it takes: with delays where devices begin when they have computed, forward.
+
+        In a step all begin together with the input and with what goes backward, and plans are measured so.
+        """
+        delayed = self.direction == FORWARD and self.collective is not Collective.INPUT
+        return records.FORWARD if delayed else records.BACKWARD
 
     @property
     def name(self) -> str:
@@ -199,17 +203,15 @@ class Measured:
 
         Copies exchange nothing forward.
         """
+        calls = [MeasuredCalls(call, its) for call, its in self.compute.items()]
         there, back = (
-            [
-                MeasuredExchange(name, one, records.FORWARD if one in _EITHER_WAY else direction, its)
-                for one, its in self.comm.items()
-                if one is not Collective.INPUT and (name == BACKWARD or one not in BACK_ONLY)
-            ]
-            for name, direction in ((FORWARD, records.FORWARD), (BACKWARD, records.BACKWARD))
+            [MeasuredExchange(direction, one, its) for one, its in self.comm.items()]
+            for direction in (FORWARD, BACKWARD)
         )
-        its = self.comm.get(Collective.INPUT)
-        before = [] if its is None else [MeasuredExchange(FORWARD, Collective.INPUT, records.FORWARD, its)]
-        return (*(MeasuredCalls(call, its) for call, its in self.compute.items()), *there, *back, *before)
+        before = [its for its in there if its.collective is Collective.INPUT]
+        there = [its for its in there if its.collective not in (*BACK_ONLY, Collective.INPUT)]
+        back = [its for its in back if its.collective is not Collective.INPUT]
+        return (*calls, *there, *back, *before)
 
     @property
     def columns(self) -> SplitMeasurements:

@@ -2,7 +2,7 @@
 
 Each is what TorchRec calls on the same backend: all-to-all of pooled embeddings; reduce-scatter, and all-gather on the
 way back; all-reduce of gradients; all-to-all of indices, after one of how many there are. What goes one way only, the
-input and the all-reduce, is the same in both directions here: once with the devices' delays, once without.
+input and the all-reduce, is the same in both directions here: with the devices' delays, and without, which counts.
 """
 
 from collections.abc import Callable, Sequence
