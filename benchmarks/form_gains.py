@@ -63,7 +63,7 @@ def form_gains(work: Path, small: bool) -> Made:
     samples, tasks = (40, range(2)) if small else (SAMPLES, TASKS)
     given = {"model": MODELS, "samples": samples, "out": str(work / "refined")}
     replace(instantiate_config(config_of("refine", given).run), tasks=tuple(map(_task, REFINED_ON))).run()
-    names = {"as installed": MODELS, f"after {samples} samples": str(work / "refined")}
+    names = {"as installed": MODELS, "refined": str(work / "refined")}
     found = {name: _measured(work / f"{name}.csv", model, tasks) for name, model in names.items()}
     last = found[list(names)[-1]]
     lost = last[(last["promised"] > 0.05) & (last["came_true"] < -0.02)]

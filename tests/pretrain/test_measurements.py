@@ -1,0 +1,34 @@
+"""What parts of a step take, by the repeats that say so."""
+
+import numpy as np
+import pytest
+
+from neuroshard.cost.parts import BACKWARD, FORWARD
+from neuroshard.records.samples import CommSample, Measurement, Repeats
+from neuroshard.records.splits import TRAIN
+from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements
+from neuroshard.testing.toys import LinearComm
+from neuroshard.words.collective import Collective
+
+_DELAYED, _TOGETHER = 7.0, 2.0
+
+
+def _measured(collective):
+    """An exchange of two devices, one of them late, that takes other times with delays than without."""
+    repeats = Repeats(np.tile([[_DELAYED] * 2, [_TOGETHER] * 2], (3, 1, 1)), np.zeros(3))
+    return Measurement(CommSample((64, 64), (0.0, 5.0), 16, collective), 0, TRAIN, 0, repeats)
+
+
+@pytest.mark.parametrize(
+    ("collective", "took"),
+    [
+        (Collective.ALL_TO_ALL, {FORWARD: _DELAYED, BACKWARD: _TOGETHER}),
+        (Collective.ALL_REDUCE, {BACKWARD: _TOGETHER}),
+        (Collective.INPUT, {FORWARD: _TOGETHER}),
+    ],
+)
+def test_delays_count_only_of_what_devices_begin_when_they_have_computed(collective, took):
+    one = _measured(collective)
+    parts = Measured({}, {collective: SplitMeasurements.of([one])}).parts
+    found = {part.direction: part.predict(LinearComm(2), [one]).measured_ms.tolist() for part in parts}
+    assert found == {direction: [ms, ms] for direction, ms in took.items()}
