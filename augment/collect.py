@@ -56,7 +56,7 @@ class Collect:
         num_second_pass: of the samples of each kind, spread over all, measured again at the end: the noise.
         batch_sizes: or several: every sample has one of them.
         seed: fixes every sample and its lookups.
-        out: the data directory; a run that was stopped goes on there.
+        out: the data directory; a run that was stopped resumes there.
         max_noise: relative difference of two passes that 9 in 10 samples stay below, or the run fails; None takes any.
             What differs by more was disturbed in the slower of its passes, and is measured again, with all that was
             measured beside it then.

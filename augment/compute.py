@@ -57,14 +57,14 @@ class ComputeAugmentation:
             does.
         forms: of a combination: columns, rows (a block of each table) or copies; listed twice comes twice as often.
         sharers: devices that share tables in rows or copies; one of these counts for each combination.
-        hot_first_share: share of the combinations in rows whose hot rows lie, some or all, in the first blocks.
+        hot_first_share: share of the combinations in rows whose hot rows, some or all, are in the first blocks.
         max_copy_bytes: of weights in a combination of copies.
         features: that read a table, each with a pooled output of its own; one of these counts for each table.
         pooled: whether a combination's tables are pooled; false: sequence tables, with an output for every lookup.
             Every one in columns or rows is one of these. Sequence tables of a combination have one width.
         max_output_bytes: of what comes of a batch's lookups in a combination of sequence tables. A table alone may have
             more.
-        tiers: memory that a combination lies in: device, cached (host memory behind a cache) or host; GPUs only. Every
+        tiers: memory that holds a combination: device, cached (host memory behind a cache) or host; GPUs only. Every
             combination in columns or rows lies in one of these memories, all of it; one listed twice comes twice as
             often. In host memory hot rows lie anywhere.
         cached: share of the rows that a combination in tier cached has room for; one of these.

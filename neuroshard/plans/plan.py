@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def in_columns(self) -> bool:
-        """Whether every table lies in columns."""
+        """Whether every table is in columns."""
         return all(layout.free for layout in self.layouts)
 
     def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
@@ -136,7 +136,7 @@ class Plan:
 
     @cached_property
     def homes(self) -> tuple[Home, ...]:
-        """(T,) the memory that each table lies in."""
+        """(T,) the memory that holds each table."""
         return tuple(placed[0].home for placed in self.by_table)
 
     @cached_property

@@ -48,7 +48,7 @@ class Found:
             )
 
     def changed(self, change: Callable[[Plan], Plan]) -> "Found":
-        """The same of other plans: what was found of a part of a task, said of the whole."""
+        """A copy with its plans transformed, e.g. from part of a task to the whole."""
         return replace(self, plan=change(self.plan), declined=None if self.declined is None else change(self.declined))
 
 
@@ -73,7 +73,7 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> frozenset[Form]:
-        """The forms that a table may be asked to lie in alone: columns, and those that a setting `forms` names."""
+        """The forms that a table may be restricted to: columns, and those that a setting `forms` names."""
         return frozenset({Form.COLUMNS, *map(Form, getattr(self, "forms", ()))})
 
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
@@ -84,7 +84,7 @@ class Searcher(ABC):
         return (plan,)
 
     def reads(self) -> tuple[str, ...]:
-        """Digests of the files that it reads, for runs that go on: with other contents it is another search."""
+        """Digests of the files that it reads, for runs that resume: with other contents it is another search."""
         return ()
 
 

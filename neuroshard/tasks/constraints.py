@@ -64,7 +64,7 @@ class TableRule:
 
 @dataclass(frozen=True)
 class PinnedShard:
-    """A shard of `dim` columns of a table on one of `devices`, no more and no fewer of its columns beside it."""
+    """A shard of `dim` columns of a table on one of `devices`, which holds exactly these columns of it."""
 
     table: str
     dim: int
@@ -201,7 +201,7 @@ class Constraints:
         return [rule for rule in self._of_names if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
     def homes(self, tables: Sequence[Table], num_devices: int) -> tuple[Home, ...]:
-        """(T,) the memory that each table lies in where nobody chooses: the fastest that its rules allow."""
+        """(T,) the memory that holds each table where nobody chooses: the fastest that its rules allow."""
         if all(rule.tiers is None for rule in self.rules):
             return (ON_DEVICE,) * len(tables)
         return tuple(self.limits(table, num_devices).home for table in tables)
@@ -426,7 +426,7 @@ def constraints(
     Args:
         rules: for tables whose names match: {tables: user_*, devices: [0, 1], min_shards: 2, max_shards: 4, min_dim:
             16}.
-        pinned: shards that lie where you say: {table: user_id, dim: 32, devices: [0]}.
+        pinned: shards that are placed where you say: {table: user_id, dim: 32, devices: [0]}.
         together: groups of tables on one device, unsplit: [user_id, user_country].
         apart: groups of tables of which no device holds two: [user_id, item_id].
 

@@ -163,7 +163,7 @@ class Task:
 
     @cached_property
     def homes(self) -> tuple[Home, ...]:
-        """(T,) the memory that each table lies in where no search chooses it."""
+        """(T,) the memory that holds each table where no search chooses it."""
         return self.fixed_homes or self.constraints.homes(self.tables, self.topology.num_devices)
 
     @cached_property

@@ -61,7 +61,7 @@ class NeuroShardPlanner(ShardingPlanner):
             "roofline:h100".
         constraints: TorchRec's, by name of the table: sharding types, min_partition, pooling factors, and what is
             passed on to the kernels. A table may lie in rows or copies where its sharding types name row_wise or
-            data_parallel, or name nothing; it does where the gain is beyond doubt, or nothing else fits.
+            data_parallel, or name nothing; it does where the models' gain is believed, or nothing else fits.
         storage_reservation: TorchRec's; memory left to the rest of the model. None leaves it 15% of every GPU.
         rules: ours, for what TorchRec has no word for: devices, tables together or apart, pinned shards.
         memory: what counts besides weights; None counts one batch's buffers and the optimizer that the module or the

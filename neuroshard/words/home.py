@@ -37,7 +37,7 @@ TIERS = tuple(Tier)  # in the order of whatever has one number for each
 @dataclass(frozen=True, order=True)
 @checked
 class Home:
-    """The memory that a table lies in: one for all of its shards.
+    """The memory that holds a table: one for all of its shards.
 
     Attributes:
         tier: which.

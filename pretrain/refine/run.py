@@ -56,11 +56,11 @@ class Refine:
         shares: what a round's measurements are spent on.
         samples: kernel calls and exchanges to measure, second measurements included; None: as many as minutes allow, or
             200.
-        minutes: to spend, about: made samples of at the first round's rate; None: samples count.
+        minutes: to spend, about; converted to samples at the first round's rate; None: samples count.
         enough: times the noise: a run ends early when a round's proposals are predicted so well; 0 spends the whole
             budget.
         seed: fixes everything that is not measured.
-        out: directory for the bundle and all measurements; a run that was stopped goes on there.
+        out: directory for the bundle and all measurements; a run that was stopped resumes there.
         clock: what minutes are counted with.
     """
 

@@ -29,8 +29,8 @@ class Improvement:
     Attributes:
         shakes: times that the best plan is shaken and improved again; 0 only improves it.
         shake_steps: random steps in a shake.
-        max_plans: looked at by the local search, about; None sets no limit. Counted as `LocalSteps.looked` does: on
-            large tasks fewer shakes are made than asked for.
+        max_plans: plans that local search evaluates, approximately; None sets no limit. Counted as
+            `LocalSteps.looked` does: on large tasks fewer shakes are made than asked for.
         seed: of the random steps.
     """
 

@@ -32,7 +32,7 @@ class Choice:
             they were fitted to; at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't
             one of all devices together: the same tables rarely cost less in all, and that is where such models are led
             astray most.
-        form_doubt: doubt where tables lie in rows or copies, and the models know kernels and exchanges only: using a
+        form_doubt: doubt where tables are in rows or copies, and the models know kernels and exchanges only: using a
             form takes more in training. At 1 the two intervals must not overlap, which is right wherever steps were
             measured (docs/steps.md). Models that know what TorchRec adds (cpu+torchrec) need none.
     """

@@ -34,15 +34,15 @@ class NeuroShard(Searcher):
     gain may be the models' error. Its parts' settings lie side by side, so that users needn't know which part is meant.
 
     Attributes:
-        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
+        num_candidates: candidates for a split: this many by size and this many by predicted compute.
         beam_width: layouts kept after every split.
         max_splits: splits in a layout, at most; 0 leaves every table whole.
         grid: caps of the greedy grid search, for both starts.
         improvement: the local search.
         choice: when its plan is taken instead of the published search's; None takes every gain for true.
-        forms: that tables may lie in, as far as the models know them; [columns] leaves the others out.
+        forms: that tables may be in, as far as the models know them; [columns] leaves the others out.
         form_tries: choices of forms that are tried by quick searches, at most.
-        rows_over: all | hosts: devices that tables in rows lie over; hosts: on one host each where that is predicted to
+        rows_over: all | hosts: devices that share a table in rows; hosts: on one host each where that is predicted to
             pay.
         tolerance: how much more, relative, a plan with fewer shards may cost and still be taken; 0 keeps every gain.
     """

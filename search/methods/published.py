@@ -23,7 +23,7 @@ class BeamSearch(Searcher):
     """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
     Attributes:
-        num_candidates: shards tried for a split: so many by size, and so many by predicted compute cost.
+        num_candidates: candidates for a split: this many by size and this many by predicted compute.
         beam_width: layouts kept after every split.
         max_splits: splits in a layout, at most; 0 leaves every table whole.
         grid: caps of the greedy grid search.

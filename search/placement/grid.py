@@ -24,7 +24,7 @@ class GridSettings:
 
     Attributes:
         points: caps on a device's columns that are tried; 0 tries none.
-        max_factor: the largest cap, in means over devices.
+        max_factor: largest cap, as a multiple of the mean over devices.
     """
 
     points: Annotated[int, Meta(ge=0, le=10_000)] = 11

@@ -49,9 +49,9 @@ class Search:
         tasks: what is searched.
         searcher: how; `method` is its name in results.
         method: its name in results.
-        out: None is the next free directory under runs/search; a run that was stopped goes on there.
+        out: None is the next free directory under runs/search; a run that was stopped resumes there.
         count_input: whether predicted costs count the exchange of indices; false: a pipeline hides it, as papers
-            assume. It moves no shard: searches look at a step's other exchanges.
+            assume. Where it counts, searches place shards by it too.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
         target: None | sok | hugectr | torchrec | json: plans that neuroshard export can write for it; None: in all
             forms that models know.

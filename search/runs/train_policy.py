@@ -50,7 +50,7 @@ class TrainPolicy:
         method: its name in results.
         source: who says what placements cost, for a cost network of its own.
         seed: fixes everything that is not measured.
-        out: directory for the policy; a run that was stopped goes on there.
+        out: directory for the policy; a run that was stopped resumes there.
     """
 
     model: str
