@@ -36,9 +36,9 @@ SEARCHERS = (
 COLUMNS = {"searcher": "neuroshard", "forms": ("columns",)}
 HEAD = """# Plans for H100s, predicted
 
-Read this page to see what the calibrated datasheet `roofline:h100` says of large models on many GPUs, beside other
-planners and systems. Everything is arithmetic ([how far to trust it](datasheets.md)); nothing was measured on a GPU.
-`python benchmarks/h100.py > docs/h100.md` makes this page, the same on every machine.
+Read this page to see what the calibrated datasheet `roofline:h100` says of large models on many GPUs, compared with
+other planners and systems. Everything is arithmetic ([how far to trust it](datasheets.md)); nothing was measured on a
+GPU. `python benchmarks/h100.py > docs/h100.md` makes this page, the same on every machine.
 """
 
 
@@ -74,12 +74,17 @@ def _dcn(_: ns.Simulator) -> Iterator[str]:
         "\nNVIDIA's plan for 8 GPUs copies 13 of them. Between hosts the fixed time of an all-reduce outweighs\n"
         "what copies save; that time rests on four published figures "
         "([datasheets.md](datasheets.md#what-it-is-made-of)).\n"
+        "TorchRec with all its forms can be worse than with columns: its own estimates choose the forms, not this "
+        "datasheet.\n"
     )
 
 
 def _large(simulator: ns.Simulator) -> Iterator[str]:
     """Models as large as published production plans."""
-    yield "## 2,000 tables\nSynthetic tables as in the public data set, batch 65,536, even parts times 1.5 as memory.\n"
+    yield (
+        "## 2,000 tables\nSynthetic tables as in the public data set, batch 65,536; each GPU has 1.5 times its even "
+        "share of the tables' bytes.\n"
+    )
     yield from _head(
         *("GPUs", "size-lookup greedy, ms", "published search, ms", "columns alone, ms", "all forms, ms"),
         "tables in columns, rows, copies",
@@ -100,10 +105,13 @@ def _large(simulator: ns.Simulator) -> Iterator[str]:
 
 def _papers(simulator: ns.Simulator) -> Iterator[str]:
     """Every searcher on the papers' tasks."""
-    yield "## The papers' tasks\n30 tasks of 10 to 59 tables, 4 GiB GPUs; ratios on tasks that both solve.\n"
+    yield (
+        "## The papers' tasks\n30 tasks of 10 to 59 tables, 4 GiB GPUs; ratios are means over tasks that both methods "
+        "solve.\n"
+    )
     yield from _head(
-        *("search", "4 GPUs: solved", "mean ms", "beside the default"),
-        *("8 GPUs: solved", "mean ms", "beside the default"),
+        *("search", "4 GPUs: solved", "mean ms", "relative to the default"),
+        *("8 GPUs: solved", "mean ms", "relative to the default"),
     )
     rows: dict[str, list[str]] = {name: [] for name in SEARCHERS}
     for devices in (4, 8):
@@ -119,7 +127,9 @@ def _papers(simulator: ns.Simulator) -> Iterator[str]:
 
 def _targets(simulator: ns.Simulator) -> Iterator[str]:
     """What plans cost that a target can express."""
-    yield "## Targets\nPlans that each system can express, beside those without a target; the papers' tasks are 10.\n"
+    yield (
+        "## Targets\nPlans that each system can express, relative to those without a target; 10 of the papers' tasks.\n"
+    )
     yield from _head("tables", "GPUs", "no target, ms", "torchrec", "hugectr", "sok")
     for devices in (8, 16):
         task = ns.Task(ns.load_tables("criteo", batch_size=BATCH), _gpus(devices), BATCH)
@@ -127,7 +137,7 @@ def _targets(simulator: ns.Simulator) -> Iterator[str]:
     for devices in (4, 8):
         tasks = drawn(dlrm_like(batch_size=BATCH, seed=1), ns.Topology(devices, 4 << 30), BATCH, TaskDraw(count=10))
         yield f"| the papers' | {devices} | {_beside_targets(simulator, tasks)} |"
-    yield ""
+    yield "\n16 GPUs are two hosts, whose exchanges go over network cards: a step may take longer than on 8.\n"
 
 
 def _memory(_: ns.Simulator) -> Iterator[str]:
