@@ -28,10 +28,10 @@ class Choice:
     Attributes:
         doubt: share of both plans' margins that a gain must exceed, or the published search's plan is kept. Where the
             models' members disagree: margins then tell tables that the models know from others.
-        blind_doubt: the same for models without members, such as the papers'. Their margins don't grow away from what
-            they were fitted to; at 1 the two intervals must not overlap. Of these a gain counts only as far as it isn't
-            one of all devices together: the same tables rarely cost less in all, and that is where such models are led
-            astray most.
+        blind_doubt: the same for models that aren't ensembles, such as the papers'. Their margins don't grow away
+            from what they were fitted to; at 1 the two intervals must not overlap. Of these a gain counts only as far
+            as it isn't one of all devices together: the same tables rarely cost less in all, and that is where such
+            models are led astray most.
         form_doubt: doubt where tables are in rows or copies, and the models know kernels and exchanges only: using a
             form takes more in training. At 1 the two intervals must not overlap, which is right wherever steps were
             measured (docs/steps.md). Models that know what TorchRec adds (cpu+torchrec) need none.

@@ -106,7 +106,7 @@ def _evenly(explanation: Explanation) -> str:
     above = explanation.cost.total_ms / explanation.balanced_ms - 1
     return (
         f"{explanation.balanced_ms:.2f} ms: the plan is {abs(above):.1%} {'above' if above > 0 else 'below'} that "
-        "(estimate of the best, assuming that its compute and columns can lie evenly)"
+        "(estimate of the best, assuming that its compute and columns can be spread evenly)"
     )
 
 
