@@ -56,21 +56,13 @@ class Division:
         return self.planned + self.delegated + self.given
 
     def warn(self) -> None:
-        """Log what isn't planned here, and by whom it is; and what of the sharders costs don't count."""
+        """Log what isn't planned here, and by whom it is."""
         if self.delegated:
             pairs = zip(self.delegated, self.reasons, strict=True)
             told = listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
             _log.warning("delegated to TorchRec's EmbeddingShardingPlanner: %s", told)
         if self.given:
             _log.warning("kept as the given plan has them: %s", listed([p.qualified_name for p in self.given]))
-        coded = [p.qualified_name for p in self.planned if getattr(p.sharder, "qcomm_codecs_registry", None)]
-        if coded:
-            _log.warning(
-                "qcomm_codecs_registry isn't counted: exchanges of %d table(s) (%s) are predicted in full precision, "
-                "and take less than that",
-                len(coded),
-                listed(coded),
-            )
 
     def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
         """Log which constraints, by name of the table, are of nothing in the model."""

@@ -21,6 +21,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 
 from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
+from neuroshard.models.precision import Narrowed
 from neuroshard.models.simulator import Simulator, with_prediction
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
@@ -31,7 +32,6 @@ from neuroshard.searching.verifier import Verifier, verifier_of
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.asked import NO_TABLE, Asked, device_memory
-from neuroshard.torchrec.exchange_precision import precision_remark
 from neuroshard.torchrec.finder import Finder, Replanned
 from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in, load_any_plan
@@ -41,6 +41,7 @@ from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.planner_report import Callback, Reports
+from neuroshard.words.collective import ELEMENT_BYTES
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -385,7 +386,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
         """The model on each of the groups that there may be."""
         sharders = sharders or get_default_sharders()
-        if remark := precision_remark(sharders, self._finder.simulator.models):
+        if remark := _precision_remark(sharders, self._finder.simulator.models):
             _log.warning(remark)
         first = self._asked[0]
         model = Model.read(module, sharders, first, self._finder.served(first.topology.compute_device))
@@ -456,6 +457,24 @@ def _warn_if_late(took_s: float, limit_s: int | None) -> None:
             took_s,
             limit_s,
         )
+
+
+def _precision_remark(sharders: Sharders, models: CostModels) -> str | None:
+    """A line where sharders' codecs (`QCommsConfig`) take other bytes of an element than the models; None elsewhere."""
+    codecs = [
+        codec for sharder in sharders for codec in (getattr(sharder, "qcomm_codecs_registry", None) or {}).values()
+    ]
+    for way in ("forward", "backward"):
+        model = getattr(models, way)
+        counted = round(ELEMENT_BYTES * model.share) if isinstance(model, Narrowed) else ELEMENT_BYTES
+        used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or {ELEMENT_BYTES}
+        if used != {counted}:
+            told = " or ".join(map(str, sorted(used)))
+            return (
+                f"the sharders exchange {told} byte(s) of an element {way}, and costs count {counted}; give "
+                "models=NAME+fp16, or the precisions of both ways, such as NAME+fp16/bf16"
+            )
+    return None
 
 
 def _loading_remarks(plan: Plan) -> tuple[str, ...]:

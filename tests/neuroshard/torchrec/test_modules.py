@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -365,17 +364,6 @@ def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
     monkeypatch.setattr("neuroshard.torchrec.delegated.EmbeddingShardingPlanner.plan", fails)
     with pytest.raises(UserError, match=r"^TorchRec's planner, asked for 2 parameter\(s\) \(0\.s, 1\.t\): no idea$"):
         planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
-
-
-def test_coded_exchanges_are_warned_of_once(caplog):
-    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
-    coded = EmbeddingBagCollectionSharder(qcomm_codecs_registry=get_qcomm_codecs_registry(config, device=CPU))
-    planner().plan(_bags("a", "b"), [coded])
-    assert caplog.text.count("qcomm_codecs_registry") == 1
-    assert "isn't counted: exchanges of 2 table(s) (a, b) are predicted in full precision" in caplog.text
-    caplog.clear()
-    planner().plan(_bags("a", "b"), [EmbeddingBagCollectionSharder()])
-    assert "qcomm_codecs_registry" not in caplog.text
 
 
 def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):

@@ -80,13 +80,22 @@ def test_pods_are_domains_of_fast_links():
     assert places <= {f"rank:{rank}/cuda:{rank % 2}" for rank in range(8)}
 
 
-@pytest.mark.parametrize(("models", "warned"), [("roofline:h100", True), ("roofline:h100+fp16/bf16", False)])
-def test_other_precisions_of_exchanges_than_the_models_count_are_said(models, warned, caplog):
+@pytest.mark.parametrize(
+    ("models", "coded", "warned"),
+    [
+        ("roofline:h100", True, 1),
+        ("roofline:h100+fp16/bf16", True, 0),
+        ("roofline:h100", False, 0),
+    ],
+)
+def test_other_precisions_of_exchanges_than_the_models_count_are_said_once(models, coded, warned, caplog):
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
-    sharders = [EmbeddingBagCollectionSharder(qcomm_codecs_registry=get_qcomm_codecs_registry(config))]
+    registry = get_qcomm_codecs_registry(config) if coded else None
+    sharders = [EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)]
     topology = Topology(2, "cuda", hbm_cap=1 << 20, created_by_factory=True)
     NeuroShardPlanner(topology=topology, models=models, batch_size=64).plan(_collection((100, 16)), sharders)
-    assert ("give models=NAME+fp16" in caplog.text) is warned
+    assert caplog.text.count("byte(s) of an element forward, and costs count 4; give models=NAME+fp16") == warned
+    assert "full precision" not in caplog.text
 
 
 def test_memory_is_what_the_reservation_leaves():
