@@ -4,15 +4,12 @@ Kernels by the width of a row, forward and backward apart; the link to the host 
 Collectives that weren't measured take the typical factor of those that were.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from neuroshard.models.published_points import Curves, ExchangePoint, KernelPoint, Optimizer, Widths
+from neuroshard.models.published_points import Curves, ExchangePoint, KernelPoint, Optimizer, Widths, typical
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
-from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import Name, of_format, parse
 from neuroshard.words.home import Tier
@@ -63,20 +60,19 @@ def with_kernels(compute: RooflineCompute, points: Sequence[KernelPoint]) -> Roo
         _by_width(compute, [one for one in on_device if one.backward is back]) for back in (False, True)
     )
     known = bool(forward.row_bytes and backward.row_bytes)
-    link = _typical([one.ms / compute.point_ms(one) for one in points if one.home.tier is not Tier.DEVICE])
+    link = typical([one.ms / compute.point_ms(one) for one in points if one.home.tier is not Tier.DEVICE])
     host = compute.host and replace(compute.host, link_gb_per_s=compute.host.link_gb_per_s / link)
     return replace(compute, measured=(forward, backward), host=host, published=compute.published or known)
 
 
 def _by_width(compute: RooflineCompute, points: Sequence[KernelPoint]) -> Widths:
     """How many times as long calls took as the model says, besides their fixed time, by the bytes of a row."""
-    found: dict[float, list[float]] = {}
+    found: list[tuple[float, float]] = []
     for point in points:
         call_ms = compute.backward_call_ms if point.backward else compute.forward_call_ms
         if point.ms > (1 + _LAUNCHED) * call_ms:
-            factor = (point.ms - call_ms) / (compute.point_ms(point) - call_ms)
-            found.setdefault(point.row_bytes, []).append(factor)
-    return Widths(tuple(sorted(found)), tuple(_typical(found[one]) for one in sorted(found)))
+            found.append((point.row_bytes, (point.ms - call_ms) / (compute.point_ms(point) - call_ms)))
+    return Widths.typical(found)
 
 
 def with_exchanges(comm: RooflineComm, points: Sequence[ExchangePoint]) -> RooflineComm:
@@ -90,28 +86,8 @@ def with_exchanges(comm: RooflineComm, points: Sequence[ExchangePoint]) -> Roofl
     between = [slower(one) for one in points if one.devices > comm.devices_per_host]
     curves = {}
     for name, by_count in comm.curves.points.items():
-        factors = _by_size([one for one in inside if one.collective == name] or inside, slower, comm.curves.sizes)
+        its = [one for one in inside if one.collective == name] or inside
+        factors = Widths.typical((one.size_bytes, slower(one)) for one in its)(comm.curves.sizes)
         curves[name] = {count: ms * factors for count, ms in by_count.items()}
-    network = comm.network_gb_per_s / _typical(between)
+    network = comm.network_gb_per_s / typical(between)
     return replace(comm, curves=Curves(comm.curves.sizes, curves), network_gb_per_s=network)
-
-
-def _by_size(
-    points: Sequence[ExchangePoint], slower: Callable[[ExchangePoint], float], sizes: FloatArray
-) -> FloatArray:
-    """(S,) how many times as long exchanges of such sizes took, interpolated in logarithms; 1 without points."""
-    found: dict[float, list[float]] = {}
-    for point in points:
-        found.setdefault(point.size_bytes, []).append(slower(point))
-    if not found:
-        return np.ones_like(sizes)
-    known = sorted(found)
-    factors: FloatArray = np.exp(
-        np.interp(np.log(sizes), np.log(known), np.log([_typical(found[size]) for size in known]))
-    )
-    return factors
-
-
-def _typical(factors: Sequence[float]) -> float:
-    """The geometric mean; 1 of none."""
-    return float(np.exp(np.mean(np.log(factors)))) if len(factors) else 1.0

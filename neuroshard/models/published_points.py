@@ -1,7 +1,7 @@
 """Published measurements of GPUs that datasheets stand on: collectives by bytes and devices, kernels by width."""
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -112,15 +112,20 @@ def kernel_points() -> tuple[KernelPoint, ...]:
     )
 
 
+def typical(factors: Sequence[float]) -> float:
+    """The geometric mean; 1 of none."""
+    return float(np.exp(np.mean(np.log(factors)))) if len(factors) else 1.0
+
+
 @dataclass(frozen=True)
 class Widths:
-    """How much longer lookups take forward than their bytes at the memory's full bandwidth, by the bytes of a row.
+    """How much longer than it should something takes, by its bytes: lookups by those of a row, exchanges by theirs.
 
-    Narrow rows keep few of a kernel's threads busy; wide ones are found in caches less often. Interpolated in
-    logarithms; beyond the points the outermost stands.
+    Of lookups narrow rows keep few of a kernel's threads busy; wide ones are found in caches less often. Interpolated
+    in logarithms; beyond the points the outermost stands.
 
     Attributes:
-        row_bytes: (W,) rising, of rows as they are moved; none: lookups take as long as their bytes.
+        row_bytes: (W,) rising, of rows as they are moved; none: all takes as long as it should.
         factor: (W,) of each.
     """
 
@@ -144,16 +149,23 @@ class Widths:
         return found
 
     @classmethod
-    def of(cls, points: Iterable[KernelPoint], call_ms: float) -> "Widths":
-        """From Meta's forward points, less a call's fixed time; of widths that move as many bytes their mean."""
+    def typical(cls, seen: Iterable[tuple[float, float]]) -> "Widths":
+        """From bytes with the factor that was seen of each: of as many bytes the `typical` one."""
         found: dict[float, list[float]] = {}
+        for row_bytes, factor in seen:
+            found.setdefault(row_bytes, []).append(factor)
+        return cls(tuple(sorted(found)), tuple(typical(found[one]) for one in sorted(found)))
+
+    @classmethod
+    def of(cls, points: Iterable[KernelPoint], call_ms: float) -> "Widths":
+        """From Meta's forward points, less a call's fixed time."""
+        found: list[tuple[float, float]] = []
         for point in points:
             if point.sheet == _SWEPT:
                 looked_up, outputs = (float(part.sum()) for part in passes(point.loads)[:2])
                 seen = (point.ms - call_ms) * _SWEPT_BYTES_PER_MS - outputs
-                found.setdefault(point.row_bytes, []).append(seen / looked_up)
-        widths = sorted(found)
-        return cls(tuple(widths), tuple(float(np.exp(np.mean(np.log(found[one])))) for one in widths))
+                found.append((point.row_bytes, seen / looked_up))
+        return cls.typical(found)
 
 
 Widths.EVEN = Widths((), ())
