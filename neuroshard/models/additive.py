@@ -10,8 +10,8 @@ from msgspec import Meta
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.mlp import Mlp, Normaliser, Offset, Scale, Tensors, check_bounded
-from neuroshard.models.stored import Held, Stored
+from neuroshard.models.mlp import Mlp, Normaliser, Offset, Scale, Tensors, check_bounded, within
+from neuroshard.models.stored import Held, Stored, tensors_of
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
 
@@ -120,14 +120,10 @@ class ComputeEnsemble(Stored, SumModel):
 
     def tensors(self) -> Tensors:
         """The members', numbered."""
-        return {f"{i}.{name}": t for i, member in enumerate(self.members) for name, t in member.tensors().items()}
+        return tensors_of({str(number): member for number, member in enumerate(self.members)})
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
         """The model that gave the settings and tensors."""
-        members = []
-        for number, member in enumerate(parse(settings, EnsembleSettings, "settings").members):
-            prefix = f"{number}."
-            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            members.append(AdditiveCompute.restored(member, own))
-        return cls(tuple(members))
+        each = enumerate(parse(settings, EnsembleSettings, "settings").members)
+        return cls(tuple(AdditiveCompute.restored(member, within(tensors, str(number))) for number, member in each))

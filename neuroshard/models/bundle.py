@@ -19,10 +19,10 @@ from neuroshard.models.by_collective import CommByCollective
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import Card
 from neuroshard.models.framework import Framework
-from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described, tensors_of
+from neuroshard.models.kinds import COMM_KINDS, COMPUTE_KINDS, Described
 from neuroshard.models.mlp import Tensors
 from neuroshard.models.model_set import ModelSet
-from neuroshard.models.stored import Stored
+from neuroshard.models.stored import Stored, tensors_of
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_bytes, read_json, write_atomically, write_json

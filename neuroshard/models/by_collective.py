@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, OneDevice, Outline, waits
-from neuroshard.models.kinds import COMM_KINDS, Described, described, tensors_of
+from neuroshard.models.kinds import COMM_KINDS, Described, described
 from neuroshard.models.mlp import Tensors
-from neuroshard.models.stored import Stored
+from neuroshard.models.stored import Stored, tensors_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.schema import parse
 from neuroshard.words.collective import Collective, collective_named, name_of

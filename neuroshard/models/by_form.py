@@ -11,9 +11,9 @@ from msgspec import Meta
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.host_tiers import BehindLink, HostLink
 from neuroshard.models.interface import ReluHead, SumModel
-from neuroshard.models.kinds import COMPUTE_KINDS, Described, described, tensors_of
+from neuroshard.models.kinds import COMPUTE_KINDS, Described, described
 from neuroshard.models.mlp import Tensors
-from neuroshard.models.stored import Stored
+from neuroshard.models.stored import Stored, tensors_of
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, call_named

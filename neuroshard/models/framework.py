@@ -1,8 +1,8 @@
 """What TorchRec adds to kernels and exchanges: local work of a step that hangs on counts, fitted to mirrored steps."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from neuroshard.cost.parts import When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import LAYOUTS, are
 from neuroshard.models.interface import PartModel
-from neuroshard.models.mlp import Tensors
+from neuroshard.models.stored import Stored
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import unknown_name
-from neuroshard.plumbing.schema import NonNegative, parse
+from neuroshard.plumbing.schema import NonNegative
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS
 
@@ -123,7 +123,7 @@ class FrameworkPart(PartModel):
 
 @dataclass(frozen=True)
 @checked
-class Framework:
+class Framework(Stored):
     """What TorchRec adds to a step on each device: sums of counts, and kernels that take another time than alone.
 
     In a step caches hold other things than in a benchmark of the kernel alone, and outputs are allocated: so kernels
@@ -168,16 +168,3 @@ class Framework:
             for name, its in (("input", self.input), ("kernels", self.kernels), ("outputs", self.outputs))
         }
         return Framework(self.factor, **longer)
-
-    def settings(self) -> dict[str, Any]:
-        """Return all figures, for JSON."""
-        return asdict(self)
-
-    def tensors(self) -> Tensors:
-        """Return no tensors: figures are all that it has."""
-        return {}
-
-    @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> "Framework":  # noqa: ARG003  # as of other kinds
-        """The model that gave the settings."""
-        return parse(settings, Framework, "settings")

@@ -5,7 +5,7 @@ from typing import Any
 
 from neuroshard.models.additive import AdditiveCompute, ComputeEnsemble
 from neuroshard.models.host_tiers import HostTiers
-from neuroshard.models.mlp import Tensors
+from neuroshard.models.mlp import Tensors, within
 from neuroshard.models.neural import NeuralComm, NeuralCompute
 from neuroshard.models.regression import RegressionCompute
 from neuroshard.models.set_comm import SetComm
@@ -34,7 +34,7 @@ class Described:
         """
         if self.kind not in kinds:
             raise unknown_name(f"kind of {name} model", self.kind, kinds)
-        return kinds[self.kind].restored(self.settings, _within(name, tensors))
+        return kinds[self.kind].restored(self.settings, within(tensors, name))
 
 
 COMPUTE_KINDS: dict[str, Any] = {
@@ -46,13 +46,3 @@ COMM_KINDS: dict[str, Any] = {kind.kind: kind for kind in (NeuralComm, SetComm)}
 def described(models: dict[str, Stored]) -> dict[str, Any]:
     """The settings of several models, by name."""
     return {name: asdict(Described.of(model)) for name, model in models.items()}
-
-
-def tensors_of(models: dict[str, Stored]) -> Tensors:
-    """The tensors of several models, each under its model's name and a dot."""
-    return {f"{name}.{part}": tensor for name, model in models.items() for part, tensor in model.tensors().items()}
-
-
-def _within(name: str, tensors: Tensors) -> Tensors:
-    prefix = f"{name}."
-    return {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}

@@ -20,6 +20,12 @@ _LARGEST_FEATURE = 1e18
 _LARGEST_OUTPUT = 1e30  # of one table; fp32 sums of all tables that there may be stay finite
 
 
+def within(tensors: Tensors, name: str) -> Tensors:
+    """The tensors whose names begin with `name` and a dot, without that beginning."""
+    prefix = f"{name}."
+    return {part.removeprefix(prefix): tensor for part, tensor in tensors.items() if part.startswith(prefix)}
+
+
 def checked_tensor(tensors: Tensors, name: str, kind: type, dimensions: int) -> Any:
     """The tensor of that name.
 

@@ -70,6 +70,11 @@ class Stored:
         """Raise ValueError if its parts don't fit together, or costs could overflow."""
 
 
+def tensors_of(models: dict[str, Stored]) -> Tensors:
+    """The tensors of several models, each under its model's name and a dot."""
+    return {f"{name}.{part}": tensor for name, model in models.items() for part, tensor in model.tensors().items()}
+
+
 def _restored(kind: Any, held: Held, tensors: Tensors) -> Any:
     """The network, normaliser or array that tensors hold so."""
     if kind in (Mlp, Normaliser):

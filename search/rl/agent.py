@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from neuroshard.models.mlp import within
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.files import digest_of, read_json, regular_file, write_atomically, write_json
@@ -57,9 +58,9 @@ class Agent:
             UserError: they are another agent's, or not finite.
         """
         self.check(tensors)
-        self.policy.load_state_dict(part(tensors, "policy"))
+        self.policy.load_state_dict(within(tensors, "policy"))
         if self.network is not None:
-            self.network.load_state_dict(part(tensors, "costs"))
+            self.network.load_state_dict(within(tensors, "costs"))
 
     def check(self, tensors: Tensors) -> None:
         """Raise UserError unless `restore` can take these weights."""
@@ -107,11 +108,6 @@ class _Description:
     features: tuple[str, ...]
     costs: CostNetworkSettings | None
     card: dict[str, Any] | None = None
-
-
-def part(tensors: Tensors, name: str) -> Tensors:
-    """The tensors whose names begin with `name`, without that beginning."""
-    return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
 
 
 def check_like(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:

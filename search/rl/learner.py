@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from neuroshard.cost.cost import Cost
+from neuroshard.models.mlp import within
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Positive, PositiveCount
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.stages.search.rl.agent import Agent, Tensors, part
+from neuroshard.stages.search.rl.agent import Agent, Tensors
 from neuroshard.stages.search.rl.algorithms import Algorithm
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.checkpoint import adam_state, measured_before
@@ -173,9 +174,9 @@ class Session:
         """
         self.agent.restore(tensors)
         for name, optimizer in self._optimizers.items():
-            state = adam_state(part(tensors, f"optimizer.{name}"), optimizer)
+            state = adam_state(within(tensors, f"optimizer.{name}"), optimizer)
             optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-        if measured := part(tensors, "measured"):
+        if measured := within(tensors, "measured"):
             self._measured = measured_before(measured, self._batch)
 
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from neuroshard.models import CostModels
+from neuroshard.models.mlp import within
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.picture import curves_png, save_png
 from neuroshard.plumbing.checked import checked
@@ -25,7 +26,7 @@ from neuroshard.plumbing.schema import Count, Seed, parse
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
-from neuroshard.stages.search.rl.agent import Agent, Tensors, part, save_agent
+from neuroshard.stages.search.rl.agent import Agent, Tensors, save_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.learner import Learner, Session
@@ -136,9 +137,9 @@ def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tenso
         with safe_open(regular_file(file, "checkpoint"), framework="pt") as opened:
             history = _history((opened.metadata() or {}).get("history"))
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
-        best = part(tensors, "best")
+        best = within(tensors, "best")
         session.agent.check(best)
-        session.restore(part(tensors, "session"))
+        session.restore(within(tensors, "session"))
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged ({error}); delete {path} and train again") from None
     return history, best
