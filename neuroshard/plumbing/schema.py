@@ -6,8 +6,8 @@ The limits are those of the largest task that is served; below them every number
 
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from reprlib import Repr
 from types import UnionType
@@ -109,6 +109,13 @@ def _refuse_twice(pairs: list[tuple[str, object]]) -> None:
             if key in seen:
                 raise UserError(f"field {shown(key)} stands there twice")
             seen.add(key)
+
+
+def as_fields(value: Any, rare: Collection[str]) -> dict[str, Any]:
+    """A dataclass as JSON-ready fields; without those of `rare` that are as they are by default."""
+    usual = {one.name: one.default for one in fields(value) if one.name in rare}
+    named = asdict(value).items()
+    return {name: one for name, one in named if name not in usual or getattr(value, name) != usual[name]}
 
 
 def of_format(content: object, name: str, where: str) -> dict[str, Any]:

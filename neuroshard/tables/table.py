@@ -1,6 +1,6 @@
 """A single embedding table: what everything else is about."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -17,6 +17,7 @@ from neuroshard.plumbing.schema import (
     PoolingFactor,
     Rows,
     Share,
+    as_fields,
     parse,
     shown,
 )
@@ -26,7 +27,7 @@ Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=
 MAX_ROW_BLOCKS = 1024
 RowLookups = Annotated[tuple[Share, ...], Meta(max_length=MAX_ROW_BLOCKS)]
 _SLACK = 1e-3  # of sums of shares
-_USUAL: dict[str, Any] = {"row_lookups": [], "features": 1, "pooled": True}  # files leave it out
+_RARE = ("row_lookups", "features", "pooled")  # files leave out what is usual
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """The fields, for JSON and Parquet; without what is usual."""
-        fields = asdict(self) | {"reuse": list(self.reuse), "row_lookups": list(self.row_lookups)}
-        return {name: value for name, value in fields.items() if name not in _USUAL or value != _USUAL[name]}
+        named = as_fields(self, _RARE).items()
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in named}
 
     @classmethod
     def from_json(cls, fields: object) -> "Table":

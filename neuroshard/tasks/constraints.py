@@ -12,11 +12,12 @@ import numpy as np
 from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.matching import own_places
-from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, parse
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, parse
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Form, forms_named
 from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, TIERS, Home, Tier
 
+_RARE = ("tiers", "cached", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
 _WILD = frozenset("*?[")  # what makes a pattern more than a name
 
 
@@ -327,12 +328,7 @@ class Constraints:
 
     def to_json(self) -> dict[str, Any]:
         """The constraints as JSON-ready fields."""
-        content = asdict(self)
-        for rule in content["rules"]:
-            for name in ("tiers", "cached", "min_blocks", "equal_widths"):  # few rules have them
-                if not rule[name]:
-                    del rule[name]
-        return content
+        return asdict(self) | {"rules": [as_fields(rule, _RARE) for rule in self.rules]}
 
 
 def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:

@@ -1,13 +1,13 @@
 """What a search is asked: tables, devices and a batch size."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from neuroshard.cost.loads import Loads
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, Devices, parse
+from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, Devices, as_fields, parse
 from neuroshard.plumbing.units import MAX_BYTES, Size, readable_bytes, to_bytes
 from neuroshard.tables import Table, check_unique_names
 from neuroshard.tasks.constraints import Constraints
@@ -209,19 +209,11 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """The task as JSON-ready fields."""
-        topology = asdict(self.topology)
-        if not self.topology.host_bytes:
-            del topology["host_memory_bytes"]
-        if self.topology.devices_per_domain is None:
-            del topology["devices_per_domain"]
-        memory = asdict(self.memory)
-        if self.memory.pipeline is None:
-            del memory["pipeline"]
         homes = [{"tier": home.tier.value, "cached": home.cached} for home in self.fixed_homes]
         return {
-            "topology": topology,
+            "topology": as_fields(self.topology, ("host_memory_bytes", "devices_per_domain")),
             "batch_size": self.batch_size,
-            "memory": memory,
+            "memory": as_fields(self.memory, ("pipeline",)),
             "constraints": self.constraints.to_json(),
             "tables": [table.to_json() for table in self.tables],
             **({"fixed_homes": homes} if homes else {}),
