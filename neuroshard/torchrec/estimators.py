@@ -40,10 +40,16 @@ def _home(option: ShardingOption) -> Home:
 
 
 def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
-    """Of every shard of the options, its table as wide as the shard."""
-    table = {table.name: table for table in task.tables}
-    shards = [(table[option.name].with_dim(shard.size[1]), option) for option in options for shard in option.shards]
-    return Loads.of([one for one, _ in shards], task.batch_size).at([_home(option) for _, option in shards])
+    """Of every shard of the options, in their forms; which devices they will lie on makes no difference."""
+    tables = {table.name: table for table in task.tables}
+    placed = [
+        Placement(PlanShard(number, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)
+        for number, option in enumerate(options)
+        for home in [_home(option)]
+        for device, shard in enumerate(option.shards)
+    ]
+    of_each = [tables[option.name] for option in options]
+    return placed_loads(of_each, placed, task.batch_size, task.topology.num_devices)
 
 
 class SimulatorPerfModel(PerfModel):
@@ -112,18 +118,8 @@ class TaskStorageEstimator(ShardEstimator):
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
         """Fill in `storage` of all shards."""
-        index = {table.name: number for number, table in enumerate(self._task.tables)}
-        for option in sharding_options:
-            loads, memory = self._loads(index[option.name], option), self._task.memory
-            sizes = zip(memory.device_bytes(loads).tolist(), memory.host_bytes(loads).tolist(), strict=True)
-            for shard, (device, host) in zip(option.shards, sizes, strict=True):
-                shard.storage = Storage(hbm=device, ddr=host)
-
-    def _loads(self, table: int, option: ShardingOption) -> Loads:
-        """(n,) of the option's shards, in their form; which devices they will lie on makes no difference."""
-        task, home = self._task, _home(option)
-        placed = [
-            Placement(PlanShard(0, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)
-            for device, shard in enumerate(option.shards)
-        ]
-        return placed_loads([task.tables[table]], placed, task.batch_size, task.topology.num_devices)
+        loads, memory = _loads(self._task, sharding_options), self._task.memory
+        shards = [shard for option in sharding_options for shard in option.shards]
+        sizes = zip(memory.device_bytes(loads).tolist(), memory.host_bytes(loads).tolist(), strict=True)
+        for shard, (device, host) in zip(shards, sizes, strict=True):
+            shard.storage = Storage(hbm=device, ddr=host)
