@@ -15,20 +15,6 @@ from neuroshard.plumbing.parquet import read_rows, write_frame
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse, shown
 from neuroshard.records.run_directory import RunDirectory
 
-_COLUMNS = {
-    "task": "int64",
-    "plan": "object",
-    "error": "object",
-    "predicted_ms": "float64",
-    "seconds": "float64",
-    "margin_ms": "float64",
-    "remark": "object",
-    "warnings": "object",
-    "expected_ms": "float64",
-    "measured_ms": "float64",
-    "caveat": "object",
-}
-
 
 @dataclass(frozen=True)
 @checked
@@ -102,7 +88,9 @@ class SearchRun:
 
     def save(self, more: Mapping[str, Any]) -> None:
         """Write the records, then mark the run as whole, with `more` that is to be known of it; the plans are there."""
-        frame = pd.DataFrame([asdict(record) for record in self.records], columns=list(_COLUMNS)).astype(_COLUMNS)
+        frame = pd.DataFrame([asdict(record) for record in self.records], dtype="object")
+        numbers = {"task": "int64"} | {name: "float64" for name in map(str, frame) if name.endswith(("_ms", "seconds"))}
+        frame = frame.astype(numbers)
         write_frame(self.path / "results.parquet", frame)
         facts = {"searcher": self.searcher, "model": self.model, "settings": self.settings}
         RunDirectory(self.path).finish("search", {**facts, **more})
