@@ -24,7 +24,7 @@ class Columns(Layout):
     form: ClassVar[Form] = Form.COLUMNS
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_TO_ALL,)
     color: ClassVar[str] = "#55a868"
-    word: ClassVar[str] = _WHOLE
+    words: ClassVar[tuple[str, ...]] = (_WHOLE, _CUT, _ON_A_HOST)
     free: ClassVar[bool] = True
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
@@ -59,7 +59,7 @@ class Columns(Layout):
 
     def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
         """Return all of TorchRec's words for columns: in shards of all rows they mean the same."""
-        return {_WHOLE, _CUT, _ON_A_HOST}
+        return set(self.words)
 
 
 def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:

@@ -24,7 +24,7 @@ class Copies(Layout):
     form: ClassVar[Form] = Form.COPIES
     exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_REDUCE,)
     color: ClassVar[str] = "#937860"
-    word: ClassVar[str] = "data_parallel"
+    words: ClassVar[tuple[str, ...]] = ("data_parallel",)
     dense: ClassVar[bool] = True
     own_samples: ClassVar[bool] = True
     everywhere: ClassVar[bool] = True
@@ -73,10 +73,6 @@ class Copies(Layout):
     def num_shards(self, devices: int) -> int:
         """Return 1: rules count all copies as one shard."""
         return 1
-
-    def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
-        """TorchRec's word for copies."""
-        return self.word
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:

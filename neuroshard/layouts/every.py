@@ -22,8 +22,11 @@ LAYOUTS: dict[Form, Layout] = {layout.form: layout for layout in (COLUMNS, ROWS,
 
 
 def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
-    """The layout of a table that lies in these shards: nothing else says which one it is."""
-    return next(layout for layout in LAYOUTS.values() if layout.holds(table, shards))
+    """The layout of a table that lies in these shards: nothing else says which one it is.
+
+    The last one that holds it: what is listed later may be a case of what is listed before.
+    """
+    return next(layout for layout in reversed(LAYOUTS.values()) if layout.holds(table, shards))
 
 
 def layouts_of(tables: Sequence[Table], placements: Sequence[Placement]) -> tuple[Layout, ...]:

@@ -54,12 +54,13 @@ class Layout(ABC):
         form: its name.
         exchanges: what pooled tables in it exchange besides the input, the collective that all of them need first.
         color: in pictures.
-        word: TorchRec's, by which its constraints allow it.
+        words: TorchRec's sharding types for it, first the one by which its constraints allow it; none if it has none.
         free: whether any device may hold a shard, whatever others hold: searches place its shards one by one.
         dense: whether every row is updated in a step, from a gradient as large as the table, outside of fused kernels.
         own_samples: whether a device looks up its own samples only, and keeps what comes of them.
         everywhere: whether every device has a shard.
         blocks: whether shards are blocks of rows, which rules count as such.
+        on_hosts: whether a pooled table may lie so over the devices of one host, not over all.
         joins: whether tables that are kept together on one device may lie so.
         note: said behind a shard's name.
         counted: said of how many shards it counts as, where that isn't as many as devices hold one.
@@ -68,12 +69,13 @@ class Layout(ABC):
     form: ClassVar[Form]
     exchanges: ClassVar[tuple[Collective, ...]]
     color: ClassVar[str]
-    word: ClassVar[str]
+    words: ClassVar[tuple[str, ...]] = ()
     free: ClassVar[bool] = False
     dense: ClassVar[bool] = False
     own_samples: ClassVar[bool] = False
     everywhere: ClassVar[bool] = False
     blocks: ClassVar[bool] = False
+    on_hosts: ClassVar[bool] = False
     joins: ClassVar[bool] = True
     note: ClassVar[str] = ""
     counted: ClassVar[str] = ""
@@ -83,7 +85,10 @@ class Layout(ABC):
 
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Whether a table in these shards lies so; that they make it up is checked afterwards."""
+        """Whether a table in these shards lies so; that they make it up is checked afterwards.
+
+        Of one that isn't placed there is none: then only columns say so.
+        """
 
     def fits(self, table: Table, count: int) -> bool:
         """Whether a table is large enough to lie so on `count` devices."""
@@ -133,9 +138,9 @@ class Layout(ABC):
         """
         return None
 
-    @abstractmethod
     def sharding_type(self, placements: Sequence[Placement], topology: Devices) -> str:
-        """TorchRec's word for how a table lies that has these placements."""
+        """TorchRec's word for how a table lies that has these placements; there are some."""
+        return self.words[0]
 
     def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
         """The sharding types that TorchRec reads such placements of a table right with."""

@@ -35,8 +35,9 @@ class Rows(Layout):
         Collective.HOST_ALL_TO_ALL,
     )
     color: ClassVar[str] = "#8172b3"
-    word: ClassVar[str] = _ON_ALL
+    words: ClassVar[tuple[str, ...]] = (_ON_ALL, _ON_A_HOST, _ON_HOSTS)
     blocks: ClassVar[bool] = True
+    on_hosts: ClassVar[bool] = True
     joins: ClassVar[bool] = False
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
@@ -113,7 +114,7 @@ class Rows(Layout):
     def sharding_types(self, placements: Sequence[Placement], topology: Devices) -> set[str]:
         """The sharding types that TorchRec reads such blocks right with: any, where one host has all devices."""
         if topology.domain_size == topology.num_devices:
-            return {_ON_ALL, _ON_A_HOST, _ON_HOSTS}
+            return set(self.words)
         kind = self.sharding_type(placements, topology)
         return {kind, _ON_HOSTS} if kind == _ON_A_HOST else {kind}
 

@@ -104,6 +104,7 @@ HUGECTR = Target(
     "hugectr",
     "HugeCTR",
     _write,
+    forms=frozenset({Form.COLUMNS, Form.ROWS, Form.COPIES}),
     sequence_forms=frozenset({Form.ROWS}),
     splits=Splits.EQUAL,
     tiers=frozenset({Tier.DEVICE}),

@@ -95,7 +95,7 @@ class Target:
         title: as people do.
         write: a plan that it can express, in its words.
         forms: that it lays pooled tables out in.
-        sequence_forms: the same of sequence tables.
+        sequence_forms: of these, those of sequence tables.
         splits: how it cuts columns.
         rows_over: devices that rows lie over: "all"; or "hosts", all or those of one host.
         tiers: of memory that it has.
@@ -182,7 +182,7 @@ class Target:
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> str | None:
         """What of a table the target has no words for; None where it has."""
-        forms, kind = (self.forms, "") if table.pooled else (self.sequence_forms, " of sequence tables")
+        forms, kind = (self.forms, "") if table.pooled else (self.forms & self.sequence_forms, " of sequence tables")
         if layout.form not in forms:
             return f"lies in {layout}, and {self.title} has {_listed(forms)}{kind} only"
         if (tier := placed[0].home.tier) not in self.tiers:

@@ -1,8 +1,9 @@
-"""TorchRec: plans of its own type, for DistributedModelParallel; it can express whatever plans can."""
+"""TorchRec: plans of its own type, for DistributedModelParallel; it can express whatever it has a word for."""
 
 from dataclasses import replace
 from functools import partial
 
+from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plans.remarks import copies_remarks
 from neuroshard.targets.target import Exported, Target
@@ -26,4 +27,11 @@ def in_module(path: str) -> Target:
     return replace(TORCHREC, write=partial(_write, module=path))
 
 
-TORCHREC = Target("torchrec", "TorchRec", partial(_write, module=""), remarks=copies_remarks, framework=True)
+TORCHREC = Target(
+    "torchrec",
+    "TorchRec",
+    partial(_write, module=""),
+    forms=frozenset(form for form, layout in LAYOUTS.items() if layout.words),
+    remarks=copies_remarks,
+    framework=True,
+)

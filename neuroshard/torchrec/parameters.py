@@ -30,7 +30,7 @@ ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
 ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
-_OTHERS = {layout.word: layout for layout in LAYOUTS.values() if not layout.free}
+_OTHERS = {word: layout for layout in LAYOUTS.values() if not layout.free for word in layout.words[:1]}
 
 
 @dataclass(frozen=True)

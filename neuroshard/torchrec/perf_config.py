@@ -15,9 +15,9 @@ from torchrec.distributed.planner.estimator.annotations import (
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.estimator.types import HardwarePerfConfig, ShardPerfContext
 from torchrec.distributed.planner.types import Perf
-from torchrec.distributed.types import CacheParams, ShardingType
+from torchrec.distributed.types import CacheParams
 
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -33,7 +33,7 @@ from neuroshard.words.form import CALLS, Call
 _COLUMNS = 512  # on every device, in the exchange that a column's part is taken of
 _UNKNOWN_MS = 1e9  # of what the models don't know: chosen where there is nothing else
 _AMPLE = 1 << 50  # bytes: costs don't hang on memory
-_IN_ROWS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
+_LAYOUTS = {word: layout for layout in LAYOUTS.values() for word in layout.words}
 
 
 class SimulatorPerfConfig(HardwarePerfConfig):
@@ -119,13 +119,8 @@ def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:
     table = known.with_dim(ctx.emb_dim) if known else _guessed(ctx, whole)
     host = ctx.local_world_size
     task = Task((table,), Topology(ctx.world_size, _AMPLE, devices_per_host=host, host_memory_bytes=_AMPLE), whole)
-    if ctx.sharding_type in _IN_ROWS:
-        on_all = ctx.sharding_type == ShardingType.ROW_WISE.value
-        placed = in_rows(task, 0, range(ctx.world_size if on_all else host))
-    elif ctx.sharding_type == ShardingType.DATA_PARALLEL.value:
-        placed = in_copies(task, 0)
-    else:
-        placed = in_columns(task, [(0, table.dim, 0)])
+    layout = _LAYOUTS[ctx.sharding_type]
+    placed = layout.over(task, 0, range(ctx.world_size if ctx.sharding_type == layout.words[0] else host))
     home = home_of(table.name, ctx.compute_kernel, CacheParams(load_factor=ctx.caching_ratio))
     plan = Plan(task, tuple(replace(one, home=home) for one in placed))
     if Call(plan.forms[0], table.pooled, home.tier) not in CALLS:

@@ -14,7 +14,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from neuroshard.layouts import COPIES, Layout, in_columns, in_copies, layout_of
+from neuroshard.layouts import Layout, in_columns, in_copies, layout_of
 from neuroshard.layouts.cover import check_cover
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, unknown_name
@@ -162,7 +162,7 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
         UserError: its shards don't make it up, or not as the sharding type wants them.
     """
     table, kind = task.tables[index], _kind(task.tables[index], parameter)
-    if kind.value == COPIES.word:
+    if kind is ShardingType.DATA_PARALLEL:
         return _copies(task, index, parameter)
     ranks, spec = parameter.ranks or [], parameter.sharding_spec
     shards = [] if spec is None else spec.shards

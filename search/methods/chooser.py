@@ -13,15 +13,15 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count
 from neuroshard.searching.searcher import Found, Searcher
-from neuroshard.stages.search.methods.changes import caches_grown, homes_anew, rows_on_hosts
 from neuroshard.stages.search.methods.choice import Choice
 from neuroshard.stages.search.methods.finalists import in_turns
+from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, Spread, allowed_forms, known_calls, searched_forms
-from neuroshard.stages.search.space.homes import HomeOptions, homed, is_ample, rehomed
+from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms, known_calls, searched_forms
+from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, homed, homes_anew, is_ample, rehomed
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 from neuroshard.words.home import Home, Tier
@@ -127,7 +127,7 @@ class Chooser(Searcher):
             return []
         own = np.array([FORMS.index(form) for form in plan.forms])
         found = {own.tobytes(): own}
-        for left_out in (None, *FORMS[1:]):
+        for left_out in (None, *(FORMS[form] for form in OTHERS)):
             allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
                 choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
@@ -184,12 +184,12 @@ class Chooser(Searcher):
             return None
 
     def _in_any_forms(self, choices: FormChoices, error: InfeasibleError) -> Found:
-        """Find a plan with as few large tables in rows as let the rest fit in columns; else in any forms that fit.
+        """Find a plan with as few large tables in blocks as let the rest fit in columns; else in any forms that fit.
 
         Raises:
             InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
         """
-        for forms in choices.more_in_rows():
+        for forms in choices.more_in_blocks():
             if (found := self._of_choice(choices, forms)) is not None:
                 return found
         fitting, proven = choices.fitting()

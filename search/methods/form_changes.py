@@ -1,6 +1,6 @@
-"""Plans near another one, in which some tables have another form."""
+"""Plans near another one, in which some tables have another form, or lie in theirs on one host instead of all."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,11 +112,11 @@ class FormChanges:
 
 
 def _on_hosts(plan: Plan) -> BoolArray:
-    """(T,) which tables lie in rows, but not with all columns on all devices."""
+    """(T,) which tables lie otherwise than in columns, but not with all columns on all devices."""
     devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
     return np.array(
         [
-            layout.blocks and (len(its) < devices or any(placed.shard.dim < table.dim for placed in its))
+            not layout.free and (len(its) < devices or any(placed.shard.dim < table.dim for placed in its))
             for table, layout, its in each
         ]
     )
@@ -133,3 +133,58 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) ->
         changed = (placed for table in np.flatnonzero(to).tolist() for placed in spread.placements(table, form))
         found[:, form] = moved_between(start, Plan(task, (*kept, *changed)))
     return found
+
+
+def rows_on_hosts(plan: Plan, simulator: Simulator) -> Plan:
+    """A plan with the 1, 2, 4, ... dearest of its tables in rows on one host each, or with all of them.
+
+    The dearest table first, each goes to the host whose tables compute least so far. Everything else stays where it is.
+    The plan as it is if none of these is predicted to cost less, or the models don't know what they exchange.
+    """
+    tables = _movable(plan, simulator)
+    if not tables:
+        return plan
+    task, hosts = plan.task, plan.task.topology.domains
+    each = [plan.layouts[table].share(task.loads.take(np.array([table])), len(hosts[0])) for table in tables]
+    block_ms = simulator.models_for(task).compute.predict(LoadSets.joined([LoadSets.alone(one) for one in each]))
+    homes: dict[int, int] = {}
+    plans, busy_ms = [plan], np.zeros(len(hosts))
+    for place in np.argsort(-block_ms, kind="stable").tolist():
+        home = int(busy_ms.argmin())
+        busy_ms[home] += block_ms[place]
+        homes[tables[place]] = home
+        if len(homes) & (len(homes) - 1) == 0 or len(homes) == len(tables):
+            moved = _moved(plan, homes)
+            plans += [moved] if moved.fits else []
+    return plans[int(np.argmin([cost.total_ms for cost in simulator.costs(task, plans)]))]
+
+
+def _movable(plan: Plan, simulator: Simulator) -> list[int]:
+    """Pooled tables, by their index, in rows on all devices that may lie in rows on those of any host."""
+    task, models = plan.task, simulator.models
+    host, devices = task.topology.domain_size, task.topology.num_devices
+    if not 1 < host < devices:
+        return []
+    known = models.forward.collectives & models.backward.collectives
+    bound = {name for group in (*task.constraints.together, *task.constraints.apart) for name in group}
+    return [
+        index
+        for index, (table, layout, blocks) in enumerate(zip(task.tables, plan.layouts, plan.by_table, strict=True))
+        if layout.on_hosts
+        and table.pooled  # sequence tables lie on all devices
+        and len(blocks) == devices
+        and table.name not in bound
+        and known.issuperset(layout.exchanges[1:])
+        and layout.fits(table, host)
+        and task.constraints.limits(table, devices).min_blocks <= host
+    ]
+
+
+def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
+    """Return the plan with some tables, by their index, in rows on the host of that number."""
+    hosts = plan.task.topology.domains
+    kept = (placed for placed in plan.placements if placed.shard.table not in homes)
+    moved = (
+        placed for table, home in homes.items() for placed in plan.layouts[table].over(plan.task, table, hosts[home])
+    )
+    return Plan(plan.task, (*kept, *moved))

@@ -21,9 +21,9 @@ from neuroshard.stages.search.space.feasibility import narrowest_shards
 from neuroshard.stages.search.space.form_descent import Costs, changed, descent, ranked_changes
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.forms import (
+    BLOCKS,
     COLUMNS,
     OTHERS,
-    ROWS,
     Spread,
     has_other_forms,
     has_other_homes,
@@ -185,8 +185,9 @@ class FormChoices:
         without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
         pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in OTHERS]
         ends = [self._descent(forms, without, self.estimates.costs)[-1] for forms in pure]
-        for forms in self._dearest_in_rows():
-            ends += [forms, self.descent(forms, self.estimates.costs)[-1]]
+        for form in BLOCKS:
+            for forms in self._dearest_in(form):
+                ends += [forms, self.descent(forms, self.estimates.costs)[-1]]
         found = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
         _, earliest = np.unique(found, axis=0, return_index=True)
         found = found[np.sort(earliest)]
@@ -205,28 +206,29 @@ class FormChoices:
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
-    def _dearest_in_rows(self) -> list[IntArray]:
-        """(T,) the first choice with its 1, 2, 4, ... dearest tables in rows: the one estimated to be best."""
-        movable = np.flatnonzero(self._leading(self.allowed)[:, ROWS] & (self.first == COLUMNS))
+    def _dearest_in(self, form: int) -> list[IntArray]:
+        """(T,) the first choice with its 1, 2, 4, ... dearest tables in a form: the one estimated to be best."""
+        movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
         if not len(movable):
             return []
         alone_ms = self.simulator.models_for(self.task).compute.predict(LoadSets.alone(self.task.loads.take(movable)))
         dearest = movable[np.argsort(-alone_ms, kind="stable")]
         nested = np.repeat(self.first[None], len(dearest).bit_length(), axis=0)
         for power, forms in enumerate(nested):
-            forms[dearest[: 1 << power]] = ROWS
+            forms[dearest[: 1 << power]] = form
         nested = nested[:, self.leaders]
         return [nested[int(np.argmin(self.estimates.costs(nested)[0]))]]
 
-    def more_in_rows(self) -> Iterator[IntArray]:
-        """(T,) the first choice, with the 1, 2, 4, ... largest tables in rows that may lie so."""
+    def more_in_blocks(self) -> Iterator[IntArray]:
+        """(T,) the first choice, with the 1, 2, 4, ... largest tables in a form of blocks that they may lie in."""
         size = np.array([table.size_bytes for table in self.task.tables])
-        movable = np.flatnonzero(self.allowed[:, ROWS] & (self.first == COLUMNS))
-        largest = movable[np.argsort(-size[movable], kind="stable")]
-        for power in range(len(largest).bit_length() + 1):
-            forms = self.first
-            forms[largest[: 1 << power]] = ROWS
-            yield forms
+        for form in BLOCKS:
+            movable = np.flatnonzero(self.allowed[:, form] & (self.first == COLUMNS))
+            largest = movable[np.argsort(-size[movable], kind="stable")]
+            for power in range(len(largest).bit_length() + 1):
+                forms = self.first
+                forms[largest[: 1 << power]] = form
+                yield forms
 
     def fitting(self) -> tuple[IntArray | None, bool]:
         """(T,) a choice that should fit in memory, by integer programming; or whether it is proven that none does.

@@ -13,7 +13,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, unknown_name
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.forms import ROWS, allowed_forms, known_calls, searched_forms
+from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, known_calls, searched_forms
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
@@ -144,7 +144,8 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
     renamed = replace(task, tables=tables, constraints=Constraints())
     allowed = allowed_forms(task, known_calls(simulator.models, settings.forms))
-    allowed[:, ROWS] &= len(set(task.shard_memory)) == 1  # else in blocks as unequal as the memory, which it misreads
+    if len(set(task.shard_memory)) > 1:
+        allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
     for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):
         limits = [_constraints(task, *each, factor, share) for each in zip(task.tables, allowed.tolist(), strict=True)]
@@ -204,15 +205,17 @@ def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, s
     limits = task.constraints.limits(table, task.topology.num_devices)
     width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
     splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
-    whole = [] if splits and limits.min_shards > 1 else ["table_wise"]
     tiers = limits.tiers if task.topology.host_bytes else {Tier.DEVICE}
-    words = (  # in the order of forms
-        [*whole, *(["column_wise"] if splits else [])],
-        ["row_wise", *(["table_row_wise"] if len(task.topology.hosts) > 1 else [])],
-        ["data_parallel"],
-    )
+    offered = {
+        "table_wise": not splits or limits.min_shards == 1,
+        "column_wise": splits,
+        "table_row_wise": len(task.topology.hosts) > 1,
+        "table_column_wise": False,
+        "grid_shard": False,
+    }
+    words = (word for layout, may in zip(LAYOUTS.values(), forms, strict=True) if may for word in layout.words)
     return ParameterConstraints(
-        sharding_types=[word for its, may in zip(words, forms, strict=True) if may for word in its],
+        sharding_types=[word for word in words if offered.get(word, True)],
         compute_kernels=[DENSE, *(KERNELS[tier] for tier in tiers)],
         cache_params=cache_params(Home(Tier.CACHED, share)) if Tier.CACHED in tiers else None,
         min_partition=width if splits else None,

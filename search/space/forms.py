@@ -10,12 +10,13 @@ from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CALLS, FORMS, Call, Form, forms_named
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form, forms_named
 from neuroshard.words.home import Tier
 from neuroshard.words.shard import Placement
 
-COLUMNS, ROWS, COPIES = (FORMS.index(form) for form in LAYOUTS)
+COLUMNS = FORMS.index(IN_COLUMNS.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
+BLOCKS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if layout.blocks)
 
 
 def searched_forms(names: Iterable[str]) -> tuple[Form, ...]:
@@ -78,7 +79,7 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
         return True
     host, devices = task.topology.domain_size, task.topology.num_devices
     forms = {form for table in task.tables for form in task.constraints.limits(table, devices).forms}
-    return 1 < host < devices and any(LAYOUTS[form].blocks for form in forms)  # on one host's devices
+    return 1 < host < devices and any(LAYOUTS[form].on_hosts for form in forms)
 
 
 def has_other_homes(task: Task) -> bool:

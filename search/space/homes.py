@@ -1,4 +1,4 @@
-"""The memories that tables may lie in: what each takes and costs, and the cheapest choice that fits."""
+"""The memories that tables may lie in: what each takes and costs, the cheapest choice, and changes of plans."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -7,6 +7,7 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
@@ -19,6 +20,7 @@ from neuroshard.words.home import ON_DEVICE, Home, Tier
 _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
 _FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
 _PRICES = 40  # of host memory that are tried
+_MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,3 +189,50 @@ def rehomed(plan: Plan, task: Task, homes: tuple[Home, ...]) -> Plan:
     """The plan's shards as a plan of `task`, of the same tables, with each table in a memory (T,)."""
     placements = (replace(placed, home=homes[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))
+
+
+def homes_anew(plan: Plan, options: HomeOptions) -> Plan:
+    """The plan, where tables that lie on one device alone take its memory, and what is left, for the least cost."""
+    task, homes, free = plan.task, list(plan.homes), device_memory(plan.task) - np.array(plan.device_bytes)
+    devices: dict[int, list[int]] = {}
+    for placed in plan.placements:
+        devices.setdefault(placed.shard.table, []).append(placed.device)
+    hosts = task.topology.host_bytes - np.array(plan.host_bytes)
+    for device in range(task.topology.num_devices):
+        own = np.array([table for table, its in devices.items() if its == [device]], dtype=np.int64)
+        if not len(own):
+            continue
+        now = np.array([options.homes.index(homes[table]) for table in own.tolist()])
+        its, rows = options.of_tables(own), np.arange(len(own))
+        host = device // task.topology.host_size
+        on_host = int(its.host_bytes[rows, now].sum())
+        room = int(free[device]) + int(its.device_bytes[rows, now].sum())
+        chosen = its.cheapest(room, int(hosts[host]) + on_host)
+        if chosen is None or its.cost_ms[rows, chosen].sum() >= its.cost_ms[rows, now].sum():
+            continue
+        hosts[host] -= int(its.host_bytes[rows, chosen].sum()) - on_host
+        for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
+            homes[table] = options.homes[option]
+    return rehomed(plan, task, tuple(homes))
+
+
+def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
+    """The plan, where tables that lie on several devices have larger caches, or leave the hosts, if all have room.
+
+    The dearest first, each as far as it goes.
+    """
+    now = np.array([options.homes.index(home) for home in plan.homes])
+    cost_ms = options.cost_ms[np.arange(len(now)), now]
+    spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
+    best_ms = simulator.cost(plan.task, plan).total_ms
+    for table in spread[:_MOST_GROWN]:
+        for option in np.argsort(options.cost_ms[table], kind="stable").tolist():
+            if options.cost_ms[table, option] >= options.cost_ms[table, now[table]]:
+                break
+            homes = list(plan.homes)
+            homes[table] = options.homes[option]
+            larger = rehomed(plan, plan.task, tuple(homes))
+            if larger.fits and (ms := simulator.cost(plan.task, larger).total_ms) < best_ms:
+                plan, best_ms = larger, ms
+                break
+    return plan

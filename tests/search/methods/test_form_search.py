@@ -20,7 +20,7 @@ from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, allowed_forms
+from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
@@ -29,8 +29,9 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import constrained_task, linear_models, random_form_models, sequence_task, toy_task
 from neuroshard.torchrec import to_sharding_plan
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
 ROOFLINE = ns.CostModels.load("roofline:h100")
 SIMULATOR = Simulator(ROOFLINE)
 BATCH = 65536

@@ -13,7 +13,7 @@ from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.changes import rows_on_hosts
+from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse

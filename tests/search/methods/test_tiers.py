@@ -13,12 +13,11 @@ from neuroshard.plans.moves import moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.changes import caches_grown
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.space.homes import HomeOptions, rehomed
+from neuroshard.stages.search.space.homes import HomeOptions, caches_grown, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology

@@ -14,7 +14,7 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms, known_calls, leaders
+from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
@@ -22,8 +22,9 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import random_form_models
-from neuroshard.words.form import Form
+from neuroshard.words.form import FORMS, Form
 
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
 ONCE = (1.0, *[0.0] * 16)
 TABLES = tuple(Table(name, 400, 16, 2.0, ONCE) for name in "abcd")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)

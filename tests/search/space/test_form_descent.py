@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from neuroshard.stages.search.space.form_descent import changed, descent, ranked_changes
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS
+from neuroshard.words.form import FORMS
 
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
 ALL = np.ones((6, 3), dtype=np.bool_)
 FIRST = np.full(6, COLUMNS)
 

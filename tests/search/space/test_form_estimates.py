@@ -16,7 +16,7 @@ from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_estimates import FormEstimates
 from neuroshard.stages.search.space.form_parts import Largest, dearest
-from neuroshard.stages.search.space.forms import COLUMNS, COPIES, ROWS, Spread, allowed_forms
+from neuroshard.stages.search.space.forms import Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
@@ -26,6 +26,7 @@ from neuroshard.testing import constrained_task
 from neuroshard.testing.toys import random_by_form
 from neuroshard.words.form import CALLS, FORMS, Form
 
+COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 BATCH = 65536
 
