@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.layouts import COPIES, LAYOUTS, ROWS, Layout, has_row_blocks, row_blocks
+from neuroshard.layouts import LAYOUTS, Layout, has_row_blocks, row_blocks
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
@@ -136,11 +136,11 @@ class ComputeAugmentation:
         name = draw_split(rng)
         group = split.group(name)
         if layout.own_samples:
-            return self._as_copies(group, batch_size, rng), name
+            return self._of_own_samples(layout, group, batch_size, rng), name
         tables = self._pooled_tables if one_of(self.pooled, rng) else self._sequence_tables(batch_size)
         if layout.blocks:
-            return self._at_home(self._in_rows(group, batch_size, tables, rng), rng), name
-        return self._at_home(ComputeSample(tables(group, 1, rng), batch_size), rng), name
+            return self._at_home(self._in_blocks(layout, group, batch_size, tables, rng), rng), name
+        return self._at_home(ComputeSample(tables(group, 1, rng), batch_size, layout.form), rng), name
 
     def _at_home(self, sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
         """The sample in one of the memories."""
@@ -150,19 +150,21 @@ class ComputeAugmentation:
         home = Home(tier, one_of(self.cached, rng) if tier is Tier.CACHED else None)
         return replace(sample, home=home, hot_first=0.0)
 
-    def _in_rows(
-        self, group: tuple[Table, ...], batch_size: int, combine: _Combine, rng: np.random.Generator
+    def _in_blocks(
+        self, layout: Layout, group: tuple[Table, ...], batch_size: int, combine: _Combine, rng: np.random.Generator
     ) -> ComputeSample:
         """A block of each table; which one is drawn for each."""
         sharers = one_of(self.sharers, rng)
         tables = combine(_cut_by(sharers, group), sharers, rng)
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_first_share else 0.0
-        return ComputeSample(tables, batch_size, ROWS.form, blocks, hot_first)
+        return ComputeSample(tables, batch_size, layout.form, blocks, hot_first)
 
-    def _as_copies(self, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator) -> ComputeSample:
+    def _of_own_samples(
+        self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
+    ) -> ComputeSample:
         own = max(1, batch_size // one_of(self.sharers, rng))
-        return ComputeSample(self._combination(self._small(group), self.max_copy_bytes, 1, rng), own, COPIES.form)
+        return ComputeSample(self._combination(self._small(group), self.max_copy_bytes, 1, rng), own, layout.form)
 
     def _pooled_tables(self, group: tuple[Table, ...], sharers: int, rng: np.random.Generator) -> tuple[Table, ...]:
         return self._combination(group, self.max_bytes, sharers, rng)

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.layouts import COLUMNS, COPIES, ROWS, has_row_blocks, in_columns, in_copies, in_rows
+from neuroshard.layouts import COLUMNS, COPIES, LAYOUTS, Layout, in_columns
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, Devices, Dim, Features, Share, TableCount
@@ -17,10 +17,11 @@ from neuroshard.records.splits import TableSplit, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.form import CALLS, Call
 from neuroshard.words.shard import Placement
 
 _HOST = 4  # devices of one, where there are several
-_SHARES = {COLUMNS: 2.0, ROWS: 1.0, COPIES: 0.7}  # of a plan's tables, more or less
+_SHARES = {COLUMNS: 2.0, COPIES: 0.7}  # of a plan's tables, more or less, beside 1 of each other form
 _MEMORY = 1 << 40  # plenty: what a rank may hold is `max_bytes`
 
 
@@ -83,16 +84,16 @@ class PlanAugmentation:
 
     def placed(self, task: Task, rng: np.random.Generator) -> Plan:
         """Tables in forms that they can have, some columns in halves; devices all alike, or the first ones favoured."""
-        shares = rng.dirichlet(list(_SHARES.values())) if rng.random() < 0.8 else np.eye(len(_SHARES))[0]
+        layouts = tuple(LAYOUTS.values())
+        often = [_SHARES.get(layout, 1.0) for layout in layouts]
+        shares = rng.dirichlet(often) if rng.random() < 0.8 else np.eye(len(layouts))[0]
         halved, favoured = rng.random() * (rng.random() < 0.5), rng.random() < 0.4
         devices = task.topology.num_devices
         placed: list[Placement] = []
         for number, table in enumerate(task.tables):
-            layout = tuple(_SHARES)[int(rng.choice(len(_SHARES), p=shares))]
-            if layout is COPIES and table.pooled and table.size_bytes <= self.max_copy_bytes:
-                placed += in_copies(task, number)
-            elif layout is ROWS and (group := self._group(task, table, rng)):
-                placed += in_rows(task, number, group)
+            layout = layouts[int(rng.choice(len(layouts), p=shares))]
+            if group := self._group(layout, task, table, rng):
+                placed += layout.over(task, number, group)
             else:
                 where = [int(its) for its in (rng.geometric(0.3, 2) - 1 if favoured else rng.integers(devices, size=2))]
                 here, there = (min(its, devices - 1) for its in where)
@@ -101,10 +102,13 @@ class PlanAugmentation:
                 placed += in_columns(task, halves if cut else [(number, table.dim, here)])
         return Plan(task, tuple(placed))
 
-    def _group(self, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """The devices that a table's rows lie on: all, or those of a host; none where it has too few rows."""
+    def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
+        """The devices that a table lies over: all, or those of a host; none where it lies in columns."""
+        too_large = layout.dense and table.size_bytes > self.max_copy_bytes
+        if layout.free or too_large or Call(layout.form, table.pooled) not in CALLS:
+            return []
         size = task.topology.num_devices
-        if table.pooled and task.topology.host_size < size and rng.random() < 0.5:
+        if layout.on_hosts and table.pooled and task.topology.host_size < size and rng.random() < 0.5:
             size = task.topology.host_size
         first = size * int(rng.integers(task.topology.num_devices // size))
-        return [*range(first, first + size)] if has_row_blocks(table, size) else []
+        return [*range(first, first + size)] if layout.fits(table, size) else []
