@@ -1,0 +1,113 @@
+"""What becomes of a task whose tables had best lie in host copies, from search to report; printed as JSON."""
+
+import json
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import neuroshard as ns
+from neuroshard.layouts import LAYOUTS
+from neuroshard.plans.moves import table_changes
+from neuroshard.plumbing.errors import UserError
+from neuroshard.records.splits import TableSplit
+from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.augment.local import PlanAugmentation
+from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
+from neuroshard.stages.search.report.explained import picture, sections
+from neuroshard.stages.search.report.explanation import explain
+from neuroshard.stages.search.report.page import render
+from neuroshard.stages.search.space.form_estimates import FormEstimates
+from neuroshard.stages.search.space.forms import allowed_forms
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import zipf_reuse
+from neuroshard.targets.export import TARGETS
+from neuroshard.words.form import CALLS, FORMS, Form
+
+BATCH, SIMULATOR = 32768, ns.Simulator(ns.CostModels.load("roofline:a100"))
+
+
+def _table(number, rng):
+    rows, lookups = int(10 ** rng.uniform(3, 4.5)), int(rng.integers(1, 5))
+    return Table(f"t{number}", rows, 128, float(lookups), zipf_reuse(rows, BATCH * lookups, 1.05))
+
+
+def _forms(plan):
+    return Counter(form.value for form in plan.forms)
+
+
+def _ms(plan):
+    return SIMULATOR.cost(plan.task, plan).total_ms
+
+
+def _estimates(task):
+    """(estimated, real) ms of all tables in the form."""
+    layout, number = LAYOUTS[Form.HOST_COPIES], FORMS.index(Form.HOST_COPIES)
+    estimates = FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), None)
+    devices = range(task.topology.num_devices)
+    plan = ns.Plan(task, tuple(one for t in range(len(task.tables)) for one in layout.over(task, t, devices)))
+    return float(estimates.costs(np.full((1, len(task.tables)), number))[0][0]), _ms(plan)
+
+
+def _refused(target, plan):
+    try:
+        target.check(plan)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _drawn(tables):
+    """Forms of calls and of plans that are drawn to be measured."""
+    split, rng = TableSplit(tables, tables, tables), np.random.default_rng(0)
+    calls = ComputeAugmentation(forms=tuple(FORMS), sharers=(2,))
+    plans = PlanAugmentation(num_devices=(4,), max_batch_size=64)
+    drawn = Counter(calls.draw(split, 64, rng)[0].form.value for _ in range(40))
+    return drawn, sum((_forms(plans.placed(_hosts(tables), rng)) for _ in range(20)), Counter())
+
+
+def _hosts(tables, memory="30GiB"):
+    return ns.Task(tables, ns.Topology(4, memory, devices_per_host=2), batch_size=BATCH)
+
+
+def _short():
+    """What is found of five tables that can't be cut, on four devices that have room for one and a half each."""
+    rows = 1 << 20
+    tables = tuple(Table(f"t{number}", rows, 4, 1.0, zipf_reuse(rows, BATCH, 1.05)) for number in range(5))
+    return ns.search(_hosts(tables, rows * 16 * 3 // 2 + 1), SIMULATOR, forms=["columns", "host_copies"])
+
+
+def main(folder):
+    warnings.simplefilter("ignore")
+    rng = np.random.default_rng(0)
+    tables = tuple(_table(number, rng) for number in range(40))
+    task = _hosts(tables)
+    plan, columns = ns.search(task, SIMULATOR), ns.search(task, SIMULATOR, forms=["columns"])
+    plan.save(folder / "plan.json")
+    told = explain(plan, SIMULATOR)
+    calls, plans = _drawn(tables)
+    facts = {
+        "forms": _forms(plan),
+        "violations": plan.violations,
+        "ms": (_ms(plan), _ms(columns)),
+        "again": ns.Plan.load(folder / "plan.json").placements == plan.placements,
+        "lines": str(plan),
+        "page": render("plan", "", sections(told)),
+        "estimates": _estimates(task),
+        "changes": [str(change) for change in table_changes(columns, plan)],
+        "replanned": _forms(Replan(plan).find(task, SIMULATOR).plan),
+        "refused": {name: _refused(target, plan) for name, target in TARGETS.items()},
+        "planned": {name: _forms(ns.search(task, SIMULATOR, target=name)) for name in TARGETS},
+        "torchrec": _forms(TorchRecSearch(forms=tuple(FORMS), split_factors=(1,)).find(task, SIMULATOR).plan),
+        "short": _forms(_short()),
+        "calls drawn": calls,
+        "plans drawn": plans,
+        "picture": len(picture(told).png) > 0,
+    }
+    print(json.dumps(facts))
+
+
+main(Path(sys.argv[1]))

@@ -1,0 +1,74 @@
+"""Host copies, a made-up form: blocks of rows over the devices of each of two hosts, the same blocks on both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts.layout import Devices, Layout, Whole
+from neuroshard.layouts.rows import Rows, has_row_blocks, in_rows
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import reuse_at
+from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.shard import Placement, Shard
+
+_HOSTS = 2
+
+
+class HostCopies(Layout):
+    """A host looks up its own samples in its blocks, whose gradients are added up over both hosts."""
+
+    form: ClassVar[Form] = Form.HOST_COPIES
+    exchanges: ClassVar[tuple[Collective, ...]] = (Collective.HOST_REDUCE_SCATTER, Collective.ALL_REDUCE)
+    color: ClassVar[str] = "#ccb974"
+    dense: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = True
+    blocks: ClassVar[bool] = True
+    note: ClassVar[str] = "host copy"
+
+    def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
+        return len(set(shards)) < len(shards) and shards[0].rows < table.rows
+
+    def fits(self, table: Table, count: int) -> bool:
+        return count % _HOSTS == 0 and count > _HOSTS and has_row_blocks(table, count // _HOSTS)
+
+    def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
+        host = whole.topology.num_devices // _HOSTS
+        hosts = (range(number * host, (number + 1) * host) for number in range(_HOSTS))
+        return [placed for its in hosts for placed in in_rows(whole, index, its)]
+
+    def check(self, table: Table, placements: Sequence[Placement], topology: Devices) -> None:
+        host = topology.domain_size
+        if len(placements) != _HOSTS * host or topology.num_devices != _HOSTS * host:
+            raise UserError(f"plan: table {table.name!r} has no copy on some host")
+        blocks = sorted(placements, key=lambda placed: placed.device)
+        for its in (blocks[:host], blocks[host:]):
+            Rows().check(table, its, topology)
+
+    def placed(
+        self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
+    ) -> Loads:
+        blocks = Rows().placed(loads, which, tables, placements, num_devices)
+        sharers = blocks.sharers.copy()
+        sharers[which] = num_devices // _HOSTS
+        return _of_own_hosts(replace(blocks, sharers=sharers), which)
+
+    def share(self, loads: Loads, count: int) -> Loads:
+        form = np.full(len(loads), FORMS.index(self.form))
+        return _of_own_hosts(replace(Rows().share(loads, count // _HOSTS), form=form), np.arange(len(loads)))
+
+    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+        gradients = loads.rows * loads.dim * ELEMENT_BYTES
+        return {Collective.HOST_REDUCE_SCATTER: output_bytes, Collective.ALL_REDUCE: gradients}
+
+
+def _of_own_hosts(loads: Loads, which: IntArray) -> Loads:
+    part, reuse = np.ones(len(loads)), loads.reuse.copy()
+    part[which], reuse[which] = 1 / _HOSTS, reuse_at(loads.reuse[which], 1 / _HOSTS)
+    lookups, samples, bags = (amount * part for amount in (loads.lookups, loads.samples, loads.bags))
+    return replace(loads, lookups=lookups, samples=samples, bags=bags, reuse=reuse)

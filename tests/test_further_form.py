@@ -1,0 +1,97 @@
+"""A further form is one file, its word and its place in the list: all else follows, shown with a made-up one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.processes import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[1]
+KIT = ROOT / "tests" / "kit" / "further_form"
+FORM = "host_copies"
+
+
+def _edited(path, old, new):
+    text = path.read_text()
+    assert text.count(old) == 1, old
+    path.write_text(text.replace(old, new))
+
+
+def _house(folder):
+    """The product with one more form; all but the rooms of words and layouts are links."""
+    package = folder / "neuroshard"
+    package.mkdir()
+    for entry in (ROOT / "neuroshard").iterdir():
+        if entry.name in ("words", "layouts"):
+            shutil.copytree(entry, package / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (package / entry.name).symlink_to(entry)
+    for stage in ("conf", "search", "augment", "pretrain"):
+        (folder / stage).symlink_to(ROOT / stage)
+    shutil.copy(KIT / "host_copies.py", package / "layouts")
+    word = '    COPIES = "copies"\n'
+    _edited(package / "words" / "form.py", word, f'{word}    HOST_COPIES = "{FORM}"\n')
+    every, first = package / "layouts" / "every.py", "from neuroshard.layouts.layout import"
+    _edited(every, first, f"from neuroshard.layouts.host_copies import HostCopies\n{first}")
+    _edited(every, "(COLUMNS, ROWS, COPIES)}", "(COLUMNS, ROWS, COPIES, HostCopies())}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What the exam says, in a process of its own: the form is there from the first import on."""
+    house = _house(tmp_path_factory.mktemp("house"))
+    command = [sys.executable, str(KIT / "exam.py"), str(tmp_path_factory.mktemp("out"))]
+    environment = os.environ | {"PYTHONPATH": str(house)}
+    done = subprocess.run(
+        command, cwd=house, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_searches_choose_it_where_it_is_cheapest(found):
+    assert found["forms"][FORM] > 0
+    assert found["violations"] == []
+    cost, columns = found["ms"]
+    assert cost < columns
+
+
+def test_estimates_of_it_are_what_plans_cost(found):
+    estimated, cost = found["estimates"]
+    assert estimated == pytest.approx(cost)
+
+
+def test_plans_keep_it_on_disk_and_when_they_are_improved(found):
+    assert found["again"]
+    assert found["replanned"][FORM] == found["forms"][FORM]
+
+
+def test_people_read_of_it(found):
+    assert f"{found['forms'][FORM]} in {FORM}" in found["lines"]
+    assert "(host copy)" in found["lines"]
+    assert FORM in found["page"]
+    assert any(change.endswith(f", in {FORM}") for change in found["changes"])
+    assert found["picture"]
+
+
+def test_systems_that_do_not_have_it_refuse_it_and_get_plans_without(found):
+    refusing = {name for name, why in found["refused"].items() if why is not None}
+    assert refusing == {"torchrec", "sok", "hugectr"}
+    assert all(f"lies in {FORM}" in found["refused"][name] for name in refusing)
+    assert {name for name, forms in found["planned"].items() if FORM in forms} == {"json"}
+    assert set(found["torchrec"]) <= {"columns", "rows", "copies"}
+
+
+def test_it_saves_memory_where_columns_find_no_plan(found):
+    assert found["short"] == {FORM: 1, "columns": 4}
+
+
+def test_it_is_drawn_to_be_measured(found):
+    assert found["calls drawn"][FORM] > 0
+    assert found["plans drawn"][FORM] > 0
