@@ -127,9 +127,9 @@ class CudaDevice(Device):
         torch.cuda.synchronize(self._index)
 
     def moment(self) -> torch.cuda.Event:
-        """A CUDA event, recorded now."""
+        """A CUDA event, recorded now on the main stream: work of other streams takes time where that waits for it."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.default_stream(self._index))
         return event
 
     def ms_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -13,10 +13,11 @@ import torch
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.mirror import Tensors, World, mirrored_world, size_bytes
 from neuroshard.hardware.mirrored_samples import MirroredSample, Stretch, WalkedOutcome
+from neuroshard.hardware.phase_clock import PhaseClock
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, drawn_batches, renamed, share_of
-from neuroshard.hardware.step_bench import PhaseClock, Trained
+from neuroshard.hardware.step_bench import Trained
 from neuroshard.hardware.step_samples import StepSample
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
@@ -116,7 +117,7 @@ class _Live:
     def __init__(self, trained: Trained, trail: Trail, world: World, told: Sequence[Sequence[torch.Tensor]]) -> None:
         self.stretches: tuple[Stretch, ...] = ()
         self._trained, self._trail, self._world = trained, trail, world
-        self._told = cycle(told)
+        self._told = islice(cycle(told), trained.pipeline.ahead, None)
         for _ in range(_WARM_STEPS):
             self._step()
 
@@ -131,7 +132,7 @@ class _Live:
         return Timed(np.mean([walk.amounts for walk in walked], axis=0), perf_counter() - start)
 
     def _step(self) -> Walk:
-        """Train on the next batch, all ranks' inputs being those of the same batch."""
+        """Train on the next batch, all ranks' inputs being those of the batch that the step exchanges."""
         self._world.told.clear()
         self._world.told.extend(next(self._told))
         self._trail.restart()
@@ -148,7 +149,7 @@ def _told(trained: Trained, world: World, shares: Sequence[Batch]) -> list[torch
     said = []
     for batch in shares:
         world.kept.clear()
-        trained.exchange_input(batch)
+        trained.pipeline.exchange_input(batch)
         said.append(tuple(world.kept))
     world.kept.clear()
     return [torch.cat(of_each) for of_each in zip(*said, strict=True)]

@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
 from torchrec.types import DataType
 
 from neuroshard.hardware.drawn_lookups import popular_lookups
@@ -19,7 +20,19 @@ POOLED, SEQUENCES = "pooled", "sequences"
 _TYPES = {2: DataType.FP16, 4: DataType.FP32}
 _META = torch.device("meta")
 _BATCHES = 4  # that steps take by turns
-Batch = Mapping[str, KeyedJaggedTensor]  # features by the path of their collection
+
+
+class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
+    """Features by the path of their collection, as TorchRec's pipelines take them."""
+
+    def to(self, device: torch.device, non_blocking: bool) -> "Batch":
+        """Copy all features to a device, unless they are there."""
+        return Batch({path: features.to(device, non_blocking) for path, features in self.items()})
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the features' memory until a stream has done what it was given."""
+        for features in self.values():
+            features.record_stream(stream)
 
 
 def renamed(plan: Plan) -> Plan:
@@ -37,11 +50,13 @@ class StandIn(nn.Module):
     """Looks up features, and gives a number: the mean of a small network over the pooled outputs of each sample, and of
     all rows of sequences.
 
-    `forward` and `loss` are its two halves, so that what comes between them can be timed.
+    `forward` and `loss` are its two halves, so that what comes between them can be timed. TorchRec's pipelines trace
+    `forward`: it asks nothing of a batch's values.
     """
 
     def __init__(self, tables: Sequence[Table], dense: Sequence[int]) -> None:
         super().__init__()
+        self._features = _features_by_path(tables)
         pooled = [table for table in tables if table.pooled]
         widths = sorted({table.dim for table in tables if not table.pooled})
         if pooled:
@@ -61,10 +76,10 @@ class StandIn(nn.Module):
 
     def forward(self, batch: Batch) -> list[torch.Tensor]:
         """(b, columns) of pooled tables first, if there are any; then (lookups, columns) of each sequence feature."""
-        looked_up = {path: self.get_submodule(path)(features) for path, features in batch.items()}
+        looked_up = {path: self.get_submodule(path)(batch[path]) for path in self._features}
         pooled = [looked_up[POOLED].values()] if POOLED in looked_up else []
-        sequences = [its for path, its in looked_up.items() if path != POOLED]
-        return pooled + [one.values() for its in sequences for one in its.values()]
+        sequences = [(path, name) for path, names in self._features.items() if path != POOLED for name in names]
+        return pooled + [looked_up[path][name].values() for path, name in sequences]
 
     def loss(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """A number that every output has a part in."""
@@ -87,6 +102,15 @@ def _features_of(table: Table) -> list[str]:
     return [f"{table.name}_feature{number}" for number in range(table.features)]
 
 
+def _features_by_path(tables: Sequence[Table]) -> dict[str, list[str]]:
+    """The features of each collection."""
+    found: dict[str, list[str]] = {}
+    paths = modules_of(tables)
+    for table in tables:
+        found.setdefault(paths[table.name], []).extend(_features_of(table))
+    return found
+
+
 def batches(
     tables: Sequence[Table], batch_size: int, rank: int, size: int, seed: int, device: torch.device
 ) -> list[Batch]:
@@ -104,24 +128,18 @@ def drawn_batches(tables: Sequence[Table], batch_size: int, seed: int, device: t
 def _batch(
     tables: Sequence[Table], popular: Sequence[PopularRows], batch_size: int, generator: torch.Generator
 ) -> Batch:
-    paths = modules_of(tables)
-    parts: dict[str, list[tuple[list[str], torch.Tensor, torch.Tensor]]] = {path: [] for path in paths.values()}
+    paths, features = modules_of(tables), _features_by_path(tables)
+    parts: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {path: [] for path in features}
     for table, rows in zip(tables, popular, strict=True):
         indices, lengths = popular_lookups(table, batch_size, rows, generator)
-        parts[paths[table.name]].append((_features_of(table), indices, lengths.to(torch.int32)))
-    return {
-        path: KeyedJaggedTensor(
-            [name for names, *_ in its for name in names],
-            torch.cat([values for _, values, _ in its]),
-            lengths=torch.cat([n for *_, n in its]),
-        )
-        for path, its in parts.items()
-    }
+        parts[paths[table.name]].append((indices, lengths.to(torch.int32)))
+    joined = {path: [torch.cat(its) for its in zip(*parts[path], strict=True)] for path in features}
+    return Batch({path: KeyedJaggedTensor(features[path], values, lengths=n) for path, (values, n) in joined.items()})
 
 
 def share_of(batch: Batch, rank: int, size: int) -> Batch:
     """One rank's equal part of a batch's samples."""
-    return {path: _share(features, rank, size) for path, features in batch.items()}
+    return Batch({path: _share(features, rank, size) for path, features in batch.items()})
 
 
 def _share(features: KeyedJaggedTensor, rank: int, size: int) -> KeyedJaggedTensor:

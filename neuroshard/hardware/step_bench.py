@@ -1,6 +1,6 @@
 """Timing TorchRec's training steps: runs in every process of a group, one per device."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import cycle
 from time import perf_counter
@@ -20,15 +20,25 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import Group
 from neuroshard.hardware.inputs import LEARNING_RATE
+from neuroshard.hardware.phase_clock import (
+    ALL_REDUCE,
+    BACKWARD,
+    DENSE,
+    GRADIENTS,
+    INPUT,
+    LOOKUPS,
+    OPTIMIZER,
+    OUTPUT,
+    PhaseClock,
+)
+from neuroshard.hardware.pipelines import PIPELINES, Optimizers
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, renamed
-from neuroshard.hardware.step_samples import PHASES, StepSample
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.hardware.step_samples import StepSample
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
 
-_INPUT, _LOOKUPS, _OUTPUT, _DENSE, _GRADIENTS, _BACKWARD, _ALL_REDUCE, _OPTIMIZER = range(len(PHASES))
 _FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
@@ -78,31 +88,7 @@ class StepBench:
         with queue:
             trained.step()
         self._device.synchronize()
-        return float(trained.clock.spent_ms()[_LOOKUPS])
-
-
-class PhaseClock:
-    """Charges a device's time to the phase that was entered last."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._entered: list[tuple[int, Any]] = []
-
-    def restart(self) -> None:
-        """Forget all phases entered so far."""
-        self._entered = []
-
-    def enter(self, phase: int) -> None:
-        """Charge the time from now on to this phase."""
-        if not self._entered or self._entered[-1][0] != phase:
-            self._entered.append((phase, self._device.moment()))
-
-    def spent_ms(self) -> FloatArray:
-        """(P,) until the last phase was entered; the device is synchronized."""
-        spent = np.zeros(len(PHASES))
-        for (phase, first), (_, second) in zip(self._entered, self._entered[1:], strict=False):
-            spent[phase] += self._device.ms_between(first, second)
-        return spent
+        return float(trained.clock.spent_ms()[LOOKUPS])
 
 
 class _Queue:
@@ -156,38 +142,34 @@ class Trained:
             sharders=_sharders(settings),
         )
         copied, dense = _parted(self._model, set(plan.names_where(lambda layout: layout.dense)))
-        kinds = ((_DENSE, torch.optim.SGD, dense), (_OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
-        self._optimizers = [(phase, kind(its, lr=LEARNING_RATE)) for phase, kind, its in kinds if its]
-        self._batches = cycle(its)
+        kinds = ((DENSE, torch.optim.SGD, dense), (OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
+        optimizers = Optimizers(clock, [(phase, kind(its, lr=LEARNING_RATE)) for phase, kind, its in kinds if its])
         self.sharded = [module for module in self._model.modules() if isinstance(module, ShardedModule)]
         for module in self.sharded:
             _watch(module, clock)
+        made = PIPELINES[sample.protocol.pipeline]
+        self.pipeline = made(self._model, self._forward, optimizers, cycle(its), clock, where)
 
     @property
     def lookups(self) -> list[nn.Module]:
         """What looks up in all forms of all collections."""
         return [lookup for module in self.sharded for lookup in module._lookups]
 
-    def exchange_input(self, batch: Batch) -> None:
-        """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
-        for path, features in batch.items():
-            module = self._model.module.get_submodule(path)
-            module.input_dist(module.create_context(), features).wait().wait()
+    def step(self) -> torch.Tensor:
+        """Train on the next batch; returns its loss."""
+        self.clock.enter(INPUT)
+        loss = self.pipeline.train()
+        self.clock.enter(INPUT)
+        return loss
 
-    def step(self) -> None:
-        """Train on the next batch."""
-        clock, batch = self.clock, next(self._batches)
-        clock.enter(_INPUT)
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of a batch, to go backward from, and to tell of."""
         first, *rest = self._model(batch)
-        clock.enter(_DENSE)
+        self.clock.enter(DENSE)
         first = first.view_as(first)  # a node of its own: hooks of lookups' outputs come after it
-        first.register_hook(_entering(clock, _GRADIENTS))
-        self._model.module.loss([first, *rest]).backward()
-        for phase, optimizer in self._optimizers:
-            clock.enter(phase)
-            optimizer.step()
-            optimizer.zero_grad()
-        clock.enter(_INPUT)
+        first.register_hook(self.clock.entering(GRADIENTS))
+        loss = self._model.module.loss([first, *rest])
+        return loss, loss.detach()
 
 
 def _sharders(settings: EmbeddingSettings) -> list[ModuleSharder[nn.Module]]:
@@ -204,23 +186,19 @@ def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.
 
 def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
     """Tell the clock when lookups begin and end, when gradients come back to them, and when copies have theirs."""
-    module.register_forward_pre_hook(_entering(clock, _INPUT))
+    module.register_forward_pre_hook(clock.entering(INPUT))
     for lookup in module._lookups:
-        lookup.register_forward_pre_hook(_entering(clock, _LOOKUPS))
+        lookup.register_forward_pre_hook(clock.entering(LOOKUPS))
         lookup.register_forward_hook(partial(_looked_up, clock))
         if isinstance(lookup, DistributedDataParallel):
             for weights in lookup.module.parameters():
-                weights.register_post_accumulate_grad_hook(_entering(clock, _ALL_REDUCE))
-
-
-def _entering(clock: PhaseClock, phase: int) -> Callable[..., None]:
-    return lambda *_: clock.enter(phase)
+                weights.register_post_accumulate_grad_hook(clock.entering(ALL_REDUCE))
 
 
 def _looked_up(
     clock: PhaseClock, _module: nn.Module, _given: object, output: torch.Tensor | list[torch.Tensor]
 ) -> None:
-    clock.enter(_OUTPUT)
+    clock.enter(OUTPUT)
     for one in [output] if isinstance(output, torch.Tensor) else output:
         if one.requires_grad:
-            one.register_hook(_entering(clock, _BACKWARD))  # type: ignore[no-untyped-call]
+            one.register_hook(clock.entering(BACKWARD))  # type: ignore[no-untyped-call]

@@ -1,12 +1,14 @@
 """Training steps: how they are timed, what a group of processes is asked, and what one build of a plan took."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import PositiveCount
 from neuroshard.plumbing.timing import TimingProtocol
 
+PipelineName = Literal["none", "sparse_dist"]
 PHASES = (
     "input exchange",
     "lookups",
@@ -35,12 +37,15 @@ class StepProtocol:
         turns: of every plan in a build.
         steps: that are timed together in a turn, after one that isn't.
         dense: widths of the stand-in's hidden layers over all outputs; [] only sums them up.
+        pipeline: none | sparse_dist: how batches follow each other; sparse_dist: TorchRec's TrainPipelineSparseDist,
+            which sends a batch's indices while the batch before it trains.
     """
 
     builds: PositiveCount = 6
     turns: PositiveCount = 8
     steps: PositiveCount = 3
     dense: tuple[PositiveCount, ...] = (64,)
+    pipeline: PipelineName = "none"
 
     @property
     def timing(self) -> TimingProtocol:

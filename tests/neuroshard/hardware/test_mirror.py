@@ -4,6 +4,7 @@ import os
 import pickle
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,16 +20,13 @@ from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, Stre
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import StepProtocol, StepSample
+from neuroshard.hardware.step_samples import PipelineName, StepProtocol, StepSample
 from neuroshard.lab.meters import meters_of
-from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
-from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import toy_task
 from tests.kit.processes import as_if_under_torchrun
 from tests.kit.relay import join_relay
+from tests.kit.step_plans import mixed_plan
 
 PROTOCOL = StepProtocol(builds=1, turns=1, steps=1, dense=(8,))
 STEPS = 3 + 2 * (1 + 1)  # of a build: warm ones, and two turns of an untimed one and another
@@ -37,43 +35,30 @@ SEED = 5
 pytestmark = pytest.mark.xdist_group("measures")
 
 
-def _mixed(num_devices, devices_per_host=None):
-    """A plan of pooled tables in all forms, one that two features read, and a sequence table."""
-    tables = list(toy_task(6, num_devices=num_devices).tables)
-    tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
-    rows = 64 * num_devices  # so that every rank has a block
-    tables = [replace(table, rows=max(table.rows, rows)) for table in tables]
-    task = Task(tuple(tables), Topology(num_devices, 1 << 30, devices_per_host=devices_per_host), 8 * num_devices)
-    half, last = tables[2].dim // 2, num_devices - 1
-    columns = in_columns(task, [(2, half, 0), (2, half, last), (4, tables[4].dim, last), (5, tables[5].dim, 0)])
-    rows = [*in_rows(task, 0, range(num_devices)), *in_copies(task, 1)]
-    more = in_rows(task, 3, range(devices_per_host)) if devices_per_host else in_copies(task, 3)
-    return Plan(task, (*columns, *rows, *more))
-
-
-def _steps_of_a_real_rank(rank, plan, folder):
+def _steps_of_a_real_rank(rank, plan, protocol, folder):
     device = CpuDevice(pin=False)
     trail = Trail(device)
     join_relay(rank, 2, folder / "meet", trail.meeting)
     its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
-    trained = Trained(StepSample(plan, PROTOCOL), trail, device, its, EmbeddingSettings(), SEED)
+    trained = Trained(StepSample(plan, protocol), trail, device, its, EmbeddingSettings(), SEED)
     for _ in range(STEPS):
         trail.restart()
         trained.step()
     (folder / str(rank)).write_bytes(pickle.dumps(trail.walk()))
 
 
-def _steps_beside_mirrors(rank, plan, folder):
+def _steps_beside_mirrors(rank, plan, protocol, folder):
     device = CpuDevice(pin=False)
     bench = MirrorBench(device, EmbeddingSettings(), PROTOCOL.timing)
-    (outcome,) = bench.measure([MirroredSample(plan, rank, PROTOCOL)], [SEED], lambda _: None)
+    (outcome,) = bench.measure([MirroredSample(plan, rank, protocol)], [SEED], lambda _: None)
     (folder / f"mirrored{rank}").write_bytes(pickle.dumps(outcome))
 
 
-def test_exchanges_are_those_of_real_ranks(tmp_path):
-    plan = _mixed(2)
+@pytest.mark.parametrize("pipeline", get_args(PipelineName))
+def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
+    plan, protocol = mixed_plan(2), replace(PROTOCOL, pipeline=pipeline)
     for steps in (_steps_of_a_real_rank, _steps_beside_mirrors):
-        as_if_under_torchrun(2, steps, plan, tmp_path)
+        as_if_under_torchrun(2, steps, plan, protocol, tmp_path)
     for rank in range(2):
         real, mirrored = (pickle.loads((tmp_path / name).read_bytes()) for name in (f"{rank}", f"mirrored{rank}"))
         assert mirrored.error is None
@@ -85,7 +70,7 @@ def test_exchanges_are_those_of_real_ranks(tmp_path):
 
 
 def test_ranks_of_many_take_their_steps():
-    plan = _mixed(128, devices_per_host=8)
+    plan = mixed_plan(128, devices_per_host=8)
     hardware = Hardware(DeviceSpec("cpu"), EmbeddingSettings(optimizer="rowwise_adagrad"))
     jobs = rank_jobs([plan])
     assert [job.rank for job in jobs] == list(measured_ranks(plan))
@@ -100,7 +85,7 @@ def test_ranks_of_many_take_their_steps():
 
 
 def test_local_work_of_many_worlds_is_measured_in_one_process():
-    plans = [_mixed(4, devices_per_host=2), _mixed(2), _mixed(8, devices_per_host=4)]
+    plans = [mixed_plan(4, devices_per_host=2), mixed_plan(2), mixed_plan(8, devices_per_host=4)]
     samples = [LocalSample(plan, plan.task.topology.num_devices - 1) for plan in plans]
     with meters_of(Hardware(DeviceSpec("cpu")), print) as meters:
         assert meters.of(samples[0]) is meters.of(samples[1])
@@ -126,8 +111,8 @@ def test_phases_add_up_to_a_step():
 
 
 def test_all_ranks_of_few_and_those_that_stand_out_of_many_are_measured():
-    assert measured_ranks(_mixed(2)) == (0, 1)
-    chosen = measured_ranks(_mixed(128))
+    assert measured_ranks(mixed_plan(2)) == (0, 1)
+    chosen = measured_ranks(mixed_plan(128))
     assert {0, 1, 127} >= set(chosen) and len(chosen) > 1
 
 
@@ -164,12 +149,12 @@ def test_a_world_leaves_nothing_behind(monkeypatch):
 
 
 def test_what_can_not_be_mirrored_is_refused(monkeypatch):
-    hardware, plan = Hardware(DeviceSpec("cpu")), _mixed(2)
+    hardware, plan = Hardware(DeviceSpec("cpu")), mixed_plan(2)
     too_many = hardware.fingerprint.memory_bytes // min(plan.device_bytes) + 1
     with pytest.raises(UserError, match=r"plans on rank \d need .* give fewer plans at a time"):
         check_mirrored([plan] * min(too_many, 10**6), hardware)
     with pytest.raises(UserError, match="same tables and devices"):
-        check_mirrored([plan, _mixed(4)], hardware)
+        check_mirrored([plan, mixed_plan(4)], hardware)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="without torchrun"):
         check_mirrored([plan], hardware)

@@ -1,0 +1,124 @@
+"""How a model is trained on one batch after another: by a loop, or by TorchRec's pipeline, which sends inputs ahead."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch.optim import Optimizer
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipelineSparseDist
+
+from neuroshard.hardware.phase_clock import DENSE, INPUT, PhaseClock
+from neuroshard.hardware.stand_in import Batch
+from neuroshard.hardware.step_samples import PipelineName
+
+# The loss of a batch, which goes backward, and once more without its graph.
+Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Optimizers:
+    """The optimizers of a model, which a clock is told of by their phases."""
+
+    def __init__(self, clock: PhaseClock, by_phase: list[tuple[int, Optimizer]]) -> None:
+        self._clock, self._by_phase = clock, by_phase
+
+    def step(self) -> None:
+        """Update weights, and forget their gradients."""
+        for phase, optimizer in self._by_phase:
+            self._clock.enter(phase)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Do nothing: every step leaves no gradients. TorchRec's pipeline asks for it."""
+
+
+class Pipeline(Protocol):
+    """Trains a sharded model on batches.
+
+    Attributes:
+        ahead: batches whose input is exchanged in a step before their own.
+    """
+
+    ahead: int
+
+    def train(self) -> torch.Tensor:
+        """Train on the next batch; returns its loss."""
+        ...
+
+    def exchange_input(self, batch: Batch) -> None:
+        """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
+        ...
+
+
+class Loop:
+    """A loop of one's own: each batch is exchanged in its step, before anything is looked up."""
+
+    ahead = 0
+
+    def __init__(
+        self,
+        model: DistributedModelParallel,
+        forward: Forward,
+        optimizers: Optimizers,
+        batches: Iterator[Batch],
+        clock: PhaseClock,
+        device: torch.device,
+    ) -> None:
+        self._model, self._forward, self._optimizers, self._batches = model, forward, optimizers, batches
+
+    def train(self) -> torch.Tensor:
+        """Train on the next batch; returns its loss."""
+        loss, told = self._forward(next(self._batches))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizers.step()
+        return told
+
+    def exchange_input(self, batch: Batch) -> None:
+        """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
+        for path, features in batch.items():
+            module = self._model.module.get_submodule(path)
+            module.input_dist(module.create_context(), features).wait().wait()
+
+
+class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
+    """TorchRec's pipeline: a step also sends the next batch's input, while forward and backward run.
+
+    Splits are sent before the forward and waited for after it; then lengths and indices are sent, and waited for when
+    the next step begins to look up. What it takes to begin and to wait is charged to the input.
+    """
+
+    ahead = 1
+
+    def __init__(
+        self,
+        model: DistributedModelParallel,
+        forward: Forward,
+        optimizers: Optimizers,
+        batches: Iterator[Batch],
+        clock: PhaseClock,
+        device: torch.device,
+    ) -> None:
+        super().__init__(model, optimizers, device, custom_model_fwd=forward)
+        self._source, self._clock = batches, clock
+        self.fill_pipeline(batches)
+
+    def train(self) -> torch.Tensor:
+        """Train on the next batch; returns its loss."""
+        loss: torch.Tensor = self.progress(self._source)
+        return loss
+
+    def exchange_input(self, batch: Batch) -> None:
+        """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
+        context = TrainPipelineContext(version=1)
+        self.start_sparse_data_dist(batch, context)
+        self.wait_sparse_data_dist(context)
+
+    def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
+        """Wait for the splits, and begin to send lengths and indices; what follows is the dense part's backward."""
+        self._clock.enter(INPUT)
+        super().wait_sparse_data_dist(context)
+        self._clock.enter(DENSE)
+
+
+PIPELINES: dict[PipelineName, Callable[..., Pipeline]] = {"none": Loop, "sparse_dist": SparseDist}
