@@ -26,6 +26,7 @@ from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, measured_comm, measured_compute
@@ -200,7 +201,8 @@ def test_models_of_the_papers_form_serve_every_form_at_one_batch_size(tmp_path):
 def sequences(tmp_path_factory):
     path = tmp_path_factory.mktemp("sequences") / "data"
     _write(path, 600, 300, forms=("columns", "columns", "rows"), pooled=(True, False), max_output_bytes=256 << 20)
-    _pretrain(path, "bundle", **SETS)
+    fewer = SetCommunication((32,), replace(FEW_EPOCHS, epochs=40), parts=2)
+    _pretrain(path, "bundle", **SETS | {"comm_model": fewer})
     return CostModels.load(path.parent / "bundle")
 
 
@@ -210,7 +212,7 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
     task = Task(tables, Topology(4, 8 << 30), 4096)
-    searcher = NeuroShard(improvement=Improvement(shakes=20))
+    searcher = NeuroShard(3, 1, 2, GridSettings(points=3), Improvement(shakes=2))
     plans = [searcher.find(task, Simulator(models)).plan for models in (sequences, DEVICE.truth)]
     for plan in plans:
         assert plan.violations == ()

@@ -34,13 +34,21 @@ def _check(number, model):
         assert not cheaper, (number, model, name, ours.total_ms, its.total_ms)
 
 
-@pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-@pytest.mark.parametrize("number", range(len(KINDS)), ids=KINDS)
+def _of_kinds():
+    """Every kind of task under one of the models; the slow tests have it under the other too."""
+    for number, kind in enumerate(KINDS):
+        for turn, model in enumerate(("cpu", "roofline:h100")):
+            yield pytest.param(number, model, id=f"{kind}-{model}", marks=[pytest.mark.slow] * ((number + turn) % 2))
+
+
+@pytest.mark.parametrize(("number", "model"), _of_kinds())
 def test_no_other_plan_is_cheaper(number, model):
     _check(number, model)
 
 
-@pytest.mark.parametrize(("devices", "number"), [(4, 3), (4, 9), (8, 9)])
+@pytest.mark.parametrize(
+    ("devices", "number"), [(4, 3), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((4, 9), (8, 9)))]
+)
 def test_no_plan_of_a_targets_equal_parts_is_cheaper(devices, number):
     """Tables that are looked up often: one of them in rows may cost more than none, where all save 5 to 11%."""
     tables, draw = dlrm_like(batch_size=65536, seed=1), TaskDraw(count=number + 1)
