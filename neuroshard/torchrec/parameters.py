@@ -15,7 +15,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
-from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
+from neuroshard.layouts import COLUMNS, LAYOUTS
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tables import Table
@@ -172,7 +172,7 @@ class Parameter:
     @property
     def calls(self) -> frozenset[Call]:
         """Any of the kernel calls that serve what is asked for."""
-        tiers = {form: self.tiers if form is COLUMNS.form else (Tier.DEVICE,) for form in self.forms}
+        tiers = {form: self.tiers if LAYOUTS[form].free else (Tier.DEVICE,) for form in self.forms}
         return frozenset(Call(form, self.pooled, tier) for form, its in tiers.items() for tier in its)
 
     @property
@@ -187,7 +187,7 @@ class Parameter:
         may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
         if may_split and said.min_partition is None:
             return None  # a rule for each of thousands of tables takes its time
-        if not may_split and ROWS.form in self.forms:
+        if not may_split and any(LAYOUTS[form].blocks for form in self.forms):
             return TableRule(escape(name), min_dim=self.config.embedding_dim)  # as many blocks of rows as need be
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
 

@@ -8,13 +8,13 @@ import numpy as np
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import LAYOUTS, in_columns
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.space.base import device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms
-from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.words.form import FORMS, Call
 
 

@@ -1,6 +1,6 @@
 """A task's choices of a form for each table: which ones look cheap, and what comes of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.methods.improved import ImprovedSearch
@@ -26,9 +26,9 @@ from neuroshard.stages.search.space.forms import (
     OTHERS,
     Spread,
     has_other_forms,
-    has_other_homes,
     leaders,
 )
+from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import NO_PLAN, NONE_FOUND, check_total, pack, shortage
 from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes
@@ -206,29 +206,35 @@ class FormChoices:
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
-    def _dearest_in(self, form: int) -> list[IntArray]:
-        """(T,) the first choice with its 1, 2, 4, ... dearest tables in a form: the one estimated to be best."""
-        movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
-        if not len(movable):
-            return []
-        alone_ms = self.simulator.models_for(self.task).compute.predict(LoadSets.alone(self.task.loads.take(movable)))
-        dearest = movable[np.argsort(-alone_ms, kind="stable")]
-        nested = np.repeat(self.first[None], len(dearest).bit_length(), axis=0)
-        for power, forms in enumerate(nested):
-            forms[dearest[: 1 << power]] = form
-        nested = nested[:, self.leaders]
-        return [nested[int(np.argmin(self.estimates.costs(nested)[0]))]]
+    def _dearest_in(self, form: int) -> IntArray:
+        """(0 or 1, T) the first choice with its 1, 2, 4, ... dearest tables in a form: the one estimated to be best."""
+        nested = self._more_in(form, self._alone_ms)[:-1]
+        return nested[self.estimates.costs(nested)[0].argmin()][None] if len(nested) else nested
 
     def more_in_blocks(self) -> Iterator[IntArray]:
         """(T,) the first choice, with the 1, 2, 4, ... largest tables in a form of blocks that they may lie in."""
-        size = np.array([table.size_bytes for table in self.task.tables])
         for form in BLOCKS:
-            movable = np.flatnonzero(self.allowed[:, form] & (self.first == COLUMNS))
-            largest = movable[np.argsort(-size[movable], kind="stable")]
-            for power in range(len(largest).bit_length() + 1):
-                forms = self.first
-                forms[largest[: 1 << power]] = form
-                yield forms
+            yield from self._more_in(form, self._size_bytes)
+
+    def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
+        """(n, T) the first choice, with the 1, 2, 4, ... and all tables in a form that may lie so, by value (t,)."""
+        movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
+        if not len(movable):
+            return np.zeros((0, len(self.leaders)), dtype=np.int64)
+        ordered = movable[np.argsort(-value(movable), kind="stable")]
+        nested = np.repeat(self.first[None], len(ordered).bit_length() + 1, axis=0)
+        for power, forms in enumerate(nested):
+            forms[ordered[: 1 << power]] = form
+        return nested[:, self.leaders]
+
+    def _alone_ms(self, tables: IntArray) -> FloatArray:
+        """(t,) what some tables cost, each alone on a device."""
+        compute = self.simulator.models_for(self.task).compute
+        return compute.predict(LoadSets.alone(self.task.loads.take(tables)))
+
+    def _size_bytes(self, tables: IntArray) -> IntArray:
+        """(t,) bytes of the weights of some tables."""
+        return np.array([self.task.tables[table].size_bytes for table in tables.tolist()])
 
     def fitting(self) -> tuple[IntArray | None, bool]:
         """(T,) a choice that should fit in memory, by integer programming; or whether it is proven that none does.

@@ -7,7 +7,7 @@ from pathlib import Path
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.carry_over import Carried, carried_over
 from neuroshard.plans.hosts import kept_on_hosts
-from neuroshard.plans.moves import moved_bytes
+from neuroshard.plans.moves import moved_between, moved_bytes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -23,7 +23,6 @@ from neuroshard.stages.search.methods.starts import ExistingPlan
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
-from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, forms_named

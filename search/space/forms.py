@@ -82,14 +82,6 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
     return 1 < host < devices and any(LAYOUTS[form].on_hosts for form in forms)
 
 
-def has_other_homes(task: Task) -> bool:
-    """Whether the task lets some table lie in another memory, or with another cache, than where it lies as it is."""
-    if not task.topology.host_bytes:
-        return False
-    limits = (task.constraints.limits(table, task.topology.num_devices) for table in task.tables)
-    return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in limits)
-
-
 def _allowed(task: Task, table: Table, forms: Collection[str], bound: bool) -> list[bool]:
     """(F,) of one table, which may be bound to others or to a device."""
     devices, limits = task.topology.num_devices, task.constraints.limits(table, task.topology.num_devices)

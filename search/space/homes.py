@@ -169,6 +169,14 @@ def _costed(task: Task, home: Home, model: ComputeModel) -> tuple[FloatArray, In
     return cost_ms, task.memory.device_bytes(loads), task.memory.host_bytes(loads)
 
 
+def has_other_homes(task: Task) -> bool:
+    """Whether the task lets some table lie in another memory, or with another cache, than where it lies as it is."""
+    if not task.topology.host_bytes:
+        return False
+    limits = (task.constraints.limits(table, task.topology.num_devices) for table in task.tables)
+    return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in limits)
+
+
 def is_ample(task: Task) -> bool:
     """Whether all tables lie on devices with so much memory that no choice puts any elsewhere."""
     taken = int(task.memory.device_bytes(task.loads).sum())

@@ -1,12 +1,9 @@
-"""Bytes that have to be moved, counted for compiled loops; `moved_between` counts them of whole plans."""
+"""Bytes that have to be moved, counted for compiled loops."""
 
 import numpy as np
 
-from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.stages.search.space.compiled import kernel, leaf
-
-__all__ = ["arriving_bytes", "moved_between", "moved_bytes"]
 
 
 @leaf

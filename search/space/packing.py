@@ -20,7 +20,8 @@ from neuroshard.stages.search.space.feasibility import (
     narrowest_shards,
     nothing_fits,
 )
-from neuroshard.stages.search.space.forms import has_other_forms, has_other_homes
+from neuroshard.stages.search.space.forms import has_other_forms
+from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.limits import open_devices
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task

@@ -7,6 +7,7 @@ import pytest
 
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import build, described
@@ -21,7 +22,6 @@ from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan, H
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import (

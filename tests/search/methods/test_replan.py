@@ -9,7 +9,7 @@ import neuroshard as ns
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.plans.moves import table_changes
+from neuroshard.plans.moves import moved_between, table_changes
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.units import readable_bytes
@@ -18,7 +18,6 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.space.moved import moved_between
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo

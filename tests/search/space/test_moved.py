@@ -7,10 +7,11 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.layouts import in_copies, in_rows
+from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.moved import moved_between, moved_bytes
+from neuroshard.stages.search.space.moved import moved_bytes
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.constraints import Constraints, PinnedShard
 from neuroshard.tasks.task import Task, Topology
