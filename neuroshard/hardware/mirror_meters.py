@@ -9,10 +9,10 @@ from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
 from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, WalkedOutcome, measured_ranks
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_comparable, measured_in_any_order
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
 from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample
@@ -87,13 +87,16 @@ class MirroredStep:
     Attributes:
         ranks: (R,) they are.
         phase_ms: (R, K, P) local work of each phase before each exchange, and after the last.
+        waited_for: (K - 1,) whether ranks wait for each exchange where they come to it. In a pipeline indices are sent
+            while they go on, and are waited for only when others have been exchanged since.
     """
 
     ranks: tuple[int, ...]
     phase_ms: FloatArray
+    waited_for: BoolArray
 
     @classmethod
-    def of(cls, steps: Sequence[LocalStep]) -> "MirroredStep":
+    def of(cls, steps: Sequence[LocalStep], pipeline: str = "none") -> "MirroredStep":
         """Put the local work of ranks together.
 
         Raises:
@@ -102,15 +105,16 @@ class MirroredStep:
         errors = [step.error for step in steps if step.error is not None]
         if errors:
             raise ValueError(errors[0])
-        meetings = [[stretch.until for stretch in step.stretches if stretch.until] for step in steps]
-        if any(its != meetings[0] for its in meetings):
+        exchanges = [[stretch for stretch in step.stretches if stretch.until] for step in steps]
+        if any([its.until for its in one] != [its.until for its in exchanges[0]] for one in exchanges):
             raise ValueError("ranks of the plan come to different exchanges: its step is no timeline")
-        phase_ms = np.zeros((len(steps), len(meetings[0]) + 1, len(LOCAL_PHASES)))
+        phase_ms = np.zeros((len(steps), len(exchanges[0]) + 1, len(LOCAL_PHASES)))
         for number, step in enumerate(steps):
             ends = np.array([bool(stretch.until) for stretch in step.stretches])
             phases = [LOCAL_PHASES.index(stretch.phase) for stretch in step.stretches]
             np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), step.ms)
-        return cls(tuple(step.rank for step in steps), phase_ms)
+        waited_for = np.array([stretch.phase not in PIPELINES[pipeline] for stretch in exchanges[0]], dtype=bool)
+        return cls(tuple(step.rank for step in steps), phase_ms, waited_for)
 
     @property
     def rank_ms(self) -> FloatArray:
@@ -120,15 +124,34 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """(P,) local work by phase, of the rank that comes last to each exchange; they add up to the step."""
-        last = self.phase_ms.sum(axis=2).argmax(axis=0)
-        slowest: FloatArray = self.phase_ms[last, np.arange(len(last))].sum(axis=0)
+        """(P,) local work by phase, of the rank that is last at each exchange waited for; they add up to the step."""
+        by_phase = [work.sum(axis=1) for work in self._between]
+        slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
         return slowest
 
     @property
     def step_ms(self) -> float:
         """Return the ms of a step in which exchanges take no time, and end when the last rank has come."""
         return float(self.slowest_ms.sum())
+
+    def exposed_ms(self, input_ms: float) -> float:
+        """Return the ms by which an exchange of indices that takes so many makes the step longer.
+
+        They all count where ranks wait for it. In a pipeline it begins once the last rank has come to it, at `a`. The
+        next exchange could begin at `b`, once the last rank has come there. Both use the same links, so that neither
+        hides the other: the next one begins when indices have arrived, at max(b, a + input). The step takes longer by
+        max(0, input - (b - a)): local work between the two hides the rest.
+        """
+        ahead = [work for work in self._between if work.shape[1] > 1]
+        if not ahead:
+            return input_ms
+        *_, a, b = ahead[-1].sum(axis=2).cumsum(axis=1).max(axis=0).tolist()
+        return max(input_ms - (b - a), 0.0)
+
+    @property
+    def _between(self) -> list[FloatArray]:
+        """Local work between the exchanges that are waited for: each (R, k, P), where k - 1 more are begun in it."""
+        return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 
 
 def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:

@@ -1,6 +1,6 @@
 """How a model is trained on one batch after another: by a loop, or by TorchRec's pipeline, which sends inputs ahead."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -10,7 +10,6 @@ from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipel
 
 from neuroshard.hardware.phase_clock import DENSE, INPUT, PhaseClock
 from neuroshard.hardware.stand_in import Batch
-from neuroshard.hardware.step_samples import PipelineName
 
 # The loss of a batch, which goes backward, and once more without its graph.
 Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
@@ -121,4 +120,4 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         self._clock.enter(DENSE)
 
 
-PIPELINES: dict[PipelineName, Callable[..., Pipeline]] = {"none": Loop, "sparse_dist": SparseDist}
+MADE: Mapping[str, Callable[..., Pipeline]] = {"none": Loop, "sparse_dist": SparseDist}

@@ -31,7 +31,7 @@ from neuroshard.hardware.phase_clock import (
     OUTPUT,
     PhaseClock,
 )
-from neuroshard.hardware.pipelines import PIPELINES, Optimizers
+from neuroshard.hardware.pipelines import MADE, Optimizers
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, renamed
@@ -147,8 +147,8 @@ class Trained:
         self.sharded = [module for module in self._model.modules() if isinstance(module, ShardedModule)]
         for module in self.sharded:
             _watch(module, clock)
-        made = PIPELINES[sample.protocol.pipeline]
-        self.pipeline = made(self._model, self._forward, optimizers, cycle(its), clock, where)
+        make = MADE[sample.protocol.pipeline]
+        self.pipeline = make(self._model, self._forward, optimizers, cycle(its), clock, where)
 
     @property
     def lookups(self) -> list[nn.Module]:

@@ -1,14 +1,17 @@
 """Training steps: how they are timed, what a group of processes is asked, and what one build of a plan took."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import unknown_name
 from neuroshard.plumbing.schema import PositiveCount
 from neuroshard.plumbing.timing import TimingProtocol
 
-PipelineName = Literal["none", "sparse_dist"]
+# How batches follow each other, and in which phases of local work (`LOCAL_PHASES`) something is sent that nobody waits
+# for at once.
+PIPELINES: Mapping[str, tuple[str, ...]] = {"none": (), "sparse_dist": ("input",)}
 PHASES = (
     "input exchange",
     "lookups",
@@ -45,7 +48,11 @@ class StepProtocol:
     turns: PositiveCount = 8
     steps: PositiveCount = 3
     dense: tuple[PositiveCount, ...] = (64,)
-    pipeline: PipelineName = "none"
+    pipeline: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.pipeline not in PIPELINES:
+            raise unknown_name("pipeline", self.pipeline, PIPELINES)
 
     @property
     def timing(self) -> TimingProtocol:

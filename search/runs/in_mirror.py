@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.cost.parts import BACKWARD, FORWARD, INPUT
+from neuroshard.cost.traffic import Traffic
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.mirror_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
@@ -35,6 +35,7 @@ from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, 
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.means import Measure, begun_in_builds
 from neuroshard.tasks.task import Task
+from neuroshard.words.collective import Collective
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,28 @@ def by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[Loc
     return [found[plan] for plan in sorted(found)]
 
 
-def timeline(steps: Sequence[LocalStep]) -> MirroredStep | str:
+def timeline(steps: Sequence[LocalStep], pipeline: str) -> MirroredStep | str:
     """A plan's step, or the error in its place."""
     try:
-        return MirroredStep.of(steps)
+        return MirroredStep.of(steps, pipeline)
     except ValueError as error:
         return str(error)
+
+
+class Exchanges(NamedTuple):
+    """Predicted ms of a plan's exchanges, each begun by all devices together; not numbers without models.
+
+    Attributes:
+        waited_ms: of embeddings, gradients and copies.
+        input_ms: of indices; 0 where the models don't know it.
+    """
+
+    waited_ms: float = float("nan")
+    input_ms: float = float("nan")
+
+    def in_step(self, step: MirroredStep) -> float:
+        """Return the ms that they add to a step's local work."""
+        return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
 @dataclass(frozen=True)
@@ -79,26 +96,31 @@ class TaskInMirror:
 
     Attributes:
         builds: (B, K + 1) the measured ranks of each plan; the last is the first one once more.
-        exchange_ms: (K,) predicted.
+        exchanges: (K,) of each plan.
+        pipeline: that the steps were taken in.
     """
 
     task: int
     entries: tuple[Evaluated, ...]
     builds: tuple[list[list[LocalStep]], ...]
-    exchange_ms: tuple[float, ...]
+    exchanges: tuple[Exchanges, ...]
+    pipeline: str
 
     def timelines(self, plan: int) -> list[MirroredStep]:
         """The plan's steps, a build each; those that failed left out."""
-        return [step for build in self.builds if isinstance(step := timeline(build[plan]), MirroredStep)]
+        return [step for step in self._found(plan) if isinstance(step, MirroredStep)]
 
     def error(self, plan: int) -> str | None:
         """Say what stopped the first build that failed."""
-        return next((step for build in self.builds if isinstance(step := timeline(build[plan]), str)), None)
+        return next((step for step in self._found(plan) if isinstance(step, str)), None)
 
     def local_ms(self, plan: int) -> FloatArray:
         """(B,) ms of the plan's step without its exchanges; NaN where a build failed."""
-        steps = [timeline(build[plan]) for build in self.builds]
-        return np.array([step.step_ms if isinstance(step, MirroredStep) else np.nan for step in steps])
+        return np.array([np.nan if isinstance(step, str) else step.step_ms for step in self._found(plan)])
+
+    def _found(self, plan: int) -> Iterator[MirroredStep | str]:
+        """(B,) the plan's step in each build, or the error in its place."""
+        return (timeline(build[plan], self.pipeline) for build in self.builds)
 
     @property
     def floor(self) -> float:
@@ -113,11 +135,12 @@ class TaskInMirror:
             local_ms, steps = self.local_ms(k), self.timelines(k)
             none = np.full((1, len(LOCAL_PHASES)), np.nan)
             phases = np.mean([step.slowest_ms for step in steps] or none, axis=0)
+            exchange_ms = [self.exchanges[k].in_step(step) for step in steps]
             found.append(
                 entry.row()
                 | {
                     "local_ms": float(np.median(local_ms)),
-                    "exchange_ms": self.exchange_ms[k],
+                    "exchange_ms": float(np.median(exchange_ms or np.nan)),
                     "beside_first": float(np.median(local_ms / first_ms)),
                     "predicted_beside_first": entry.predicted_ms / self.entries[0].predicted_ms,
                     **dict(zip(LOCAL_PHASES, phases.tolist(), strict=True)),
@@ -179,7 +202,8 @@ class InMirror:
 
     Attributes:
         protocol: how steps are timed; each build of a rank is in a fresh process.
-        exchanges: cost models whose exchanges are added to the local work; None leaves exchanges out.
+        exchanges: cost models whose exchanges are added to the local work, that of indices as far as the protocol's
+            pipeline doesn't hide it; None leaves exchanges out.
     """
 
     protocol: StepProtocol = field(default_factory=StepProtocol)
@@ -197,8 +221,8 @@ class InMirror:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Processes are started anew for every rank."""
-        yield partial(self._measured, hardware, count_input, warn)
+        """Processes are started anew for every rank. The pipeline decides how much of the input's exchange counts."""
+        yield partial(self._measured, hardware, warn)
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
         """Count the ranks that are measured."""
@@ -209,8 +233,8 @@ class InMirror:
     ) -> "MirrorResult":
         """Measure every task's plans; ranks that are on disk already are not measured again.
 
-        The first plan is measured twice: what equal plans differ by is the floor. Exchanges of indices are predicted
-        too where they count; else a pipeline hides them.
+        The first plan is measured twice: what equal plans differ by is the floor. The pipeline decides how much of the
+        input's exchange counts.
 
         Raises:
             UserError: the directory holds another run.
@@ -218,8 +242,7 @@ class InMirror:
         by_task, _, facts = begun_in_builds(entries, "mirrored", self.protocol, hardware, seed, directory)
         with progress_bar() as progress:
             found = tuple(
-                self._of_task(task, its, hardware, seed, count_input, directory.path, progress)
-                for task, its in by_task.items()
+                self._of_task(task, its, hardware, seed, directory.path, progress) for task, its in by_task.items()
             )
         result = MirrorResult(directory.path, tuple(entries), found)
         result.save(facts)
@@ -231,7 +254,6 @@ class InMirror:
         entries: Sequence[Evaluated],
         hardware: Hardware,
         seed: int,
-        count_input: bool,
         run: Path,
         progress: Progress,
     ) -> "TaskInMirror":
@@ -252,22 +274,18 @@ class InMirror:
 
         done = journal.filled(total, measured)
         builds = [by_plan(jobs, done[first : first + len(jobs)]) for first in range(0, total, len(jobs))]
-        return TaskInMirror(task, tuple(entries), tuple(builds), self._exchange_ms(plans, count_input))
+        return TaskInMirror(task, tuple(entries), tuple(builds), self._exchanges(plans), self.protocol.pipeline)
 
-    def _exchange_ms(self, plans: Sequence[Plan], count_input: bool) -> tuple[float, ...]:
-        """(K,) of each plan's exchanges where all devices come to them together; not numbers without models."""
+    def _exchanges(self, plans: Sequence[Plan]) -> tuple[Exchanges, ...]:
+        """(K,) of each plan."""
         if self.exchanges is None:
-            return (float("nan"),) * len(plans)
-        sim = Simulator(CostModels.load(self.exchanges), count_input)
-        idle = np.zeros((1, plans[0].task.topology.num_devices))
-        names = (FORWARD, BACKWARD, *([INPUT] if count_input else []))
-        steps = [sim.step(sim.called(plan.device_loads, idle.shape[1]), plan.traffic, idle) for plan in plans]
-        return tuple(float(np.sum([step.ms(name) for name in names], axis=0).max()) for step in steps)
+            return (Exchanges(),) * len(plans)
+        models = CostModels.load(self.exchanges)
+        return tuple(_predicted(models, plan.traffic) for plan in plans)
 
     def _measured(
         self,
         hardware: Hardware,
-        count_input: bool,
         warn: Warn,
         plans: Sequence[Plan],
         seed: int,
@@ -280,12 +298,22 @@ class InMirror:
         for job in jobs:
             done.append(RankSteps(measure_rank(job, plans, self.protocol, [seed], hardware, warn)))
             advance(1)
-        steps = map(timeline, by_plan(jobs, done))
-        exchanges = np.nan_to_num(self._exchange_ms(plans, count_input)).tolist()
+        steps = [timeline(ranks, self.protocol.pipeline) for ranks in by_plan(jobs, done)]
         return [
-            MeasuredOnce(error=step) if isinstance(step, str) else MeasuredOnce(step_ms=step.step_ms + ms)
-            for step, ms in zip(steps, exchanges, strict=True)
+            MeasuredOnce(error=step)
+            if isinstance(step, str)
+            else MeasuredOnce(step_ms=step.step_ms + float(np.nan_to_num(exchanges.in_step(step))))
+            for step, exchanges in zip(steps, self._exchanges(plans), strict=True)
         ]
+
+
+def _predicted(models: CostModels, traffic: Traffic) -> Exchanges:
+    """The exchanges of one plan with such traffic."""
+    idle = np.zeros((1, traffic.num_devices))
+    waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0).max()
+    if models.input is None:
+        return Exchanges(float(waited_ms), 0.0)
+    return Exchanges(float(waited_ms), float(models.input.predict(traffic.alone(Collective.INPUT), idle).max()))
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class InSteps:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Under torchrun the processes stay. The exchange of indices is in every step."""
+        """Under torchrun the processes stay. The exchange of indices is in every step, or hidden by its pipeline."""
         with step_meters(hardware, self.protocol, tasks[0].topology, warn) as meters:
             yield partial(_measured, meters)
 
@@ -167,7 +167,8 @@ class InSteps:
     ) -> "StepsResult":
         """Time the steps of every task's plans; builds that are on disk already are not measured again.
 
-        The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts in any case.
+        The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts as far as
+        no pipeline hides it.
 
         Raises:
             UserError: the directory holds another run.

@@ -4,7 +4,6 @@ import os
 import pickle
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, Stre
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import PipelineName, StepProtocol, StepSample
+from neuroshard.hardware.step_samples import PIPELINES, StepProtocol, StepSample
 from neuroshard.lab.meters import meters_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
@@ -54,7 +53,7 @@ def _steps_beside_mirrors(rank, plan, protocol, folder):
     (folder / f"mirrored{rank}").write_bytes(pickle.dumps(outcome))
 
 
-@pytest.mark.parametrize("pipeline", get_args(PipelineName))
+@pytest.mark.parametrize("pipeline", PIPELINES)
 def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
     plan, protocol = mixed_plan(2), replace(PROTOCOL, pipeline=pipeline)
     for steps in (_steps_of_a_real_rank, _steps_beside_mirrors):
@@ -131,6 +130,27 @@ def test_a_step_waits_for_the_last_rank_at_every_exchange():
         MirroredStep.of([steps[0], replace(steps[1], stretches=(*stretches, Stretch("dense", "all_reduce")))])
     with pytest.raises(ValueError, match="out of memory"):
         MirroredStep.of([steps[0], LocalStep(5, error="out of memory")])
+
+
+def test_a_pipelines_ranks_do_not_wait_where_they_send_indices():
+    """Splits are sent before lookups, indices between the dense part's forward and backward."""
+    stretches = (
+        *(Stretch("input", "all_to_all"), Stretch("outputs", "all_to_all"), Stretch("dense", "")),
+        *(Stretch("input", "all_to_all"), Stretch("dense", "all_to_all"), Stretch("backward", "")),
+    )
+    nothing = (0.0,) * len(stretches)
+    ranks = [
+        LocalStep(0, stretches, (1.0, 4.0, 1.0, 3.0, 6.0, 1.0), nothing, nothing),
+        LocalStep(1, stretches, (3.0, 1.0, 2.0, 1.0, 2.0, 2.0), nothing, nothing),
+    ]
+    looped, piped = MirroredStep.of(ranks), MirroredStep.of(ranks, "sparse_dist")
+    assert (looped.step_ms, looped.exposed_ms(7.0)) == (3.0 + 4.0 + 4.0 + 6.0 + 2.0, 7.0)
+    assert piped.step_ms == (1.0 + 4.0) + (1.0 + 3.0 + 6.0) + 2.0
+    assert piped.rank_ms.tolist() == looped.rank_ms.tolist()
+    # Rank 0 sends its indices last, 4 ms after outputs, and is the last to come to the gradients, after 10 ms.
+    assert [piped.exposed_ms(ms) for ms in (0.0, 6.0, 7.0)] == [0.0, 0.0, 1.0]
+    late = replace(ranks[1], ms=(3.0, 1.0, 2.0, 6.0, 1.0, 2.0))  # now rank 1 does, after 8 ms
+    assert MirroredStep.of([ranks[0], late], "sparse_dist").exposed_ms(7.0) == 5.0
 
 
 def test_a_world_leaves_nothing_behind(monkeypatch):

@@ -1,7 +1,6 @@
 """Pipelines: whatever sends a batch's indices, and when, the model learns the same."""
 
 import pickle
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.phase_clock import PhaseClock
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import PHASES, PipelineName, StepProtocol, StepSample
+from neuroshard.hardware.step_samples import PHASES, PIPELINES, StepProtocol, StepSample
 from tests.kit.processes import on_gloo
 from tests.kit.step_plans import mixed_plan
 
@@ -25,7 +24,7 @@ def _trained(rank, plan, optimizer, folder):
     """Leave the losses, the weights and the ms of each phase of some steps, by pipeline."""
     device, found = CpuDevice(pin=False), {}
     its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
-    for pipeline in get_args(PipelineName):
+    for pipeline in PIPELINES:
         sample = StepSample(plan, StepProtocol(dense=(8,), pipeline=pipeline))
         trained = Trained(sample, PhaseClock(device), device, its, EmbeddingSettings(optimizer), SEED)
         losses = [trained.step().item() for _ in range(STEPS)]

@@ -1,5 +1,6 @@
 """Plans in mirrored steps, in small."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 
 from neuroshard.hardware import DeviceSpec, Hardware
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
@@ -65,10 +66,31 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
         _run(plans, out, InMirror(replace(THROUGH.protocol, turns=3)))
 
 
-def test_finalists_are_measured_as_verifying_asks(tmp_path):
+def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
+    """Behind a dense part of many columns a pipeline hides them all; a loop waits for them."""
+    wide = replace(THROUGH.protocol, turns=1, dense=(2048,))
+    found = {}
+    for pipeline in PIPELINES:
+        through = replace(THROUGH, protocol=replace(wide, pipeline=pipeline))
+        (task,) = _run(plans[:1], tmp_path / pipeline, through).tasks
+        (row,), ((waited_ms, input_ms),) = task.rows(), task.exchanges
+        found[pipeline] = row["exchange_ms"] - waited_ms
+        assert json.loads((tmp_path / pipeline / "run.json").read_text())["pipeline"] == pipeline
+    assert found == {"none": pytest.approx(input_ms), "sparse_dist": 0.0}
+    assert input_ms > 0
+
+
+def test_exchanges_are_left_out_without_models(plans, tmp_path):
+    (task,) = _run(plans[:1], tmp_path / "out", replace(THROUGH, exchanges=None)).tasks
+    assert np.isnan(task.rows()[0]["exchange_ms"])
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_finalists_are_measured_as_verifying_asks(tmp_path, pipeline):
     task = toy_task(2, num_devices=2)
     finalist = assemble(task, [(i, table.dim, i) for i, table in enumerate(task.tables)])
-    with THROUGH.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measure:
+    through = replace(THROUGH, protocol=replace(THROUGH.protocol, pipeline=pipeline))
+    with through.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measure:
         (found,) = measure([finalist], 0, (steps := []).append, tmp_path)
     assert found.error is None
     assert found.step_ms > 0

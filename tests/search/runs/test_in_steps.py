@@ -62,6 +62,21 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
         _run(plans, out, InSteps(replace(STEPS.protocol, turns=3)))
 
 
+def test_steps_are_timed_in_a_pipeline(plans, tmp_path):
+    piped = InSteps(replace(STEPS.protocol, pipeline="sparse_dist"))
+    (task,) = _run(plans, tmp_path / "out", piped).tasks
+    assert task.times.errors == (None, None, None)
+    phases = pd.read_parquet(tmp_path / "out" / "phases.parquet").set_index("method")
+    assert phases.loc["mixed"].drop("task").min() > 0
+    with pytest.raises(UserError, match=r"begun with .*pipeline='?sparse_dist'?, not '?none"):
+        _run(plans, tmp_path / "out")
+
+
+def test_a_pipeline_that_is_not_known_is_refused():
+    with pytest.raises(UserError, match="unknown pipeline 'prefetch'; valid: none, sparse_dist"):
+        StepProtocol(pipeline="prefetch")
+
+
 def test_plans_of_different_tasks_are_refused_before_any_work(plans, tmp_path):
     task = toy_task(2, num_devices=2)
     assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "other.json")

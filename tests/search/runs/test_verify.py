@@ -15,7 +15,7 @@ import pytest
 
 from neuroshard.app import cli
 from neuroshard.hardware import Outcome
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import layout_key
@@ -397,9 +397,10 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
     assert pd.read_parquet(tmp_path / "measured" / "results.parquet").measured_ms.notna().all()
 
 
-def test_finalists_are_verified_by_training_steps(bundle, tmp_path):
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_finalists_are_verified_by_training_steps(bundle, tmp_path, pipeline):
     """A pass is a build of all of them, on two real processes."""
-    means = InSteps(StepProtocol(turns=2, steps=2, dense=()))
+    means = InSteps(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
     verify = Verify(CPU, finalists=2, passes=2, means=means)
     task = toy_task(6, num_devices=2)
     result = _search(bundle, tmp_path / "run", verify, (task,)).run()
