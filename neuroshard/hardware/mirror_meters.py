@@ -146,7 +146,7 @@ class MirroredStep:
         if not ahead:
             return input_ms
         *_, a, b = ahead[-1].sum(axis=2).cumsum(axis=1).max(axis=0).tolist()
-        return max(input_ms - (b - a), 0.0)
+        return max(input_ms - float(b - a), 0.0)
 
     @property
     def _between(self) -> list[FloatArray]:
