@@ -1,6 +1,5 @@
 """The training of a policy: rounds of measuring, fitting the cost network, and policy updates on estimated costs."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,27 +26,11 @@ from neuroshard.tasks.task import Task
 Measure = Callable[[Sequence[Plan]], Sequence[Cost | str]]
 
 
-class Order(ABC):
-    """In which order items are placed while a policy is trained."""
-
-    @abstractmethod
-    def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
-        """(B, I); None leaves it to the environment: descending predicted cost."""
-
-
 @dataclass(frozen=True)
-class DescendingCost(Order):
-    """The order of the papers, and of searches: the dearest items first."""
+class RandomOrder:
+    """Items in any order while a policy is trained: shows what the order of the papers is worth."""
 
-    def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
-        """Return None: items are placed in the environment's own order, by descending cost."""
-
-
-@dataclass(frozen=True)
-class RandomOrder(Order):
-    """Items in any order: shows what the order of the papers is worth."""
-
-    def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
+    def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
         """(B, I) item numbers, drawn anew for every task."""
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 
@@ -61,7 +44,7 @@ class Learner:
         policy: untrained; makes a policy network.
         algorithm: what it is trained for.
         cost_network: of its own, trained on the way; None looks at the pre-trained cost models instead.
-        order: of placement.
+        order: of placement; null places the dearest items first, as the papers do, and searches.
         rounds: of training; the best one on the validation tasks is kept.
         updates: of the policy in every round.
         tasks: in an update.
@@ -72,7 +55,7 @@ class Learner:
     policy: Callable[[], Policy]
     algorithm: Algorithm
     cost_network: CostNetworkSettings | None = field(default_factory=CostNetworkSettings)
-    order: Order = field(default_factory=DescendingCost)
+    order: RandomOrder | None = None
     rounds: PositiveCount = 50
     updates: PositiveCount = 20
     tasks: PositiveCount = 8
@@ -117,7 +100,7 @@ class Session:
     def _update(self, generator: torch.Generator) -> float:
         learner = self._learner
         batch = self._some_tasks(generator, learner.tasks).repeat(learner.episodes)
-        environment = Environment(batch, self.agent.costs(self._simulator), learner.order.of(batch, generator))
+        environment = Environment(batch, self.agent.costs(self._simulator), self._order(batch, generator))
         episodes = play(self.agent.policy, environment, sampling(generator))
         loss = learner.algorithm.loss(self.agent.policy, environment, episodes, learner.episodes)
         optimizer = self._optimizers["policy"]
@@ -126,6 +109,10 @@ class Session:
         torch.nn.utils.clip_grad_norm_(self.agent.policy.parameters(), 1.0)
         optimizer.step()
         return float(loss.detach())
+
+    def _order(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
+        order = self._learner.order
+        return None if order is None else order.of(batch, generator)
 
     def _some_tasks(self, generator: torch.Generator, count: int) -> TaskBatch:
         return self._batch.take(torch.randint(len(self._batch), (count,), generator=generator))
@@ -142,7 +129,7 @@ class Session:
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
         batch = self._batch.take(chosen)
-        environment = Environment(batch, network, self._learner.order.of(batch, generator))
+        environment = Environment(batch, network, self._order(batch, generator))
         final = play(self.agent.policy, environment, sampling(generator)).final
         cut = torch.rand(count, generator=generator) < network.settings.partial_share
         steps = torch.where(cut, torch.randint(1, items + 1, (count,), generator=generator), items)

@@ -6,7 +6,7 @@ from neuroshard.stages.search.rl.algorithms import ActorCritic, Reinforce
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.stages.search.rl.learner import DescendingCost, Learner
+from neuroshard.stages.search.rl.learner import Learner
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 
@@ -23,9 +23,9 @@ def task(lookups, num_devices=2, memory_bytes=1 << 30, dim=8, batch_size=256):
 
 def dreamshard(cost_network=None, **settings):
     fewer = {"rounds": 4, "updates": 4, "tasks": 2, "episodes": 8, "learning_rate": 0.01} | settings
-    return Learner(partial(DreamShardPolicy, **SMALL), Reinforce(), cost_network, DescendingCost(), **fewer)
+    return Learner(partial(DreamShardPolicy, **SMALL), Reinforce(), cost_network, **fewer)
 
 
 def autoshard(cost_network=None, **settings):
     fewer = {"rounds": 4, "updates": 4, "tasks": 2, "episodes": 8, "learning_rate": 0.01} | settings
-    return Learner(partial(AutoShardPolicy, memory=8, **SMALL), ActorCritic(), cost_network, DescendingCost(), **fewer)
+    return Learner(partial(AutoShardPolicy, memory=8, **SMALL), ActorCritic(), cost_network, **fewer)
