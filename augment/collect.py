@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
@@ -15,16 +16,17 @@ from rich.progress import Progress
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.lab.meters import meters_of
-from neuroshard.lab.recorder import Due, Recorder, in_batches
+from neuroshard.lab.recorder import Due, Recorder, in_batches, mixed
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import printer, progress_bar
-from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed
+from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed, Share
 from neuroshard.records import DataDirectory, Manifest, Parts
-from neuroshard.records.noise import disturbed, pass_noise
+from neuroshard.records.noise import disturbed, fastest, pass_noise
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Sample
-from neuroshard.records.splits import TableSplit, split_tables
+from neuroshard.records.speed import with_slowness
+from neuroshard.records.splits import REFERENCE, TableSplit, split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
@@ -61,6 +63,8 @@ class Collect:
             What differs by more was disturbed in the slower of its passes, and is measured again, with all that was
             measured beside it then.
         more_passes: over samples that differ by more than max_noise, and what was measured with them, at most.
+        references: share of every batch of kernel calls that is the same calls again and again. They tell how fast the
+            machine was then, which pretrain makes up for; 0: none.
     """
 
     tables: tuple[Table, ...]
@@ -77,6 +81,7 @@ class Collect:
     more_passes: Count = 3
     local: PlanAugmentation = field(default_factory=PlanAugmentation)
     num_local_samples: Count = 0
+    references: Share = 0.06
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
@@ -131,8 +136,9 @@ class Collect:
             max_noise=self.max_noise,
             more_passes=self.more_passes,
         )
-        calls, count = (partial(self._call, split),), self.num_compute_samples
-        yield kind("compute", directory.compute(), self.hardware.compute_timing.live, count, _COMPUTE, calls)
+        calls, count, live = (partial(self._call, split),), self.num_compute_samples, self.hardware.compute_timing.live
+        again = min(ceil(self.references * live), live - 1)  # so many live ones as without them
+        yield kind("compute", directory.compute(), live - again, count, _COMPUTE, calls, num_references=again)
         exchanges, count = tuple(partial(self._exchange, n) for n in self.comm.num_devices), self.num_comm_samples
         yield kind("exchanges", directory.comm(), self.hardware.comm_timing.live, count, _COMM, exchanges)
         if self.num_local_samples:
@@ -152,6 +158,7 @@ class Collect:
     def _settings(self) -> dict[str, Any]:
         settings = asdict(self) | {"compute": self.compute.settings, "comm": self.comm.settings}
         left_out = {*_NOT_MEASURED, *(() if self.num_local_samples else _OF_LOCAL_WORK)}
+        left_out |= set() if self.references else {"references"}
         return {key: value for key, value in settings.items() if key not in left_out}
 
 
@@ -167,6 +174,8 @@ class _Batch:
 class _Kind(Generic[Sample]):
     """One kind of sample in a run, split into parts of `part_size`; the last parts are the second pass.
 
+    Every part holds the same references too, numbered behind all other samples.
+
     Each variant draws samples that one meter measures, such as exchanges between the same number of processes. Parts
     take turns among the variants, so that no variant has a spell of the machine to itself.
     """
@@ -181,6 +190,7 @@ class _Kind(Generic[Sample]):
     seed: int
     max_noise: float | None
     more_passes: int
+    num_references: int = 0
 
     def collect(self, hardware: Hardware, progress: Progress) -> KindSummary:
         """Measure and write every part that is missing, then what was disturbed."""
@@ -188,22 +198,23 @@ class _Kind(Generic[Sample]):
         start, busy_s = time.perf_counter(), 0.0
         with meters_of(hardware, printer(progress)) as meters:
             recorder = Recorder(meters.of, self.part_size, self.seed, self.parts)
-            there = sum(len(batch.ids) for number, batch in batches if self.parts.has(number))
-            bar = progress.add_task(self.name, total=sum(len(batch.ids) for _, batch in batches), completed=there)
+            there = sum(self._size(batch) for number, batch in batches if self.parts.has(number))
+            bar = progress.add_task(self.name, total=sum(self._size(batch) for _, batch in batches), completed=there)
             for outcomes in recorder.complete((number, partial(self._due, batch)) for number, batch in batches):
                 busy_s += sum(outcome.busy_s for outcome in outcomes)
                 progress.advance(bar, len(outcomes))
             for more in range(self.more_passes):
                 if not (again := self._disturbed()):
                     break
-                count = sum(len(batch.ids) for batch in again)
+                count = sum(self._size(batch) for batch in again)
                 printer(progress)(f"{self.name}: noise beyond max_noise={self.max_noise}: {count} are measured again")
                 bar = progress.add_task(f"{self.name}, again ({more + 1})", total=count)
                 for batch in again:
                     outcomes = recorder.record(self._due(batch))
                     busy_s += sum(outcome.busy_s for outcome in outcomes)
                     progress.advance(bar, len(outcomes))
-        return KindSummary.of(self.name, self.parts.read(), time.perf_counter() - start, busy_s)
+        measured = fastest(with_slowness(self.parts.each(), {REFERENCE}))
+        return KindSummary.of(self.name, measured, time.perf_counter() - start, busy_s)
 
     @property
     def _batches(self) -> list[_Batch]:
@@ -235,14 +246,20 @@ class _Kind(Generic[Sample]):
         """Index of the variant that a sample belongs to."""
         return sample_id // self.part_size % len(self.variants)
 
+    def _size(self, batch: _Batch) -> int:
+        return len(batch.ids) + self.num_references
+
     def _due(self, batch: _Batch) -> list[Due[Sample]]:
-        """Draw the samples of a batch."""
+        """Draw the samples of a batch, with the references among them."""
         draw = self.variants[self.variant(batch.ids[0])]
-        drawn = [draw(self._rng(sample_id)) for sample_id in batch.ids]
-        return [
-            Due(sample, i, self._lookup_seed(i), split, batch.second_pass)
-            for i, (sample, split) in zip(batch.ids, drawn, strict=True)
-        ]
+        references = range(self.num_samples, self.num_samples + self.num_references)
+        return mixed(
+            [self._drawn(i, *draw(self._rng(i)), batch.second_pass) for i in batch.ids],
+            [self._drawn(i, draw(self._rng(i))[0], REFERENCE) for i in references],
+        )
+
+    def _drawn(self, sample_id: int, sample: Sample, split: str, second_pass: bool = False) -> Due[Sample]:
+        return Due(sample, sample_id, self._lookup_seed(sample_id), split, second_pass)
 
     def _rng(self, sample_id: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, self.stream, _DRAW, sample_id])

@@ -12,6 +12,7 @@ from rich.table import Table as Grid
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.noise import NINE_IN_TEN, pass_drift, pass_noise, pass_repeatability
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement
+from neuroshard.records.speed import slowness_between
 from neuroshard.words.collective import name_of
 
 MAX_NOISE = 0.5  # beyond which a machine is too busy to be measured: one pass takes 1.7 times as long as the other
@@ -28,6 +29,7 @@ class KindSummary:
         repeatability: relative difference between two passes, one number per sample measured twice.
         noise: the relative difference between two passes that nine in ten samples stay below.
         drift: by how much the second pass was slower, relative, in the median.
+        slowness: the least and the most that they were measured at; None where nothing tells it.
         parts: of each form, or of each collective, where there are several.
     """
 
@@ -40,6 +42,7 @@ class KindSummary:
     repeatability: tuple[float, ...]
     noise: float
     drift: float
+    slowness: tuple[float, float] | None = None
     parts: tuple["KindSummary", ...] = ()
 
     @classmethod
@@ -65,6 +68,7 @@ class KindSummary:
             tuple(float(difference) for difference in pass_repeatability(measurements)),
             pass_noise(measurements),
             pass_drift(measurements),
+            slowness_between(measurements),
         )
 
     @property
@@ -119,6 +123,11 @@ class Summary:
             "noise: how far two passes of the measurement differ on the same samples; "
             "drift: by how much the second pass was slower"
         )
+        for kind in self.kinds:
+            if kind.slowness is not None:
+                least, most = kind.slowness
+                took = f"{kind.name}: batches took {least:.2f} to {most:.2f} times as long as typically"
+                console.print(f"{took} (pretrain makes up for it)", markup=False)
         if noisy := self._beyond(MAX_NOISE):
             console.print(f"{noisy}: this machine was busy, and models of it can be no better than that", markup=False)
 

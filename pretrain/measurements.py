@@ -20,9 +20,9 @@ from neuroshard.records import samples as records
 from neuroshard.records.noise import fastest
 from neuroshard.records.sample_loads import by_group, loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
-from neuroshard.records.splits import TEST, TRAIN, VALID
+from neuroshard.records.speed import slowness_between, with_slowness
+from neuroshard.records.splits import REFERENCE, TEST, TRAIN, VALID
 from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute
-from neuroshard.stages.pretrain.speed import at_one_speed
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
@@ -72,6 +72,12 @@ class SplitMeasurements:
         if not train:
             raise UserError(f"max_tables={most} leaves no sample to train on")
         return replace(self, train=train)
+
+    @property
+    def level(self) -> "SplitMeasurements":
+        """Return all as if measured at one speed of the machine."""
+        parts = (self.train, self.valid, self.test, self.everything)
+        return SplitMeasurements(*([m.level for m in part] for part in parts))
 
     def by_group(self) -> "SplitMeasurements":
         """Of exchanges: each group's, as if it were an all-to-all; what is measured twice stays as it is."""
@@ -198,6 +204,14 @@ class Measured:
         )
 
     @property
+    def level(self) -> "Measured":
+        """Return what models are fitted to: kernel calls as if measured at one speed of the machine.
+
+        Exchanges differ by much more than its speeds. How good models are is said by what was measured.
+        """
+        return replace(self, compute={call: its.level for call, its in self.compute.items()})
+
+    @property
     def parts(self) -> tuple[MeasuredPart, ...]:
         """Return the parts of a step that were measured: kernel calls, forward and backward exchanges, the input.
 
@@ -229,6 +243,11 @@ class Measured:
         return {m.sample.batch_size for its in (self.columns, self.all_to_alls) for m in its.everything}
 
     @property
+    def slowness(self) -> tuple[float, float] | None:
+        """Return the least and the most that kernel calls were measured at; None where nothing tells it."""
+        return slowness_between([m for its in self.compute.values() for m in its.everything])
+
+    @property
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return the samples in each split, of every part besides columns and all-to-alls."""
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
@@ -250,15 +269,17 @@ _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], l
 def _read(directory: DataDirectory) -> _Read:
     """The kernel calls and exchanges of a directory, and its tables with their splits.
 
-    Of plans every second validation sample is for testing, all tables count as trained on, and calls as if measured at
-    one speed of the machine.
+    Of plans every second validation sample is for testing, and all tables count as trained on. All calls that were
+    measured again tell the machine's speeds there; elsewhere references do, so that the noise of others stays true.
     """
-    calls, exchanges = directory.compute().each(), directory.comm().read()
-    drawn = dict.fromkeys((table, m.split) for part in calls for m in part for table in m.sample.tables)
+    held_out = directory.manifest().holds_out_tables
+    calls = fastest(with_slowness(directory.compute().each(), {REFERENCE} if held_out else {TRAIN, VALID}))
+    drawn = dict.fromkeys((table, m.split) for m in calls for table in m.sample.tables)
     splits = [(table.with_dim(DIM_MULTIPLE), split) for table, split in drawn]
-    if directory.manifest().holds_out_tables:
-        return fastest(m for part in calls for m in part), exchanges, splits
-    return _some_tested(fastest(at_one_speed(calls))), _some_tested(exchanges), [(table, TRAIN) for table, _ in splits]
+    exchanges = directory.comm().read()
+    if held_out:
+        return calls, exchanges, splits
+    return _some_tested(calls), _some_tested(exchanges), [(table, TRAIN) for table, _ in splits]
 
 
 def _some_tested(measurements: Sequence[Measurement[Sample]]) -> list[Measurement[Sample]]:

@@ -87,8 +87,9 @@ class Pretrain:
             manifest = _common(directories)
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
             measured = Measured.of(directories, calls).limited(self.max_samples, self.max_tables)
-            start = nearest(starts, measured.parts)
-            fitted = fit(measured, start, bars)
+            level = measured.level
+            start = nearest(starts, level.parts)
+            fitted = fit(level, start, bars)
             if self.host_tiers is not None:
                 fitted = with_host_tiers(fitted, self.host_tiers)
             if measured.local.train:
@@ -137,7 +138,8 @@ class Pretrain:
                 "comm_model": type(self.comm_model).__name__,
                 "settings": {name: value for name, value in asdict(self).items() if name != "out"},
             }
-            | ({} if start is None else {"digest": start.digest}),
+            | ({} if start is None else {"digest": start.digest})
+            | ({} if measured.slowness is None else {"slowness": measured.slowness}),
             metrics=ModelTests.of(metrics),
         )
 

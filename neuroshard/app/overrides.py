@@ -106,7 +106,9 @@ def _check_measuring(overrides: Sequence["Override"], chosen: Mapping[str, str])
     verify = [name for o in overrides if o.key_or_group == "verify" for name in _values(o)]
     idle = next((o for o in overrides if o.key_or_group.split(".")[0] in _MEASURING), None)
     if idle is not None and {*verify, chosen.get("verify")} == {"none"}:
-        raise UserError(f"{idle.input_line} does nothing: searches measure plans with verify=hardware or torchrec only")
+        raise UserError(
+            f"{idle.input_line} does nothing: searches measure plans with verify=hardware, torchrec or mirrored only"
+        )
 
 
 def _check_one(override: "Override", held: Any, may_be_null: bool) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from neuroshard.hardware import Meter, Outcome
 from neuroshard.records import Parts
 from neuroshard.records.samples import ComputeSample, Measurement, Sample
@@ -77,3 +79,9 @@ class Recorder(Generic[Sample]):
 def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     """Cut the items into batches of so many, the last of what is left."""
     return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
+    """Return all of both, the others at equal distances among the items."""
+    places = np.concatenate([np.arange(len(its)) / max(len(its), 1) for its in (items, others)])
+    return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]

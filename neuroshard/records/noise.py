@@ -8,18 +8,20 @@ import numpy as np
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.timing import repeatability, typical_ms
 from neuroshard.records.samples import Measurement, Sample, as_drawn
+from neuroshard.records.splits import REFERENCE
 
 NINE_IN_TEN = 0.9
 
 
-def fastest(measurements: Iterable[Measurement[Sample]]) -> list[Measurement[Sample]]:
+def fastest(parts: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[Sample]]:
     """Of each sample in each pass the fastest measurement, where it was measured again: disturbances only add time.
 
-    One that failed counts if all did. They keep the order in which samples were measured first.
+    One that failed counts if all did; references count for nothing but the machine's speed. The others keep the order
+    in which samples were measured first.
     """
     found: list[Measurement[Sample]] = []
     places: dict[tuple[int, bool], list[int]] = {}
-    for one in measurements:
+    for one in (m for part in parts for m in part if m.split != REFERENCE):
         of_id = places.setdefault((one.sample_id, one.second_pass), [])
         same = next((place for place in of_id if as_drawn(found[place].sample) == as_drawn(one.sample)), None)
         if same is None:

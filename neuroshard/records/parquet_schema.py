@@ -178,7 +178,7 @@ class _Row:
     """What the rows of all kinds of part hold."""
 
     sample_id: Count
-    split: Literal["train", "valid", "test"]
+    split: Literal["train", "valid", "test", "reference"]
     seed: Seed
     second_pass: bool
     batch_size: BatchSize

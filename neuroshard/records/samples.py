@@ -230,9 +230,11 @@ class Measurement(Generic[Sample]):
 
     Attributes:
         sample_id: its place in the run; the same id gives the same sample for the same seed.
-        split: "train", "valid" or "test": which part of the tables it was drawn from.
+        split: "train", "valid" or "test": which part of the tables it was drawn from; or "reference": it was measured
+            with every batch, and tells how fast the machine was.
         second_pass: measured again later in the run, to learn how repeatable the first pass was.
         seed: the run's seed; with `sample_id` it fixes the indices drawn.
+        slowness: how many times as long as at the machine's typical speed everything took then, as far as it is known.
     """
 
     sample: Sample
@@ -242,7 +244,14 @@ class Measurement(Generic[Sample]):
     repeats: Repeats | None
     error: str | None = None
     second_pass: bool = False
+    slowness: float = 1.0
 
     def __post_init__(self) -> None:
         if (self.repeats is None) == (self.error is None):
             raise ValueError("a measurement has either repeats or an error")
+
+    @property
+    def level(self) -> "Measurement[Sample]":
+        """Return it as if measured at the machine's typical speed."""
+        repeats = None if self.repeats is None else self.repeats.times(1 / self.slowness)
+        return replace(self, repeats=repeats, slowness=1.0)

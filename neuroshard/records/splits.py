@@ -8,6 +8,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 
 TRAIN, VALID, TEST = "train", "valid", "test"
+REFERENCE = "reference"  # of samples that are measured with every batch: they tell the machine's speed, nothing else
 _VALID_EVERY = 5  # sample of plans, by its number, is never trained on
 _SHARES = {TRAIN: 0.8, VALID: 0.1, TEST: 0.1}
 

@@ -56,7 +56,7 @@ class Parts(Generic[Sample]):
         Raises:
             UserError: a part is corrupt.
         """
-        return fastest(measurement for part in self.each() for measurement in part)
+        return fastest(self.each())
 
     def each(self) -> list[list[Measurement[Sample]]]:
         """Every part, in order, with all that was measured.

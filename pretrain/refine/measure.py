@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from neuroshard.lab.recorder import Due, Recorder, in_batches
+from neuroshard.lab.recorder import Due, Recorder, in_batches, mixed
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample, as_drawn
@@ -74,7 +74,7 @@ class Kind(Generic[Sample]):
         first = self._count(rounds)
         new = [self._due(first + i, one.sample) for i, one in enumerate(chosen)]
         repeated = self._earlier(rounds, again)
-        self._make(_mixed(new, [due for due, _ in repeated]), advance)
+        self._make(mixed(new, [due for due, _ in repeated]), advance)
         own = [self._due(one.number, one.sample, second=True) for one in _spread(new, again - len(repeated))]
         self._make(own, advance)
         repeated += [(due, len(rounds)) for due in own]
@@ -137,9 +137,3 @@ def _spread(items: Sequence[Item], count: int) -> list[Item]:
     """So many of the items, or all of them, from the first to the last."""
     places = np.linspace(0, max(len(items) - 1, 0), min(count, len(items))).round().astype(int).tolist()
     return [items[i] for i in places]
-
-
-def _mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
-    """All of both, the others at equal distances among the items."""
-    places = np.concatenate([np.arange(len(its)) / max(len(its), 1) for its in (items, others)])
-    return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]

@@ -14,7 +14,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount, Share
 from neuroshard.plumbing.timing import repeatability
-from neuroshard.stages.pretrain.speed import Pair, slowness_of
+from neuroshard.records.speed import Pair, slowness_of
 
 Part = Literal["compute", "exchange"]
 Why = Literal["proposal", "doubt", "random"]

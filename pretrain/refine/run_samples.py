@@ -25,7 +25,6 @@ from neuroshard.stages.pretrain.pieces import Pieces, pieces_of
 from neuroshard.stages.pretrain.refine.candidates import RoundSamples
 from neuroshard.stages.pretrain.refine.measure import Advance, Kind
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, slowness
-from neuroshard.stages.pretrain.speed import levelled
 
 _CALLS, _EXCHANGES = 0, 1  # streams of random numbers
 
@@ -55,15 +54,15 @@ class RunSamples:
     def learned(self, fit: Fit, start: CostModels, rounds: Sequence[Round]) -> CostModels:
         """Return the start's models, fitted further to all of these rounds; with margins.
 
-        Models are fitted to kernel calls as if all had been measured at the typical round's speed; exchanges differ by
-        much more than the speeds of rounds. Margins are set on what was measured, so they hold changes of speed too.
+        Models are fitted to kernel calls as if all had been measured at the typical round's speed. Margins are set on
+        what was measured, so they hold changes of speed too.
         """
-        calls, exchanges = self.calls.measured(rounds), self.exchanges.measured(rounds)
         of_round = np.repeat(slowness(rounds, self.calls.part), [one.count(self.calls.part) for one in rounds])
-        level = levelled(calls, [of_round[m.sample_id] for m in calls])
+        calls = [replace(m, slowness=float(of_round[m.sample_id])) for m in self.calls.measured(rounds)]
+        measured = Measured.split(calls, self.exchanges.measured(rounds))
         with torch_threads(1):
-            models = fit(Measured.split(level, exchanges), start)
-        return replace(models, margins=margins_of(models, Measured.split(calls, exchanges), start))
+            models = fit(measured.level, start)
+        return replace(models, margins=margins_of(models, measured, start))
 
     def check(self, rounds: Sequence[Round]) -> None:
         """Raise UserError if nothing of these rounds could be measured."""

@@ -1,6 +1,7 @@
 """Whole collect runs: on real hardware in small, and killed while they write."""
 
 import json
+import re
 import signal
 from dataclasses import dataclass, replace
 from itertools import count, product
@@ -18,6 +19,7 @@ from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records import DataDirectory
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import Repeats
+from neuroshard.records.splits import REFERENCE
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -213,19 +215,39 @@ class Busy(MadeUpHardware):
 
 
 def _busy_run(out, spell, **settings):
-    """48 samples of three parts, and 6 of them again; no exchange."""
-    run = replace(collect_run(out, samples=48), hardware=Busy(spell), num_comm_samples=0, num_second_pass=6)
+    """45 samples of three parts, and 6 of them again, each part with a reference; no exchange."""
+    run = replace(collect_run(out, samples=45), hardware=Busy(spell), num_comm_samples=0, num_second_pass=6)
     run = replace(run, max_noise=0.5)
     return replace(run, **settings)
 
 
-@pytest.mark.parametrize(("spell", "again"), [([1], [16]), ([0, 2], [16, 16]), ([3], [6])])
+def test_every_batch_holds_the_same_references(tmp_path):
+    _busy_run(tmp_path / "data", [1, 2], max_noise=None, more_passes=0).run()
+    parts = DataDirectory(tmp_path / "data").compute()
+    references = [m for part in parts.each() for m in part if m.split == REFERENCE]
+    took = [m.repeats.times_ms.mean() for m in references]
+    assert [ms / took[0] for ms in took] == pytest.approx([1.0, 3.0, 3.0, 1.0])
+    assert len({(m.sample_id, m.sample) for m in references}) == 1
+    assert references[0].sample_id not in {m.sample_id for m in parts.read()}
+
+
+def test_the_machines_speeds_are_said(tmp_path):
+    for name, spell, references in (("steady", [], 0.06), ("unknown", [1], 0.0), ("known", [1], 0.06)):
+        settings = {"max_noise": None, "more_passes": 0, "references": references}
+        summary = _busy_run(tmp_path / name, spell, **settings).run()
+        said = re.search(r"compute: batches took (.*) to (.*) times as long as typically", shown(summary))
+        assert (said is not None) == (name == "known")
+        assert ("references" in DataDirectory(tmp_path / name).manifest().settings) == (references > 0)
+    assert float(said[1]) < 1.0 < 1.1 < float(said[2]) < 3.0
+
+
+@pytest.mark.parametrize(("spell", "again"), [([1], [16]), ([0, 2], [16, 16]), ([3], [7])])
 def test_what_a_busy_machine_disturbed_is_measured_again(tmp_path, spell, again):
     _busy_run(tmp_path / "quiet", []).run()
     summary = _busy_run(tmp_path / "busy", spell).run()
     assert _records(tmp_path / "busy") == _records(tmp_path / "quiet")
     parts = sorted((tmp_path / "busy" / "compute").glob("*.parquet"))
-    assert [pq.read_metadata(part).num_rows for part in parts] == [16, 16, 16, 6, *again]
+    assert [pq.read_metadata(part).num_rows for part in parts] == [16, 16, 16, 7, *again]
     assert summary["compute"].noise < 1e-9
 
 
@@ -343,3 +365,5 @@ def test_other_settings_are_refused(tmp_path):
     collect_run(tmp_path / "data").run()
     with pytest.raises(UserError, match="num_compute_samples=18, not 20"):
         collect_run(tmp_path / "data", samples=20).run()
+    with pytest.raises(UserError, match=r"references=0\.06, not None"):
+        replace(collect_run(tmp_path / "data"), references=0.0).run()

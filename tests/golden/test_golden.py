@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.testing.devices import MADE_UP
 from neuroshard.testing.devices.cpu import drawn_cpu
-from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
 from neuroshard.words.fingerprint import fingerprint
 from tests.golden.golden_tasks import all_tasks, replanned
 from tests.kit.hydra_configs import compose_config
@@ -144,14 +145,28 @@ def test_plans_for_targets(target, model):
     _check(f"plans for {target} | {model}", {name: _of(lambda name=name: line(name)) for name in TARGETS[target]})
 
 
+class Moody(MadeUpHardware):
+    """Takes now more, now less time, for two batches each."""
+
+    def compute_meter(self, warn):
+        return SlowerBy(super().compute_meter(warn), ((1.0, 0.8, 1.2)[batch // 2 % 3] for batch in count()))
+
+
 CPU = MadeUpHardware()
 HARDWARE = {
     "one_host": CPU,
     "hosts": replace(CPU, link=Link(1000)),
     "gpu": replace(CPU, device=DeviceSpec("cuda"), made_up=MADE_UP["gpu"]),
+    "moody": Moody(),
     "other": replace(CPU, made_up=replace(MADE_UP["cpu"], compute=drawn_cpu(np.random.default_rng(1)))),
 }
-FEW_SAMPLES = ["tables.num_tables=150", "num_second_pass=8", "compute.max_tables=6", "comm.max_start_ms=20"]
+FEW_SAMPLES = [
+    "tables.num_tables=150",
+    "num_second_pass=8",
+    "compute.max_tables=6",
+    "comm.max_start_ms=20",
+    "references=0",
+]
 MEASURED = {  # settings of neuroshard collect; the first word of a name says on what
     "one_host forms": [
         "compute.forms=[columns,rows,rows,copies]", "compute.sharers=[2,4]", "compute.pooled=[true,false]",
@@ -167,6 +182,7 @@ MEASURED = {  # settings of neuroshard collect; the first word of a name says on
         "hardware=cuda", "compute.tiers=[device,device,cached,host]", "num_compute_samples=300", "num_comm_samples=100",
     ],
     "other columns": ["num_compute_samples=120", "num_comm_samples=100"],
+    "moody columns": ["num_compute_samples=120", "num_comm_samples=100", "references=0.2"],
 }  # fmt: skip
 NETWORKS = ["compute_model=ensemble", "comm_model=set"]
 EPOCHS = ["compute_model.member.training.epochs=3", "comm_model.training.epochs=3", "compute_model.members=2"]

@@ -99,7 +99,7 @@ def test_calls_count_as_if_measured_at_one_speed(tmp_path, monkeypatch):
         monkeypatch.setitem(globals(), "FACTORS", iter(factors))
         with meters_of(drifting, print) as meters:
             directory = _measured(tmp_path / name, plans, meters, 3)
-        columns = Measured.of([directory], None).columns
+        columns = Measured.of([directory], None).level.columns
         found[name] = {m.sample_id: m.repeats.times_ms.mean() for m in [*columns.known, *columns.test]}
     ratio = np.array([found["drifting"][i] / found["even"][i] for i in found["even"]])
     assert np.ptp(ratio) < 0.02

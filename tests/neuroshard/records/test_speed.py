@@ -1,5 +1,6 @@
 """The machine's speed in each round, from samples that two rounds measured."""
 
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from neuroshard.records.samples import ComputeSample, Measurement, Repeats
 from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, slowness
-from neuroshard.stages.pretrain.speed import levelled
 from neuroshard.testing import toy_task
 
 
@@ -73,7 +73,9 @@ def test_measurements_are_brought_to_one_speed():
         for i, times in enumerate([0.8, 1.25])
     ]
     failed = Measurement(sample, 2, "train", 0, None, "too much")
-    *found, last = levelled([*measured, failed], [0.8, 1.25, 1.1])
+    *found, last = (
+        replace(m, slowness=its).level for m, its in zip([*measured, failed], [0.8, 1.25, 1.1], strict=True)
+    )
     assert last == failed
     for m, before in zip(found, measured, strict=True):
         assert m.repeats.times_ms == pytest.approx(np.full(3, 2.0))

@@ -1,0 +1,81 @@
+"""How fast a machine was when: others that share it, heat and where memory came to lie change that."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.sparse import csr_array
+
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import typical_ms
+from neuroshard.records.samples import Measurement, Sample
+
+_REPEATED = 0.05  # what logarithms of two measurements at one speed are expected to differ by
+_SPEEDS = 0.1  # what logarithms of speeds are
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One sample that was measured in two spells of the machine, by their numbers."""
+
+    earlier: int
+    later: int
+    first_ms: float
+    again_ms: float
+
+
+def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
+    """(S,) how many times as long as in the typical spell measurements took in each.
+
+    Fitted to the ratios of samples that two spells measured, with Huber's loss, and drawn to 1 the more, the fewer
+    there are: all are 1 where there are none.
+    """
+    pairs = [one for one in pairs if one.earlier != one.later]
+    if not pairs:
+        return np.ones(spells)
+    ratio = np.array([float(np.log(one.again_ms / one.first_ms)) for one in pairs])
+    wanted = np.concatenate([ratio / _REPEATED, np.zeros(spells)])
+    of_logs = _of_logs(spells, pairs)
+
+    def off(logs: FloatArray) -> FloatArray:
+        left: FloatArray = of_logs @ logs - wanted
+        return left
+
+    def slopes(_logs: FloatArray) -> Any:
+        return of_logs
+
+    found: FloatArray = np.exp(least_squares(off, np.zeros(spells), slopes, loss="huber").x)
+    return found
+
+
+def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
+    """(P + S, S) sparse, for there may be thousands: differences of P pairs' logarithms, then each of S by itself."""
+    differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
+    rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])
+    columns = np.concatenate([*([one.later, one.earlier] for one in pairs), np.arange(spells)])
+    return csr_array((np.concatenate([differences, np.full(spells, 1 / _SPEEDS)]), (rows, columns)))
+
+
+def with_slowness(
+    parts: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
+) -> list[list[Measurement[Sample]]]:
+    """Add to the kernel calls of all parts how slow the machine was, told by those of some splits in several parts."""
+    first: dict[int, tuple[int, float]] = {}
+    pairs: list[Pair] = []
+    for number, part in enumerate(parts):
+        for m in part:
+            if m.split not in told_by or m.repeats is None:
+                continue
+            if (ms := float(typical_ms(m.repeats.times_ms))) > 0:
+                earlier, first_ms = first.setdefault(m.sample_id, (number, ms))
+                pairs.append(Pair(earlier, number, first_ms, ms))
+    slowness = slowness_of(len(parts), pairs).tolist()
+    return [[replace(m, slowness=its) for m in part] for part, its in zip(parts, slowness, strict=True)]
+
+
+def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
+    """The least and the most slowness that any of them was measured at; None where nothing tells it."""
+    known = {m.slowness for m in measurements} - {1.0}
+    return (min(known), max(known)) if known else None

@@ -1,0 +1,98 @@
+"""What is collected while a made-up machine changes its speed: by its references it comes nearer to the truth."""
+
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+
+from neuroshard.models import CostModels, load_bundle
+from neuroshard.records import DataDirectory
+from neuroshard.records.noise import pass_repeatability
+from neuroshard.records.sample_loads import loads_of
+from neuroshard.stages.augment.collect import Collect
+from neuroshard.stages.augment.comm import CommAugmentation
+from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.pretrain.fit_regression import Regression
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.measurements import Measured
+from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.testing import toy_tables
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
+
+BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
+SPEEDS = (1.0, 0.75, 1.3)
+
+
+class Drifting(MadeUpHardware):
+    """Takes now more, now less time, for four batches each."""
+
+    def compute_meter(self, warn):
+        return SlowerBy(super().compute_meter(warn), (SPEEDS[batch // 4 % 3] for batch in count()))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Data directories by their share of references, collected on the same machine, which repeats."""
+    out = tmp_path_factory.mktemp("data")
+    comm = CommAugmentation(num_devices=(2,), max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
+    run = Collect(
+        toy_tables(40), Drifting(), ComputeAugmentation(max_dim=64, max_tables=6), comm, (4096,), "", 0, 360, 64
+    )
+    run = replace(run, num_second_pass=24, max_noise=None)
+    for share in (0.0, 0.25):
+        replace(run, out=str(out / str(share)), references=share).run()
+    return out
+
+
+def _measured(data, share):
+    return Measured.of([DataDirectory(data / str(share))], None)
+
+
+def _off(ms, of, compute):
+    """(n,) logarithms of times, but for a factor that all have in common, beside the true ones."""
+    logs = np.log(ms / compute.predict(loads_of([m.sample for m in of])))
+    return logs - np.median(logs)
+
+
+def _of_measurements(its):
+    return _off(np.array([m.repeats.times_ms.mean() for m in its.train]), its.train, Drifting().made_up.compute)
+
+
+def test_measurements_are_nearer_to_the_truth(data):
+    known, unknown = (_measured(data, share).level.columns for share in (0.25, 0.0))
+    assert np.std(_of_measurements(unknown)) > 0.2
+    assert np.std(_of_measurements(known)) < 0.09  # 0.05 of it is the noise of every single one
+
+
+def test_without_references_data_is_what_was_measured(data):
+    measured = _measured(data, 0.0)
+    assert measured.slowness is None
+    for m, level in zip(measured.columns.everything, measured.level.columns.everything, strict=True):
+        assert m.repeats.times_ms.tolist() == level.repeats.times_ms.tolist()
+
+
+def test_the_noise_stays_that_of_the_measurements(data):
+    """References don't make second passes agree: only what they tell of the machine's speed does."""
+    measured = _measured(data, 0.25).columns
+    raw, level = (pass_repeatability(its.everything) for its in (measured, measured.level))
+    assert len(raw) == 24
+    assert 0.005 < level.mean() < raw.mean() / 2
+    assert not any(m.split == "reference" for m in measured.everything)
+
+
+def test_models_are_nearer_to_the_truth_and_their_card_says_the_speeds(data, tmp_path):
+    off = {}
+    for share in (0.25, 0.0):
+        out = tmp_path / str(share)
+        Pretrain(str(data / str(share)), str(out), Regression(), SetCommunication((8,), BRIEF)).run()
+        test = _measured(data, share).columns.known
+        predicted = CostModels.load(out).compute.predict(loads_of([m.sample for m in test]))
+        off[share] = np.abs(_off(predicted, test, Drifting().made_up.compute)).mean()
+        training = load_bundle(out)[1].training
+        assert ("slowness" in training) == (share > 0)
+    assert off[0.25] < off[0.0]
+    least, most = load_bundle(tmp_path / "0.25")[1].training["slowness"]
+    assert 0.7 < least < 0.85
+    assert 1.15 < most < 1.4
