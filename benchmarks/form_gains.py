@@ -68,7 +68,7 @@ def form_gains(work: Path, small: bool) -> Made:
     last = found[list(names)[-1]]
     lost = last[(last["promised"] > 0.05) & (last["came_true"] < -0.02)]
     single = f"Standard errors of single gains: {last['error'].mean():.1%} in the mean."
-    beyond = f"After refining, {len(lost)} of {len(last)} plans promised above 5% and lost more than 2%"
+    beyond = f"After refining, {len(lost)} of {len(last)} plans predicted to gain above 5% lost more than 2%"
     return Made(
         pd.DataFrame([_row(name, its) for name, its in found.items()]),
         f"{single} {beyond}; the default search takes {lost['default_takes'].sum()} of these.",
@@ -79,7 +79,7 @@ def _row(name: str, found: pd.DataFrame) -> dict[str, str]:
     """Means of gains, promised and true, by kind of task."""
     by_kind = {kind: found[found["kind"] == kind] for kind in KINDS} | {"**all**": found}
     cells = {kind: f"{its['promised'].mean():.1%}, {its['came_true'].mean():.1%}" for kind, its in by_kind.items()}
-    return {"models: gain promised, came true": name, **cells, "least true": f"{found['came_true'].min():.1%}"}
+    return {"models: gain predicted, measured": name, **cells, "worst measured": f"{found['came_true'].min():.1%}"}
 
 
 def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:

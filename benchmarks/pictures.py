@@ -8,35 +8,67 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from neuroshard.plans.picture import drawn, save_png
 
 SIZE = (5.2, 4.2)  # inches; shown 390 pixels wide, text is as high as the page's
 OURS, OTHERS = "#1f6fb4", "#8a8a8a"
-PARTS = {"backward": "#c44e52", "compute": "#4c72b0", "forward, with the wait for the straggler": "#dd8452"}
+PARTS = {  # what the pictures call a part, and its color
+    "backward": ("backward communication", "#c44e52"),
+    "compute": ("compute", "#4c72b0"),
+    "forward, with the wait for the straggler": ("forward communication, with the wait for the straggler", "#dd8452"),
+}
 
 
 def draw(tables: Path, out: Path) -> None:
     """Draw every picture into `out` from the tables."""
     with mpl.rc_context({"font.size": 12}):
-        for name, of in PICTURES.items():
-            frame = pd.read_csv(tables / f"{name}.csv", comment="#")
+        for name, (table, of) in PICTURES.items():
+            frame = pd.read_csv(tables / f"{table}.csv", comment="#")
             save_png(out / f"{name}.png", drawn(partial(of, frame), *SIZE))
 
 
 def _steps(frame: pd.DataFrame, figure: Figure) -> None:
-    """Predicted costs against measured steps, both over TorchRec's plan's."""
+    """Predicted against trained steps of many plans, both over TorchRec's plan's; the default's stand out."""
     axes = figure.add_subplot()
-    its = frame[frame["range over builds"].notna()]
-    predicted = its["predicted cost over TorchRec's"].astype(float)
-    trained = its["step time over TorchRec's"].astype(float)
-    least, most = (its["range over builds"].str.extract(r"([\d.]+) to ([\d.]+)").astype(float)[i] for i in (0, 1))
-    axes.errorbar(predicted, trained, [trained - least, most - trained], fmt="o", color=OURS, ecolor=OTHERS, capsize=3)
-    limits = (0.5, 1.4)
-    axes.plot(limits, limits, color=OTHERS, linewidth=1)
-    axes.text(1.18, 1.27, "equal", color=OTHERS, rotation=40)
-    axes.axhline(1, color=OTHERS, linewidth=1, linestyle=":")
-    axes.set(xlim=limits, ylim=limits, xlabel="predicted cost over TorchRec's", ylabel="trained step over TorchRec's")
+    predicted, trained = (frame[f"{which} step / TorchRec's"] for which in ("predicted", "trained"))
+    default, torchrec = frame["plan"] == "default", frame["plan"] == "torchrec_planner"
+    for its, color, size, name in (
+        (~default & ~torchrec, OTHERS, 18, "other plans of six models"),
+        (default, OURS, 60, "the default's"),
+    ):
+        axes.scatter(predicted[its], trained[its], size, color, label=name, alpha=0.8, linewidths=0)
+    limits = [0.95 * min(predicted.min(), trained.min()), 1.05 * max(predicted.max(), trained.max())]
+    axes.plot(limits, limits, color="black", linewidth=1, label="as predicted")
+    axes.axhline(1, color="black", linewidth=1, linestyle=":", label="TorchRec's plan")
+    axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([0.6, 0.8, 1, 1.5, 2, 3]))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_locator(NullLocator())
+    axes.set(xlabel="predicted step / TorchRec's", ylabel="trained step / TorchRec's")
+    axes.legend(frameon=False, fontsize=10)
+
+
+def _mirrored(frame: pd.DataFrame, figure: Figure) -> None:
+    """Local work by number of ranks and kind of plan, measured and predicted."""
+    panels = figure.subplots(1, frame["ranks"].nunique(), sharey=False)
+    for axes, (ranks, its) in zip(panels, frame.groupby("ranks"), strict=True):
+        places = np.arange(len(its))
+        for shift, column, color, name in (
+            (-0.2, "all but dense, ms", OURS, "measured"),
+            (0.2, "all but dense, predicted, ms", OTHERS, "predicted"),
+        ):
+            axes.bar(places + shift, its[column], 0.4, color=color, label=name)
+        axes.set_title(f"{ranks} ranks")
+        axes.set_xticks(places, its["plan"], rotation=60, ha="right", fontsize=10)
+    panels[0].set_ylabel("local work of a step, ms")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+
+
+# Of labels that would cover another one or its dot: points right of and above the method's dot.
+_PLACES = {"size_greedy": (6, -8), "autoshard": (6, -11), "neuroshard_published": (6, -22), "neuroshard": (-3, 8)}
 
 
 def _methods(frame: pd.DataFrame, figure: Figure) -> None:
@@ -45,13 +77,14 @@ def _methods(frame: pd.DataFrame, figure: Figure) -> None:
     for row in frame.to_dict("records"):
         name = row["method"].strip("`")
         ours = name.startswith("neuroshard")
-        seconds, cost = row["search, s, median"], row["beside the default's"]
+        seconds, cost = row["search, s, median"], row["relative to the default"]
         axes.plot(seconds, cost, "o", color=OURS if ours else OTHERS)
-        below = name in ("autoshard", "neuroshard_published")  # whose labels would lie on another's
-        axes.annotate(name, (seconds, cost), xytext=(6, -11 if below else 3), textcoords="offset points", fontsize=10)
-    axes.set(xscale="log", xlabel="search, s (median)", ylabel="predicted cost over the default's")
+        place = _PLACES.get(name, (6, 3))
+        side = "right" if place[0] < 0 else "left"
+        axes.annotate(name, (seconds, cost), xytext=place, textcoords="offset points", fontsize=10, ha=side)
+    axes.set(xscale="log", xlabel="search, s (median)", ylabel="predicted cost / the default's")
     axes.set_xticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
-    axes.set_xlim(0.01, 40)
+    axes.set_xlim(0.006, 40)
     axes.margins(y=0.1)
 
 
@@ -74,9 +107,12 @@ def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
         markersize=11,
         label="NeuroShard, device memory alone",
     )
+    axes.text(58, float(alone.max()), "with less there is no plan", ha="center", va="center", fontsize=10)
+    axes.set(title="DLRM-DCNv2 on 8 H100s, by the datasheet", yscale="log")
     axes.set(xlabel="device memory, % of what all tables take", ylabel="predicted cost, ms")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    axes.set_yticks([2, 3, 5, 10, 20], ["2", "3", "5", "10", "20"])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.legend(frameon=False, fontsize=10)
 
 
 def _plan(frame: pd.DataFrame, figure: Figure) -> None:
@@ -84,17 +120,19 @@ def _plan(frame: pd.DataFrame, figure: Figure) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (method, its) in zip(panels, frame.groupby("plan by", sort=False), strict=True):
         base = np.zeros(len(its))
-        for part, color in PARTS.items():
-            axes.bar(its["device"], its[f"{part}, ms"], bottom=base, color=color, label=part)
+        for part, (name, color) in PARTS.items():
+            axes.bar(its["device"], its[f"{part}, ms"], bottom=base, color=color, label=name)
             base += its[f"{part}, ms"].to_numpy()
-        axes.set(title=f"{method}\n{base.max():.0f} ms", xlabel="device", xticks=list(its["device"]))
+        axes.set(title=f"{method}\n{base.max():.0f} ms predicted", xlabel="device", xticks=list(its["device"]))
     panels[0].set_ylabel("ms")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", frameon=False)
 
 
-PICTURES: dict[str, Callable[[pd.DataFrame, Figure], None]] = {
-    "plan": _plan,
-    "steps": _steps,
-    "methods": _methods,
-    "tiers": _tiers,
+# By the picture's name: the table that it is drawn from, and what draws it.
+PICTURES: dict[str, tuple[str, Callable[[pd.DataFrame, Figure], None]]] = {
+    "plan": ("plan", _plan),
+    "steps": ("step_plans", _steps),
+    "mirrored": ("mirrored", _mirrored),
+    "methods": ("methods", _methods),
+    "tiers": ("tiers", _tiers),
 }

@@ -26,7 +26,7 @@ from h100 import memory_shares
 from ranks import beside_mirrors
 from search_costs import methods, scaling, two_plans
 from shared import Made
-from training_steps import beside_torchrec, predicted_steps
+from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 
 from neuroshard.bundles import shipped_path
 from neuroshard.models import CostModels
@@ -63,7 +63,7 @@ def make(name: str, folder: Path, work: Path, small: bool) -> None:
     made = MAKERS[name](work / name, small)
     said = {
         "made": f"{datetime.now(UTC):%-d %B %Y}",
-        "machine": str(fingerprint("cpu")),
+        "machine": made.machine or str(fingerprint("cpu")),
         "models": models_of(name),
         "noise": made.noise,
     }
@@ -88,7 +88,7 @@ def models_of(name: str) -> str:
             *sorted((ROOT / "neuroshard/models/points").glob("*.csv")),
         ]
         return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
-    if name in ("steps", "predicted_steps", "mirrored", "errors"):
+    if name in ("steps", "predicted_steps", "steps_by_method", "step_plans", "mirrored", "errors"):
         return f"cpu+torchrec {(CostModels.load('cpu').digest or '')[:8]}"
     weights = next((ROOT / "neuroshard/bundles/cpu").glob("weights-*"))  # of kernels and exchanges
     return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
@@ -148,16 +148,14 @@ def _of_plans(frame: pd.DataFrame) -> Made:
                 "method": method.name,
                 "predicted ms": f"{its['predicted_ms'].mean():.2f}",
                 "measured ms": f"{its['measured_ms'].mean():.2f}",
-                "prediction off by, mean": f"{off.abs().mean():.1%}",
-                "with one factor for all": f"{((off + 1) / speed - 1).abs().mean():.1%}",
-                "NeuroShard's cost less, mean and standard error": ""
-                if its is ours
-                else f"{less.mean():.1%} ± {less.sem():.1%}",
+                "mean error": f"{off.abs().mean():.1%}",
+                "after one common factor": f"{((off + 1) / speed - 1).abs().mean():.1%}",
+                "default cheaper by": "" if its is ours else f"{less.mean():.1%} ± {less.sem():.1%}",
                 "cheaper on": "" if its is ours else f"{(less > 0).sum()} of {len(its)}",
             }
         )
     noise = f"{inside} of {len(frame)} measured costs lie inside their predicted 90% intervals."
-    factor = f"The one factor is the machine's speed on that day: {speed:.2f}."
+    factor = f"The common factor is the machine's speed on that day: {speed:.2f}."
     return Made(pd.DataFrame(rows), f"Standard errors are over tasks. {noise} {factor}")
 
 
@@ -168,7 +166,7 @@ def errors(_work: Path, _small: bool) -> Made:
     assert tests is not None
     every = {"compute": tests.compute, "forward": tests.forward, "backward": tests.backward} | tests.others
     rows = [{"model": _WORDS.get(name, name), **_errors_of(test)} for name, test in every.items()]
-    return Made(pd.DataFrame(rows), "Noise: how far two passes over the same samples differ, in its column.")
+    return Made(pd.DataFrame(rows), "It is the machine that the models were measured on.", str(card.hardware))
 
 
 _WORDS = {
@@ -183,6 +181,9 @@ _WORDS = {
     "backward.reduce_scatter": "backward all-gather",
     "backward.all_reduce": "backward all-reduce",
     "input": "exchange of indices and lengths",
+    "framework.input": "TorchRec's own work: input",
+    "framework.kernels": "TorchRec's own work: around kernels",
+    "framework.outputs": "TorchRec's own work: outputs",
 }
 
 
@@ -191,15 +192,17 @@ def _errors_of(test: ModelTest) -> dict[str, str]:
     return {
         "test values": f"{test.test.samples}",
         "mean error": f"{test.test.mape:.1%}",
-        "two passes differ by, mean": f"{test.noise_mean:.1%}",
+        "repeated measurement differs by": f"{test.noise_mean:.1%}",
         "Kendall's tau": f"{test.test.kendall_tau:.3f}",
-        "error by tenth of the cost, least and most": f"{tenths.min():.1%} to {tenths.max():.1%}",
+        "error by tenth of the cost, lowest to highest": f"{tenths.min():.1%} to {tenths.max():.1%}",
         "inside the 90% intervals": f"{test.coverage:.0%}",
     }
 
 
 MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "predicted_steps": predicted_steps,
+    "steps_by_method": steps_by_method,
+    "step_plans": step_plans,
     "errors": errors,
     "plan": two_plans,
     "methods": methods,

@@ -7,7 +7,7 @@ job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -109,6 +109,13 @@ SEARCHES = {
     "dim_greedy": Searched(KERNELS, {"searcher": "dim_greedy"}),
 }
 RANDOM = 4  # plans besides, in all forms
+SAID = {  # of methods, on the page
+    "default": "default",
+    "kernels_alone": "default, by `model=cpu`",
+    "published": "published search",
+    "size_lookup_greedy": "size-lookup greedy",
+    "dim_greedy": "dim greedy",
+}
 
 
 # What docs/results.md quotes, in its words.
@@ -140,92 +147,119 @@ def beside_torchrec(work: Path, small: bool) -> Made:
     protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol(builds=3)
     rows, ratios, foreseen = [], [], []
     for kind in ["few_small"] if small else QUOTED:
-        frame = _trained(kind, work, {"default": Searched()}, protocol).set_index("method")
-        row = frame.loc["default" if "default" in frame.index else "torchrec_planner"]
+        frame = _trained(kind, work, {"default": Searched()}, protocol).set_index("plan")
+        row, torchrec = frame.loc["default"], frame.loc["torchrec_planner"]
+        span = f"{row.beside_first_least:.2f} to {row.beside_first_most:.2f}"
         ratios.append(row.beside_first)
-        foreseen.append(row.predicted_beside_first)
+        foreseen.append(row.steps_beside_first)
         rows.append(
             {
                 "tables of the model": QUOTED[kind],
-                "predicted cost over TorchRec's": f"{row.predicted_beside_first:.2f}",
-                "step time over TorchRec's": f"{row.beside_first:.2f}",
-                "range over builds": f"{row.beside_first_least:.2f} to {row.beside_first_most:.2f}",
-                "noise": f"{row.floor:.1%}",
+                "step on TorchRec's plan, ms": f"{torchrec.step_ms:.1f}",
+                "of it dense": f"{torchrec.dense_share:.0%}",
+                "predicted step / TorchRec's": f"{row.steps_beside_first:.2f}",
+                "trained step / TorchRec's": f"{row.beside_first:.2f}",
+                f"lowest to highest of {protocol.builds} builds": span,
+                "two equal plans differ by": f"{row.floor:.1%}",
             }
         )
-    mean = {"tables of the model": "**mean**", "step time over TorchRec's": f"**{np.mean(ratios):.3f}**"}
+    mean = {"tables of the model": "**mean**", "trained step / TorchRec's": f"**{np.mean(ratios):.3f}**"}
     off = np.abs(np.array(foreseen) / np.array(ratios) - 1).mean()
-    said = f"how far two copies of one plan differ, in its column. Predicted ratios are off by {off:.1%} on average."
-    return Made(pd.DataFrame([*rows, mean]).fillna(""), f"Noise: {said}")
+    return Made(pd.DataFrame([*rows, mean]).fillna(""), f"Predicted ratios are off by {off:.1%} on average.")
 
 
 def predicted_steps(work: Path, small: bool) -> Made:
     """Costs of whole steps, and of kernels alone, beside trained steps on many plans: a table of `results.py`."""
-    protocol = StepProtocol(builds=2, turns=2 if small else 6)
+    rows = [{"tables of the model": kind, **judged(its)} for kind, its in _on_many_plans(work, small)]
+    return Made(pd.DataFrame(rows), _AS_MEASURED)
+
+
+def steps_by_method(work: Path, small: bool) -> Made:
+    """Steps on each method's plans over those on TorchRec's, of the same runs: a table of `results.py`."""
+    by_kind = {
+        kind: its.set_index("plan")["beside_first"] for kind, its in _on_many_plans(work.with_name(_RUNS), small)
+    }
+    found = pd.DataFrame(by_kind)
+    found = found.loc[[name for name in SAID if name in found.index]].assign(mean=lambda its: its.mean(axis=1))
+    cells = found.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
+    return Made(cells.rename_axis("plan by").reset_index(), "Trained step over that on TorchRec's plan.")
+
+
+def step_plans(work: Path, small: bool) -> Made:
+    """Predicted and trained steps of every plan of these runs, which is drawn: a table of `results.py`."""
+    frame = pd.concat([its.assign(model=kind) for kind, its in _on_many_plans(work.with_name(_RUNS), small)])
+    drawn = frame[["model", "plan", "steps_beside_first", "beside_first"]]
+    named = {"steps_beside_first": "predicted step / TorchRec's", "beside_first": "trained step / TorchRec's"}
+    return Made(drawn.rename(columns=named).round(4), _AS_MEASURED)
+
+
+_RUNS = "predicted_steps"  # whose runs several tables are made of
+_AS_MEASURED = "Every plan is compared with TorchRec's; the dense part of a step is as measured."
+
+
+def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]]:
+    """What is trained of some models on plans of every method and on random ones, model by model."""
+    protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol(builds=3)
     searches = {"default": Searched()} if small else SEARCHES
-    rows = []
     for kind in ["few_small"] if small else PREDICTED:
-        frame = _trained(kind, work, searches, protocol, RANDOM)
-        rows.append({"tables of the model": QUOTED[kind], **judged(frame)})
-    return Made(pd.DataFrame(rows), "Every plan is compared with TorchRec's; the dense part of a step is as measured.")
+        yield QUOTED[kind], _trained(kind, work, searches, protocol, RANDOM)
 
 
 def judged(frame: pd.DataFrame) -> dict[str, str]:
-    """How well both costs of the plans of one model tell what was trained.
-
-    A step has a dense part, which no cost knows: it is added as measured on the first plan, in the costs' own ms.
-    """
-    found = {"plans": str(len(frame)), "noise": f"{frame['floor'].iloc[0]:.1%}"}
-    found["one build with another: Kendall's tau"] = f"{frame['builds_agree'].iloc[0]:.2f}"
+    """How well both costs of the plans of one model tell what was trained."""
+    every, frame = frame, frame.drop_duplicates("method")  # plans that several methods found
+    found = {"plans": str(len(frame)), "two equal plans differ by": f"{frame['floor'].iloc[0]:.1%}"}
+    found["tau between builds"] = f"{frame['builds_agree'].iloc[0]:.2f}"
     trained = frame["beside_first"]
-    for name, cost in (("whole steps", frame["steps_ms"]), ("kernels and exchanges", frame["kernels_ms"])):
-        dense = cost.iloc[0] * frame["dense_share"].iloc[0] / (1 - frame["dense_share"].iloc[0])
-        beside = (cost + dense) / (cost.iloc[0] + dense)
-        found[f"{name}: off by, mean"] = f"{(beside / trained - 1).abs().mean():.1%}"
-        found[f"{name}: Kendall's tau"] = f"{kendalltau(cost, trained).statistic:.2f}"
-    best = frame["beside_first"].idxmin()
-    default = frame["method"] == "default"
-    its = frame["beside_first"][default].iloc[0] if default.any() else 1.0
-    return found | {"default beside TorchRec's": f"{its:.2f}", "best of all": f"{frame.loc[best, 'beside_first']:.2f}"}
+    for name, models in (("steps", STEPS), ("kernels", KERNELS)):
+        found[f"`{models}`: mean error"] = f"{(frame[f'{name}_beside_first'] / trained - 1).abs().mean():.1%}"
+        found[f"`{models}`: tau"] = f"{kendalltau(frame[f'{name}_ms'], trained).statistic:.2f}"
+    default = every.set_index("plan").loc["default", "beside_first"]
+    return found | {"default / TorchRec's": f"{default:.2f}", "best plan / TorchRec's": f"{trained.min():.2f}"}
 
 
 def _trained(
     kind: str, out: Path, searches: Mapping[str, Searched], protocol: StepProtocol, random: int = 0
 ) -> pd.DataFrame:
-    """What `evaluate` leaves of the kind's plans."""
+    """What `evaluate` leaves of the kind's plans: a row for each, TorchRec's first; `method` names equal ones alike.
+
+    A step has a dense part, which no cost knows: predicted ratios count it as measured on TorchRec's plan.
+    """
     task = ns.Task(KINDS[kind](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
-    files, steps = _planned(out / kind, task, searches, random), str(out / kind / "steps")
+    planned, steps = _planned(out / kind, task, searches, random), str(out / kind / "steps")
+    files = list(dict.fromkeys(planned.values()))
     result = Evaluate(files, None, Hardware(DeviceSpec("cpu")), None, 0, steps, through=InSteps(protocol)).run()
     assert isinstance(result, StepsResult)
     result.show(Console(width=160))
     frame = pd.read_parquet(Path(steps) / "results.parquet").assign(kind=kind)
     dense = pd.read_parquet(Path(steps) / "phases.parquet")["dense"]
+    frame = frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy())
     plans = [Plan.load(file) for file in files]
-    costs = {
-        f"{name}_ms": [ns.Simulator(ns.CostModels.load(models)).cost(task, plan).total_ms for plan in plans]
-        for name, models in (("steps", STEPS), ("kernels", KERNELS))
-    }
+    for name, models in (("steps", STEPS), ("kernels", KERNELS)):
+        simulator, share = ns.Simulator(ns.CostModels.load(models)), frame["dense_share"].iloc[0]
+        cost_ms = np.array([simulator.cost(task, plan).total_ms for plan in plans])
+        step_ms = cost_ms + cost_ms[0] * share / (1 - share)
+        frame = frame.assign(**{f"{name}_ms": cost_ms, f"{name}_beside_first": step_ms / step_ms[0]})
     agree = [kendalltau(*both).statistic for both in combinations(result.tasks[0].times.ratios.T, 2)]
-    return frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy(), builds_agree=np.mean(agree), **costs)
+    by_file = frame.assign(builds_agree=np.mean(agree), file=files).set_index("file")
+    return by_file.loc[list(planned.values())].assign(plan=list(planned))
 
 
-def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Searched], random: int) -> list[str]:
-    """Files of the plans, TorchRec's first; equal plans once."""
+def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Searched], random: int) -> dict[str, str]:
+    """The file of each method's plan, TorchRec's first; equal plans share one."""
     sim = ns.Simulator(ns.CostModels.load(STEPS))
-    found: dict[str, Plan] = {"torchrec_planner": _torchrec(task)}
-    plans = {
+    plans = {"torchrec_planner": _torchrec(task)} | {
         name: ns.search(task, ns.Simulator(ns.CostModels.load(one.models)), **one.settings)
         for name, one in searches.items()
     }
-    at_random = {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
-    for name, plan in (plans | at_random).items():
-        if all(plan.placements != other.placements for other in found.values()):
-            found[name] = plan
-        else:
-            print(f"{name}: as {next(n for n, other in found.items() if other.placements == plan.placements)}")
-    for name, plan in found.items():
-        sim.predicted(plan).save(folder / f"{name}.json")
-    return [str(folder / f"{name}.json") for name in found]
+    plans |= {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
+    planned: dict[str, str] = {}
+    for name, plan in plans.items():
+        same = next((other for other in planned if plans[other].placements == plan.placements), name)
+        planned[name] = planned.get(same, str(folder / f"{name}.json"))
+        if same == name:
+            sim.predicted(plan).save(planned[name])
+    return planned
 
 
 def _torchrec(task: ns.Task) -> Plan:
