@@ -123,7 +123,7 @@ class Pretrain:
         compute, comm = measured.columns, measured.all_to_alls
         return Card(
             hardware=parse(manifest.hardware, Fingerprint, f"hardware of {_several(self.data)[0]}"),
-            versions=manifest.versions | versions(),
+            versions=versions() | manifest.versions,
             data=DataSummary(
                 directory=" and ".join(Path(path).name for path in _several(self.data)),
                 seed=manifest.seed,

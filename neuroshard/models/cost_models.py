@@ -1,7 +1,8 @@
 """The cost models of one hardware, by name or place."""
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
@@ -26,11 +27,13 @@ class CostModels(ModelSet):
         margins: how far they may be off; None if that is unknown.
         name: what `load` finds them by: a name, or a bundle's absolute path; None for models made in Python.
         hardware: what was measured; None for arithmetic, and where nobody wrote it down.
+        versions: of the packages that it was measured with.
         digest: of the bundle that they were loaded from; None for others.
     """
 
     name: str | None = None
     hardware: Fingerprint | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
 
     def in_torchrec(self) -> "CostModels":
@@ -73,4 +76,4 @@ class CostModels(ModelSet):
         bundle = shipped or bundle_at(Path(path))
         name = str(path) if shipped is not None else str(bundle.absolute())
         loaded, card, digest = load_with_digest(bundle)
-        return cls(**vars(loaded), name=name, hardware=card.hardware, digest=digest)
+        return cls(**vars(loaded), name=name, hardware=card.hardware, versions=card.versions, digest=digest)

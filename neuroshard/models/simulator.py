@@ -16,7 +16,7 @@ from neuroshard.models.composed import WithParts
 from neuroshard.models.framework import counts_of_sets
 from neuroshard.models.interface import CommModel, PartModel, SumModel
 from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
-from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
@@ -163,26 +163,30 @@ class Simulator:
             near = {"kernels": kernels, "exchanges": self.models.backward.coverage(plan.traffic)}
             told = [f"{what} {known}" for what, known in near.items() if known is not None]
             return ": ".join([DATASHEET, *([", ".join(told)] if told else [])])
-        return None if self._elsewhere is None else ELSEWHERE
+        return self._otherwise if self._elsewhere is None else ELSEWHERE
 
     @cached_property
     def _elsewhere(self) -> str | None:
         """A line where the models were not surely measured on hardware like this machine's."""
         return hardware_warning(self.models.name, self.models.hardware)
 
+    @cached_property
+    def _otherwise(self) -> str | None:
+        """A few words where the models were measured with other versions than this machine's."""
+        return versions_caveat(self.models.versions, self.models.hardware)
+
     def warnings(self, plan: Plan) -> tuple[str, ...]:
         """What makes the costs of a plan doubtful, one line each.
 
-        That nobody measured them on this kind of machine, histograms made for another batch size, and what lies outside
-        the range that the models were fitted to.
+        That nobody measured them on this kind of machine or with these versions, histograms made for another batch
+        size, and what lies outside the range that the models were fitted to.
         """
         return self._unmeasured(plan) + plan.task.warnings + self._outside(plan)
 
     def _unmeasured(self, plan: Plan) -> tuple[str, ...]:
-        caveat = self.caveat(plan)
-        told = f"predicted costs: {caveat}; the order of plans carries over better"
-        found = (None if caveat in (None, ELSEWHERE) else told, self._elsewhere)
-        return tuple(line for line in found if line is not None)
+        caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
+        told = (f"predicted costs: {caveat}; the order of plans carries over better" for caveat in caveats)
+        return (*told, *([] if self._elsewhere is None else [self._elsewhere]))
 
     def _outside(self, plan: Plan) -> tuple[str, ...]:
         """What of a plan lies outside the models' range."""

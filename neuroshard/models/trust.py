@@ -13,7 +13,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import NonNegative
 from neuroshard.plumbing.units import readable_number
 from neuroshard.tasks.task import Task
-from neuroshard.words.fingerprint import Fingerprint, fingerprint
+from neuroshard.words.fingerprint import Fingerprint, fingerprint, other_kernels
 
 if TYPE_CHECKING:
     from neuroshard.records.samples import CommSample, ComputeSample
@@ -41,6 +41,18 @@ def hardware_warning(models: str | None, measured: Fingerprint | None) -> str | 
     if here.count == 0 or here.surely(measured):
         return None
     return f"the models {models!r} were measured on {measured}; this machine is {here}: {ADAPT}"
+
+
+def versions_caveat(made_with: Mapping[str, str], measured: Fingerprint | None) -> str | None:
+    """A few words on models that were measured with other versions of torch or FBGEMM than are here; None of others.
+
+    A machine without such a device has no kernels that they are for, as with `hardware_warning`.
+    """
+    other = other_kernels(made_with)
+    if other is None or (measured is not None and fingerprint(measured.kind).count == 0):
+        return None
+    there, here = other
+    return f"measured with {there}, where {here} is installed: margins may not hold"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 from neuroshard import __version__
 
 _REVISION = ("cpu family", "model", "stepping")
-_PACKAGES = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy")
+_KERNELS = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu")
+_PACKAGES = (*_KERNELS, "numpy")
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
+    """Packages with kernels whose versions, as `versions` gives them, differ there and here in more than a patch.
+
+    Both sides in words; None where none differs, among those that are installed in both places.
+    """
+    here = versions()
+    both = [package for package in _KERNELS if package in there and package in here]
+    other = [package for package in both if there[package].split(".")[:2] != here[package].split(".")[:2]]
+    told, told_here = (", ".join(f"{package} {its[package]}" for package in other) for its in (there, here))
+    return (told, told_here) if other else None

@@ -15,6 +15,7 @@ from neuroshard.hardware.hardware import is_follower
 from neuroshard.lab.meters import meters_of
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.card import DataSummary
+from neuroshard.models.trust import versions_caveat
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.journal import Journal
@@ -105,6 +106,8 @@ class Refine:
             return None
         directory = RunDirectory(Path(self.out))
         with directory.held(), blas_threads(1), progress_bar() as progress:
+            if caveat := versions_caveat(start.versions, start.hardware):
+                printer(progress)(f"warning: the models {self.model!r} were {caveat}")
             done, watch = self._journal.read(), Watch(self.clock, progress)
             first = None if done else self._choose(done, start)  # tasks without a plan leave nothing behind
             directory.begin(self._depends(start), self.tasks)

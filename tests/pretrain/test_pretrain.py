@@ -32,7 +32,7 @@ from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.training import TrainingSettings, fit
 from neuroshard.testing import LinearComm, LinearCompute, toy_tables
 from neuroshard.words.collective import Collective
-from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.fingerprint import Fingerprint, versions
 from neuroshard.words.form import Form
 
 TABLES = toy_tables(200)
@@ -75,7 +75,7 @@ def _comm(count, seed=0):
 
 def _measured(path):
     directory = DataDirectory(path / "data")
-    directory.begin(Manifest(MACHINE.to_json(), {}, {}, 0), TABLES)
+    directory.begin(Manifest(MACHINE.to_json(), {"torch": "2.0.0"}, {}, 0), TABLES)
     again = [Measurement(m.sample, m.sample_id, m.split, m.seed, m.repeats, None, True) for m in _compute(10)]
     failed = Measurement(_compute(1)[0].sample, 999, "train", 0, None, "MemoryError: too much")
     directory.compute().write(0, [*_compute(400), failed])
@@ -130,6 +130,7 @@ def test_a_run_learns_and_saves_what_it_learned(data, by_sets, kinds):
     assert accuracy_of(predicted, measured).mape == pytest.approx(result.metrics["compute"].test.mape)
     assert card.data.compute_samples == {"train": 240, "valid": 80, "test": 80}
     assert card.metrics.compute.noise_p50 == 0
+    assert card.versions == versions() | {"torch": "2.0.0"}  # of what was measured
     assert 0.7 < result.metrics["compute"].coverage <= 1
     assert models.ranges.devices.most == 3
 

@@ -12,7 +12,7 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models, random_models, toy_task
-from neuroshard.words.fingerprint import fingerprint
+from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
 from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import Placement, Shard
@@ -53,6 +53,37 @@ def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
         assert cost.caveat == caveat
         assert (f"({caveat})" in str(cost)) == (caveat is not None)
         assert len(simulator.warnings(plan)) == (caveat is not None)
+
+
+@pytest.mark.parametrize(
+    ("made_with", "said"),
+    [
+        ({}, None),
+        ({"torch": "2.13.7+cu130", "fbgemm-gpu": "1.0.0", "numpy": "1.0"}, None),  # FBGEMM for GPUs isn't here
+        ({"torch": "2.11.0", "fbgemm-gpu-cpu": "1.8.0"}, "torch 2.11.0, where torch 2.13.0+cpu is"),
+        (
+            {"torch": "2.1.0", "fbgemm-gpu-cpu": "1.6.0"},
+            "torch 2.1.0, fbgemm-gpu-cpu 1.6.0, where torch 2.13.0+cpu, fbgemm-gpu-cpu 1.8.0 is",
+        ),
+    ],
+    ids=["unknown", "patches", "torch", "both"],
+)
+def test_costs_measured_with_other_versions_say_so_once(monkeypatch, made_with, said):
+    installed = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "numpy": "2.4.6"}
+    monkeypatch.setattr("neuroshard.words.fingerprint.versions", lambda: installed)
+    here, plan = fingerprint("cpu"), _spread(toy_task(6))
+    no_gpu = Fingerprint("cuda", "none", 0, 1)
+    monkeypatch.setattr(
+        "neuroshard.models.trust.fingerprint", lambda kind: replace(here, revision="1") if kind == "cpu" else no_gpu
+    )
+    same = Simulator(replace(linear_models(), hardware=replace(here, revision="1"), versions=made_with))
+    there = Simulator(replace(same.models, hardware=replace(here, revision="2")))
+    gpu = Simulator(replace(same.models, hardware=Fingerprint("cuda", "H100", 8, 1)))
+    caveat = None if said is None else f"measured with {said} installed: margins may not hold"
+    assert [one.cost(plan.task, plan).caveat for one in (same, there, gpu)] == [caveat, ELSEWHERE, None]
+    assert [len(one.warnings(plan)) for one in (same, there, gpu)] == [bool(caveat), 1 + bool(caveat), 0]
+    if caveat is not None:
+        assert sum(caveat in warning for warning in there.warnings(plan)) == 1
 
 
 def test_a_datasheets_share_of_a_cost_makes_it_one():

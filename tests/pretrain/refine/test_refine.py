@@ -188,6 +188,14 @@ def test_the_budget_is_kept_exactly(home, tmp_path, samples, each):
     )
 
 
+def test_models_of_other_versions_are_told_of_once(home, tmp_path, capsys):
+    save_bundle(tmp_path / "old", load_bundle(home)[0], Card(versions={"torch": "0.9.0"}))
+    few = {"samples": 10, "shares": Shares(measurements=5), "enough": 0.0, "searchers": (Greedy("dim"),)}
+    for model, times in ((home, 0), (tmp_path / "old", 1)):
+        _run(model, tmp_path / f"out{times}", **few).run()
+        assert capsys.readouterr().err.count("were measured with torch 0.9.0, where torch ") == times
+
+
 def test_minutes_become_samples_once(home, tmp_path):
     seconds = count(0, 30)  # every look at the clock is 30 s later
     run = {"samples": None, "minutes": 2.0, "searchers": (Greedy("dim"),), "shares": Shares(measurements=20)}

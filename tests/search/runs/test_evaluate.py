@@ -22,6 +22,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models, toy_task
+from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
 from tests.kit.commands import shown
 from tests.kit.costs import cost_of
 from tests.kit.measuring import CPU
@@ -71,6 +72,17 @@ def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
     assert frame.measured_ms.notna().sum() == 4
     assert len(pd.read_parquet(tmp_path / "out" / "devices.parquet")) == 8
     assert (tmp_path / "out" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_models_of_other_versions_are_told_of_once(tmp_path):
+    save_bundle(tmp_path / "models", random_models(2), Card(versions={"torch": "0.9.0"}))
+    told = "measured with torch 0.9.0, where torch "
+    searched = _search(tmp_path / "models", "dim", tmp_path / "dim")
+    assert shown(searched).count(f"predicted costs are {told}") == 1
+    assert "warning:" not in shown(searched)
+    plan = str(tmp_path / "dim" / "plans" / "task-0000.json")
+    measured = Evaluate(plan, str(tmp_path / "models"), MadeUpHardware(), None, 0, str(tmp_path / "out")).run()
+    assert shown(measured).count(told) == 1
 
 
 def test_one_plan_shows_its_devices(bundle, tmp_path):
