@@ -212,12 +212,12 @@ class TrainResult:
         return float(self.history["valid_ms"].min())
 
     def save(self, facts: Mapping[str, Any]) -> None:
-        """Write `curve.parquet` and `run.json` with the facts, then draw the learning curve."""
+        """Write `curve.parquet`, a picture of the learning curve, and last `run.json` with the facts."""
         write_frame(self.path / "curve.parquet", self.history)
-        RunDirectory(self.path).finish("train-policy", facts)
         curve = (self.method, self.history["valid_ms"].to_numpy())
         title = f"{self.method}: plans for validation tasks"
         save_png(self.path / "curve.png", curves_png([curve], self.references, title))
+        RunDirectory(self.path).finish("train-policy", facts)
 
     def show(self, console: Console) -> None:
         """Print the outcome beside the other methods."""
