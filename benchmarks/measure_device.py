@@ -22,7 +22,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +33,14 @@ from neuroshard.hardware import Hardware
 from neuroshard.hardware.device import Device, make_device
 from neuroshard.hardware.embedding import Arenas, fused_run
 from neuroshard.hardware.specs import EmbeddingSettings
+from neuroshard.lab.recorder import Due, Recorder
 from neuroshard.plumbing.files import write_json
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.noise import pass_drift, pass_repeatability
 from neuroshard.records.samples import ComputeSample, Measurement
-from neuroshard.records.splits import split_tables
+from neuroshard.records.splits import TRAIN, split_tables
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.tables import Table, halvings
 from neuroshard.tables.reuse import MEAN_COUNTS
@@ -149,79 +150,59 @@ class Campaign:
         begun = self._clock()
         seconds = deadline - begun
         with self._hardware.compute_meter(print) as meter:
-            swept = self._measure(meter, sweeps, list(self._sweep(given.swept_tables)), begun + 0.2 * seconds)
-            many = [self._large(i) for i in range(given.large_combinations)]
-            combined = self._measure(meter, large, many, begun + 0.35 * seconds)
+            recorder = Recorder(lambda _: meter, self._hardware.compute_timing.live, SEED, parts)
+            sweep, many = self._sweep(given.swept_tables), map(self._large, range(given.large_combinations))
+            swept = self._measure(replace(recorder, parts=sweeps), sweep, begun + 0.2 * seconds)
+            combined = self._measure(replace(recorder, parts=large), many, begun + 0.35 * seconds)
             start = self._clock()
             left = deadline - start
-            first = self._until(meter, parts, start + (1 - SECOND_PASS_SHARE) * left, given.max_samples)
-            rate = len(first) / (self._clock() - start)
-            again = [m.sample for m in first[: int(SECOND_PASS_SHARE * len(first))]]
-            end = deadline + 0.2 * max(left, 0.0)
-            second = self._measure(meter, parts, again, end, second_pass=True, part=len(first))
+            drawn = map(self._random, range(given.max_samples))
+            count = self._measure(recorder, drawn, start + (1 - SECOND_PASS_SHARE) * left)
+            rate = count / (self._clock() - start)
+            again = map(self._random, range(int(SECOND_PASS_SHARE * count)))
+            second = (replace(due, split=TRAIN, second_pass=True) for due in again)
+            self._measure(recorder, second, deadline + 0.2 * max(left, 0.0))
         for kind in (parts, sweeps, large):
             _compact(kind)
+        measured = parts.read()
+        first = [m for m in measured if not m.second_pass]
         good = [m for m in first if m.error is None]
         return {
-            "samples": len(first),
+            "samples": count,
             "failed": len(first) - len(good),
             "samples_per_s": rate,
-            "swept": len(swept),
-            "large_combinations": len(combined),
-            "second_pass": len(second),
-            "noise": _noise(first, second),
-            "halving_costs": _halving(swept),
+            "swept": swept,
+            "large_combinations": combined,
+            "second_pass": len(measured) - len(first),
+            "noise": _noise(measured),
+            "halving_costs": _halving(sweeps.read()),
             "share_of_copy_bandwidth": _bandwidth_share(good, copy_gb_per_s),
         }
 
-    def _sweep(self, count: int) -> Iterator[ComputeSample]:
+    def _sweep(self, count: int) -> Iterator[Due[ComputeSample]]:
         chosen = np.random.default_rng(SEED).permutation(len(self._tables))[:count]
-        for index in chosen.tolist():
-            for width in halvings(MAX_DIM):
-                yield ComputeSample((self._tables[index].with_dim(width),), self._batch_sizes[0])
+        for number, (index, width) in enumerate(product(chosen.tolist(), halvings(MAX_DIM))):
+            yield Due(ComputeSample((self._tables[index].with_dim(width),), self._batch_sizes[0]), number, number)
 
-    def _large(self, number: int) -> ComputeSample:
+    def _large(self, number: int) -> Due[ComputeSample]:
         rng = np.random.default_rng([SEED, 1, number])
         count = int(rng.integers(16, MOST_TABLES + 1))
         chosen = rng.choice(len(self._tables), size=count, replace=False)
         tables = tuple(self._tables[i].with_dim(int(rng.choice(halvings(MAX_DIM)))) for i in chosen)
-        return ComputeSample(tables, int(rng.choice(self._batch_sizes)))
+        return Due(ComputeSample(tables, int(rng.choice(self._batch_sizes))), number, number)
 
-    def _random(self, number: int) -> tuple[ComputeSample, str]:
+    def _random(self, number: int) -> Due[ComputeSample]:
         rng = np.random.default_rng([SEED, 2, number])
-        return ComputeAugmentation(any_width_share=0.5).draw(self._split, int(rng.choice(self._batch_sizes)), rng)
+        batch_size = int(rng.choice(self._batch_sizes))
+        sample, split = ComputeAugmentation(any_width_share=0.5).draw(self._split, batch_size, rng)
+        return Due(sample, number, number, split)
 
-    def _until(self, meter: object, parts: Parts, deadline: float, most: int) -> list[Measurement]:
-        live = self._hardware.compute_timing.live
-        found: list[Measurement] = []
-        while not found or (len(found) < most and self._clock() < deadline):
-            drawn = [self._random(len(found) + i) for i in range(live)]
-            outcomes = meter.measure([sample for sample, _ in drawn], list(range(len(found), len(found) + live)))
-            more = [
-                Measurement(sample, len(found) + i, split, SEED, outcome.repeats, outcome.error, False)
-                for i, ((sample, split), outcome) in enumerate(zip(drawn, outcomes, strict=True))
-            ]
-            parts.write(len(found), more)
-            found += more
-        return found
-
-    def _measure(
-        self, meter: object, parts: Parts, samples: list, deadline: float, second_pass: bool = False, part: int = 0
-    ) -> list[Measurement]:
-        """The samples, as far as time allows, but the first batch in any case."""
-        live, found = self._hardware.compute_timing.live, []
-        for start in range(0, len(samples), live):
-            if found and self._clock() > deadline:
-                break
-            batch = samples[start : start + live]
-            outcomes = meter.measure(batch, list(range(start, start + len(batch))))
-            more = [
-                Measurement(sample, start + i, "train", SEED, outcome.repeats, outcome.error, second_pass)
-                for i, (sample, outcome) in enumerate(zip(batch, outcomes, strict=True))
-            ]
-            parts.write(part + start, more)
-            found += more
-        return found
+    def _measure(self, recorder: Recorder, due: Iterator[Due], deadline: float) -> int:
+        """Count what is measured of what is due: as far as time allows, but the first batch in any case."""
+        count = 0
+        while (batch := list(islice(due, recorder.live))) and (not count or self._clock() <= deadline):
+            count += len(recorder.record(batch))
+        return count
 
 
 def _compact(parts: Parts) -> None:
@@ -238,12 +219,12 @@ def _ms(measurement: Measurement) -> float:
     return float(typical_ms(measurement.repeats.times_ms))
 
 
-def _noise(first: list[Measurement], second: list[Measurement]) -> dict[str, float]:
-    apart = pass_repeatability([*first, *second])
+def _noise(measured: list[Measurement]) -> dict[str, float]:
+    apart = pass_repeatability(measured)
     if not len(apart):
         return {}
     quantiles = {name: float(np.quantile(apart, level)) for name, level in (("median", 0.5), ("p90", 0.9))}
-    return {"mean": float(apart.mean()), **quantiles, "drift": pass_drift([*first, *second])}
+    return {"mean": float(apart.mean()), **quantiles, "drift": pass_drift(measured)}
 
 
 def _halving(swept: list[Measurement]) -> dict[str, float]:
