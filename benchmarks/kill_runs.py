@@ -1,12 +1,12 @@
 """Kills runs at random moments, again and again, and looks whether anything was lost.
 
-usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: collect, collect-made-up, sweep, pretrain, read)
+usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: those of `KINDS`, pretrain, read)
 
 A run is started, killed with SIGKILL after a random share of the time that a whole one takes, and started again with
 the same command, until it is done; then a fresh one begins, until so many were killed and one was done at least. After
 every kill, whatever was finished before must still be there, byte for byte, and be readable; worker processes must
 have ended. Finished runs must equal one that nobody killed: in all but times, and on a made-up device, whose times
-are known, in all.
+are known, in all. Training a policy replaces its checkpoint: what it says of a round must stay as it was.
 
 Pre-training replaces a finished bundle by one of another seed, and is killed up to 20 ms after it begins to write: what
 is there must load, and be one of the two bundles, byte for byte. A bundle that is replaced again and again is read
@@ -20,25 +20,49 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+from safetensors import safe_open
 
+from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import load_bundle
-from neuroshard.models.kinds import tensors_of
-from neuroshard.records import DataDirectory
+from neuroshard.models.simulator import Simulator
+from neuroshard.models.stored import tensors_of
+from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import runs_below
+from neuroshard.records.store import MEASURED
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble
+from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
+from neuroshard.stages.pretrain.refine.rounds import Shares
+from neuroshard.stages.pretrain.refine.run import Refine
+from neuroshard.stages.pretrain.training import TrainingSettings
+from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.heuristics import Greedy, Random
+from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.results.search_results import SearchRun
+from neuroshard.stages.search.rl.agent import load_agent
+from neuroshard.stages.search.runs.evaluate import Evaluate
+from neuroshard.stages.search.runs.in_mirror import InMirror
+from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.runs.in_steps import InSteps
+from neuroshard.stages.search.runs.means import Means
+from neuroshard.stages.search.runs.search import Search
+from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.tasks.draw import TaskDraw, drawn
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import random_models
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
 
@@ -47,7 +71,6 @@ _WORKERS_END_S = 10.0
 _WRITING_S = 0.02
 _SHARES = (0.2, 1.1)  # of the time that a whole run takes, after which runs are killed
 _SEEDS = (0, 1)
-_MADE_UP = "--made-up"  # collects on a made-up device
 _REPLACE = "--replace"  # writes bundles
 _READS = 200  # of a bundle until its writer is killed, in the mean
 
@@ -58,77 +81,168 @@ class Kind:
 
     Attributes:
         arguments: of Python; the run leaves `out` in its working directory.
-        finished: the files that must survive, once they are there.
-        readable: reads what is there; raises where something is damaged.
+        finished: patterns of the files that must survive, once they are there.
+        same: whether two finished runs are alike.
     """
 
     name: str
     arguments: tuple[str, ...]
     finished: tuple[str, ...]
-    readable: Callable[[Path], None]
     same: Callable[[Path, Path], bool]
 
 
-def _read_data(out: Path) -> None:
-    if (out / "manifest.json").exists():
-        directory = DataDirectory(out)
-        directory.manifest()
-        directory.compute().read()
-        directory.comm().read()
-
-
-def _read_runs(out: Path) -> None:
+def _read(out: Path) -> None:
+    """All that stands by itself; what else there is, the run that goes on reads."""
+    for manifest in out.rglob("manifest.json"):
+        directory = DataDirectory(manifest.parent)
+        for parts in (directory.compute(), directory.comm(), directory.local()):
+            parts.read()
+    for bundle in out.rglob("bundle.json"):
+        load_bundle(bundle.parent)
+    for policy in out.rglob("policy.json"):
+        load_agent(str(policy.parent))
     for run in runs_below(out):
-        SearchRun.load(run.path).plans()
+        if (run.path / "plans").exists():
+            SearchRun.load(run.path).plans()
 
 
 def _same_samples(one: Path, other: Path) -> bool:
-    ids = [[m.sample_id for m in DataDirectory(path).compute().read()] for path in (one, other)]
+    directories = [DataDirectory(path) for path in (one, other)]
+    ids = [[[m.sample_id for m in parts.read()] for parts in (d.compute(), d.comm(), d.local())] for d in directories]
     return ids[0] == ids[1]
 
 
-def _same_measurements(one: Path, other: Path) -> bool:
-    return _measurements(one) == _measurements(other)
+def _same_files(*patterns: str) -> Callable[[Path, Path], bool]:
+    """Whether two runs have the same files of these patterns, byte for byte, and at least one."""
+    return lambda one, other: _digests(patterns, one) == _digests(patterns, other) != {}
 
 
-def _measurements(path: Path) -> list[tuple[object, ...]]:
-    directory = DataDirectory(path)
-    every = [m for parts in (directory.compute(), directory.comm()) for m in parts.read()]
-    return [(m.sample, m.sample_id, m.second_pass, m.error, m.repeats and m.repeats.times_ms.tolist()) for m in every]
+def _same_names(one: Path, other: Path) -> bool:
+    return _digests(("**/*.*",), one).keys() == _digests(("**/*.*",), other).keys()
 
 
-def _same_plans(one: Path, other: Path) -> bool:
-    names = [sorted(str(plan.relative_to(path)) for plan in path.rglob("plans/*.json")) for path in (one, other)]
-    return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
+def _of_ours(run: Callable[[], object]) -> tuple[str, ...]:
+    return str(Path(__file__).resolve()), _RUN, run.__name__
 
+
+def collect_made_up() -> object:
+    """Collect in many small parts on a device whose answers are known."""
+    comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
+    tables, device = dlrm_like(num_tables=60, batch_size=1024), MadeUpHardware()
+    compute = ComputeAugmentation(max_dim=64, max_tables=8)
+    return Collect(tables, device, compute, comm, (1024,), "out", 0, 480, 160, 48).run()
+
+
+def refine_made_up() -> object:
+    """Refine the installed models in small rounds; a second passes with every measurement, so that minutes repeat."""
+    compute, comm = Ensemble(Additive(training_further=_BRIEF)), SetCommunication(training_further=_BRIEF)
+    calls, exchanges = ComputeAugmentation(max_dim=64, max_tables=8), CommAugmentation(max_dim=64, min_tables=2)
+    return Refine(
+        "cpu", _tasks(3), (Greedy("dim"),), MadeUpHardware(), calls, exchanges, compute, comm, "out",
+        Shares(measurements=40), minutes=2.0, enough=0.0, clock=_measured_so_far,
+    ).run()  # fmt: skip
+
+
+def _measured_so_far() -> float:
+    directory = DataDirectory(Path("out") / MEASURED)
+    if not Manifest.exists(directory.path):
+        return 0.0
+    return float(sum(len(part) for parts in (directory.compute(), directory.comm()) for part in parts.each()))
+
+
+def verify_made_up() -> object:
+    """Search tasks and measure their finalists on a device whose answers are known."""
+    searcher = NeuroShard(2, 1, 1, GridSettings(points=2), Improvement(shakes=1), choice=None, forms=("columns",))
+    verify = Verify(MadeUpHardware(), finalists=4, passes=4)
+    return Search("cpu", _tasks(4), searcher, "neuroshard", "out", verify=verify).run()
+
+
+def evaluate_made_up() -> object:
+    """Measure many plans, part by part, on a device whose answers are known."""
+    return _evaluated(24, MadeUpHardware(), InParts())
+
+
+def evaluate_steps() -> object:
+    """Train few steps of two plans in many builds."""
+    return _evaluated(2, _CPU, InSteps(replace(_STEPS, builds=4)))
+
+
+def evaluate_mirrored() -> object:
+    """Train few mirrored steps of two plans on every rank, in two builds."""
+    return _evaluated(2, _CPU, InMirror(_STEPS, exchanges="cpu"))
+
+
+def _evaluated(count: int, hardware: Hardware, through: Means) -> object:
+    (task,), simulator = _tasks(1), Simulator(CostModels.load("cpu"))
+    names = [f"plan-{seed:02d}.json" for seed in range(count)]
+    for seed, name in enumerate(names):
+        simulator.predicted(Random(seed).find(task, simulator).plan).save(Path(name))
+    return Evaluate(names, None, hardware, out="out", count_input=True, through=through).run()
+
+
+def _tasks(count: int) -> tuple[Task, ...]:
+    tables = [replace(table, rows=min(table.rows, _MOST_ROWS)) for table in dlrm_like(num_tables=60, batch_size=1024)]
+    return drawn(tuple(tables), Topology(2, 4 << 30), 1024, TaskDraw(count, min_tables=8, max_tables=16, max_dim=64))
+
+
+_RUN = "--run"  # one of `_OURS`
+_OURS = {
+    run.__name__: run
+    for run in (collect_made_up, refine_made_up, verify_made_up, evaluate_made_up, evaluate_steps, evaluate_mirrored)
+}
+_CPU = Hardware(DeviceSpec("cpu"))
+_STEPS = StepProtocol(builds=2, turns=1, steps=1)
+_BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
+_MOST_ROWS = 20_000
+_DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet", "local/*.parquet")
+_REFINED = ("rounds/*.json", "budget.json", "rounds.parquet", "models/*.*", *(f"measured/{one}" for one in _DATA))
+_BEGUN = ("settings.json", "tasks.json", "run.json")
+_PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
+_EVALUATED = ("results.parquet", "devices.parquet", "plan.png", "run.json")
+_POLICY = ("policy.json", "policy.safetensors", "curve.parquet", *_BEGUN)
 
 KINDS = (
     Kind(
         "collect",
         ("-m", "neuroshard", "collect", "out=out", "max_noise=null", "num_compute_samples=96",
-         "num_comm_samples=64", "num_second_pass=0",
-         "batch_sizes=[256]", "comm.num_devices=[2]", "compute.max_tables=3", "tables.num_tables=60"),
-        ("compute/*.parquet", "comm/*.parquet", "manifest.json", "tables.parquet"),
-        _read_data, _same_samples,
+         "num_comm_samples=64", "num_local_samples=16", "num_second_pass=0", "batch_sizes=[256]",
+         "comm.num_devices=[2]", "compute.max_tables=3", "local.max_tables=4", "local.num_devices=[2,4]",
+         "tables.num_tables=60"),
+        _DATA, _same_samples,
+    ),
+    Kind("collect-made-up", _of_ours(collect_made_up), _DATA, _same_files(*_DATA)),
+    Kind("refine-made-up", _of_ours(refine_made_up), (*_REFINED, *_BEGUN), _same_files(*_REFINED, *_BEGUN)),
+    Kind(
+        "verify-made-up", _of_ours(verify_made_up),
+        (*_PASSES, *_BEGUN, "finalists/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),
+        _same_files(*_PASSES, *_BEGUN),
     ),
     Kind(
-        "collect-made-up", (str(Path(__file__).resolve()), _MADE_UP),
-        ("compute/*.parquet", "comm/*.parquet", "manifest.json", "tables.parquet"),
-        _read_data, _same_measurements,
+        "evaluate-made-up", _of_ours(evaluate_made_up), (*_EVALUATED, *(f"measured/{one}" for one in _DATA)),
+        _same_files(*_EVALUATED),
+    ),
+    Kind("evaluate-steps", _of_ours(evaluate_steps), ("builds/*/*.json", *_BEGUN), _same_names),
+    Kind("evaluate-mirrored", _of_ours(evaluate_mirrored), ("ranks/*/*.json", *_BEGUN), _same_names),
+    Kind(
+        "train-policy",
+        ("-m", "neuroshard", "train-policy", "out=out", "num_valid=4", "tasks.draw.count=12", "learner.rounds=12",
+         "tasks.draw.min_tables=8", "tasks.draw.max_tables=8", "learner.updates=4", "learner.episodes=4",
+         "learner.cost_network.steps=40"),
+        _POLICY, _same_files(*_POLICY, "checkpoint.safetensors"),
     ),
     Kind(
         "sweep",
         ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=8",
          "searcher=random,dim_greedy,neuroshard_published",
          "out='out/${method}'"),
-        ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _read_runs, _same_plans,
+        ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _same_files("*/plans/*.json"),
     ),
 )  # fmt: skip
 
 
 def main() -> None:
-    if sys.argv[1:] == [_MADE_UP]:
-        _collect_made_up()
+    if sys.argv[1:2] == [_RUN]:
+        _OURS[sys.argv[2]]()
         return
     if sys.argv[1:2] == [_REPLACE]:
         _replace(Path(sys.argv[2]))
@@ -144,14 +258,6 @@ def main() -> None:
     for name in sys.argv[2:] or tried:
         with tempfile.TemporaryDirectory() as folder:
             print(tried[name](Path(folder), rng), flush=True)
-
-
-def _collect_made_up() -> None:
-    """Collect in many small parts on a device whose answers are known."""
-    comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
-    tables, device = dlrm_like(num_tables=60, batch_size=1024), MadeUpHardware()
-    compute = ComputeAugmentation(max_dim=64, max_tables=8)
-    Collect(tables, device, compute, comm, (1024,), "out", 0, 480, 160, 48).run()
 
 
 def _read_meanwhile(kills: int, folder: Path, rng: np.random.Generator) -> str:
@@ -240,8 +346,8 @@ def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> st
     while done < kills or not compared:
         place.mkdir(exist_ok=True)
         killed = _killed(kind, place, float(rng.uniform(*_SHARES)) * whole_s)
-        kind.readable(place / "out")
-        now = _digests(kind, place / "out")
+        _read(place / "out")
+        now = _digests(kind.finished, place / "out") | _rounds_learned(place / "out")
         lost += sum(now.get(name) != digest for name, digest in held.items())
         held = now
         if killed:
@@ -283,9 +389,18 @@ def _await_workers(session: int) -> None:
         time.sleep(0.1)
 
 
-def _digests(kind: Kind, out: Path) -> dict[str, str]:
-    files = [file for pattern in kind.finished for file in out.glob(pattern) if not file.name.startswith(".")]
-    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+def _digests(patterns: Sequence[str], out: Path) -> dict[str, str]:
+    files = [file for pattern in patterns for file in out.glob(pattern) if not file.name.startswith(".")]
+    return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _rounds_learned(out: Path) -> dict[str, str]:
+    """What a policy's checkpoint says of each round; nothing where there is none."""
+    checkpoint = out / "checkpoint.safetensors"
+    if not checkpoint.exists():
+        return {}
+    with safe_open(checkpoint, framework="np") as opened:
+        return {f"round {row['round']}": json.dumps(row) for row in json.loads(opened.metadata()["history"])}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,14 @@
+"""Scripts that no other test runs find what they import."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_scripts_find_what_they_import(script, monkeypatch):
+    monkeypatch.syspath_prepend(script.parent)
+    assert "__name__" in runpy.run_path(str(script), run_name="imported")
