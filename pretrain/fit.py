@@ -1,6 +1,6 @@
 """Fitting a model to every kernel call and every collective that was measured, with or without models to start from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,10 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CostModels
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.card import ModelTest
-from neuroshard.models.named_parts import EXCHANGES, compute_part
+from neuroshard.models.named_parts import EXCHANGES, compute_part, lopsidedness
 from neuroshard.models.trust import Margins, Ranges
-from neuroshard.records.samples import Measurement
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.records.samples import CommSample, Measurement
 from neuroshard.stages.pretrain.fit_framework import predicted_framework
 from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch, check_start
@@ -162,11 +163,19 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
         return None
     if everything := measured.all_to_alls.everything:
         hosts = np.array([m.sample.num_devices / m.sample.host_size for m in everything])
-        ranges = ranges.with_part(EXCHANGES, {"hosts": hosts})
+        ranges = ranges.with_part(EXCHANGES, {"hosts": hosts} | _lopsidedness(exchanges))
     for part in measured.parts:
         if part.name not in _COLUMNS_AND_ALL_TO_ALLS and part.measured.train:
             ranges = ranges.with_part(part.name, part.quantities())
     return ranges
+
+
+def _lopsidedness(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
+    """Of all-to-alls, by number of devices; even ones are known to all models."""
+    by_count: dict[int, list[tuple[int, ...]]] = {}
+    for one in exchanges:
+        by_count.setdefault(one.num_devices, []).append(one.dims)
+    return dict(lopsidedness(np.array([[1] * count, *dims])) for count, dims in by_count.items())
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:

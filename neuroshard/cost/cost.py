@@ -23,9 +23,13 @@ class Cost(Step):
 
     `caveat` is what is said wherever the cost is shown; None for costs that were measured, or predicted by models that
     were measured on this kind of machine.
+
+    `beyond` says how many times as lopsided its all-to-alls are as the most lopsided ones that the models were fitted
+    to; 1 where they aren't, and where that isn't known.
     """
 
     caveat: str | None = None
+    beyond: float = 1.0
 
     @property
     def total_ms(self) -> float:

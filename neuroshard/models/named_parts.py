@@ -19,6 +19,15 @@ from neuroshard.words.form import IN_COLUMNS, Call
 EXCHANGES = "exchanges"  # all of them, of whatever collective
 
 
+def lopsidedness(columns: FloatArray) -> tuple[str, FloatArray]:
+    """(B,) How lopsided all-to-alls are whose D devices give out such columns (B, D), 1 if even; and what it is called.
+
+    The more devices, the more lopsided random exchanges are: so it has a name of its own for each number of them.
+    """
+    name = f"columns of the widest of {columns.shape[1]} devices over their mean"
+    return name, np.maximum(1.0, columns.max(axis=1) / np.maximum(columns.mean(axis=1), 1.0))
+
+
 def compute_part(call: Call) -> str:
     """Kernel calls: "compute" of columns, "compute.rows", "compute.copies", "compute.sequence_columns", and so on."""
     return COMPUTE if call == IN_COLUMNS else f"{COMPUTE}.{call.name}"

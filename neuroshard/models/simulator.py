@@ -15,7 +15,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.composed import WithParts
 from neuroshard.models.framework import counts_of_sets
 from neuroshard.models.interface import CommModel, PartModel, SumModel
-from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, of_calls, of_exchanges
+from neuroshard.models.named_parts import EXCHANGES, compute_part, exchange_part, lopsidedness, of_calls, of_exchanges
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
@@ -113,7 +113,17 @@ class Simulator:
             each = zip(CALLS, np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0), strict=True)
             margin = _together([margins.of(compute_part(call))(ms, spread) for call, ms, spread in each])
         step = self._step(traffic, (called.ms.sum(axis=-1), margin), called, margins)
-        return [Cost(step[plan].parts) for plan in range(len(traffic))]
+        beyond = self._beyond(traffic).tolist()
+        return [Cost(step[plan].parts, beyond=beyond[plan]) for plan in range(len(traffic))]
+
+    def _beyond(self, traffic: Traffic) -> FloatArray:
+        """(B,) of `Cost`; of plans in columns alone, in which nothing else makes up for lopsided all-to-alls."""
+        known = self.models.ranges
+        if known is None:
+            return np.ones(len(traffic))
+        others = [one for one in traffic.held if one not in (Collective.ALL_TO_ALL, Collective.INPUT)]
+        mixed = np.any([np.zeros(len(traffic)), *(traffic.given(one).any(axis=1) for one in others)], axis=0)
+        return np.where(mixed, 1.0, known.beyond(EXCHANGES, *lopsidedness(traffic.columns)))
 
     def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """The steps of B plans whose D devices have such traffic, the input's too, and compute costs (B, D).
@@ -204,7 +214,7 @@ class Simulator:
         """What each part of a plan's step hangs on, by its name; columns and all-to-alls left out."""
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
-        yield EXCHANGES, {"hosts": np.array([hosts])}
+        yield EXCHANGES, {"hosts": np.array([hosts])} | dict([lopsidedness(plan.traffic.columns)])
         for part in filter(self._counts, self.models.parts):
             yield part.name, part.amounts(plan.traffic)
         for number, call in enumerate(CALLS):

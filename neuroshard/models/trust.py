@@ -124,6 +124,14 @@ class Ranges:
         found = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in found)})
 
+    def beyond(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
+        """(B,) How many times the most that was measured the values (B,) of a part's quantity are; 1 where they aren't.
+
+        Also where nothing is known of the quantity.
+        """
+        most = [one.most for one in self.others.get(part, ()) if one.name == quantity]
+        return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
+
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[str, ...]:
         """What of another part lies outside, one line for each quantity; nothing where nothing is known of the part."""
         found = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]

@@ -25,6 +25,9 @@ class Choice:
     also favour plans that only look better known: where a plan is expected to cost less and predicted to cost more, it
     truly costs more (docs/results.md). So a gain must be both. Models that know no margins are believed as they are.
 
+    Exchanges that are more lopsided than any that the models were fitted to look cheaper than they are. So plans that
+    have such are left out, unless the first plan's are as lopsided.
+
     Attributes:
         doubt: share of both plans' margins that a gain must exceed, or the published search's plan is kept. Where the
             models' members disagree: margins then tell tables that the models know from others.
@@ -51,7 +54,9 @@ class Choice:
         Plans are told apart by their number among `costs`. With it the one that is predicted to cost least, where that
         costs less.
         """
-        first, believed = costs[0], [number for number, cost in enumerate(costs) if cost.total_ms < costs[0].total_ms]
+        first = costs[0]
+        known = [number for number, cost in enumerate(costs) if cost.beyond <= max(1.0, first.beyond)]
+        believed = [number for number in known if costs[number].total_ms < first.total_ms]
         if first.margin is not None:
             believes = self._believes if _have_members(simulator, task) else self._believes_blindly
             believed = [number for number in believed if believes(first, costs[number])]
@@ -80,12 +85,14 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
     """
     if declined is None or declined.violations:
         return None
-    before_ms, after_ms = (cost.total_ms for cost in simulator.costs(plan.task, [plan, declined]))
-    if after_ms > before_ms * (1 - _WORTH_SAYING):
+    before, after = simulator.costs(plan.task, [plan, declined])
+    if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
+    lopsided = after.beyond > max(1.0, before.beyond)
+    why = "no exchange that the models know is so lopsided" if lopsided else "the gain is within the models' margins"
     return (
-        f"a plan predicted {1 - after_ms / before_ms:.1%} cheaper was found ({after_ms:.2f} ms, not {before_ms:.2f}), "
-        "but the first search's is kept: the gain is within the models' margins; searcher.choice=null takes it"
+        f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
+        f"{before.total_ms:.2f}), but the first search's is kept: {why}; searcher.choice=null takes it"
     )
 
 

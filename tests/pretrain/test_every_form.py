@@ -130,6 +130,13 @@ def test_hosts_that_were_not_measured_are_told(data, fitted):
     assert not any("hosts" in line for line in simulator.warnings(_mixed(2)))
 
 
+def test_exchanges_are_known_as_lopsided_as_they_were_measured(fitted, data):
+    ranges = CostModels.load(data.parent / "bundle").ranges
+    (known,) = (one for one in ranges.others["exchanges"] if "of 4 devices" in one.name)
+    assert known.least == 1.0
+    assert 1.5 < known.most <= 4.0
+
+
 def test_backward_waits_do_not_shorten_what_was_measured_without_any(data, fitted):
     """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
     models, plan = CostModels.load(data.parent / "bundle"), _mixed(None)

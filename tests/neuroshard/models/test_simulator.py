@@ -6,6 +6,7 @@ import pytest
 from neuroshard.layouts import in_copies, in_rows
 from neuroshard.models import CostModels
 from neuroshard.models.datasheets import with_host_tiers
+from neuroshard.models.named_parts import EXCHANGES, lopsidedness
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import DATASHEET, ELSEWHERE
 from neuroshard.plans.plan import Plan, assemble
@@ -101,6 +102,22 @@ def _mixed(task):
     rest = [(i, task.tables[i].dim, i % 4) for i in range(2, len(task.tables))]
     whole = tuple(Placement(Shard(i, 0, dim, 0, task.tables[i].rows), device) for i, dim, device in rest)
     return Plan(task, (*in_rows(task, 0, range(4)), *in_copies(task, 1), *whole))
+
+
+def test_exchanges_more_lopsided_than_any_measured_are_told_for_so_many_devices_and_columns_alone():
+    task = toy_task(8)
+    even = _spread(task)
+    alone = assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)])
+    name, most = lopsidedness(np.array([[2.0, 1.0, 1.0, 0.0]]))
+    assert most == [2.0]
+    models = CostModels.load("cpu")
+    known = replace(models.ranges, others={}).with_part(EXCHANGES, {name: np.array([1.0, 2.0])})
+    simulator = Simulator(replace(models, ranges=known))
+    assert [cost.beyond for cost in simulator.costs(task, [even, alone, _mixed(task)])] == [1.0, 2.0, 1.0]
+    told = [any(name in line for line in simulator.warnings(plan)) for plan in (even, alone)]
+    assert told == [False, True]
+    of_two = replace(known, others={}).with_part(EXCHANGES, dict([lopsidedness(np.array([[1.0, 1.0]]))]))
+    assert Simulator(replace(simulator.models, ranges=of_two)).cost(task, alone).beyond == 1.0
 
 
 def test_models_refuse_forms_that_they_know_no_cost_of():

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from neuroshard.models import CostModels
+from neuroshard.models.named_parts import EXCHANGES, lopsidedness
 from neuroshard.models.simulator import Simulator
 from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import assemble
@@ -105,6 +107,29 @@ def test_a_plan_that_gains_nothing_is_never_chosen():
 def test_models_that_know_no_margins_are_believed():
     first, other = _two_plans()
     assert _chosen(Choice(1e6, 1e6), first, other, Simulator(linear_models())) is other
+
+
+def test_plans_with_exchanges_more_lopsided_than_any_measured_are_left_unless_the_first_is_as_lopsided():
+    first, other = _two_plans()
+    simulator, task = Simulator(linear_models()), first.task
+    of_first, of_other = simulator.costs(task, [first, other])
+    for before, after, chosen in ((1.0, 1.1, 0), (1.1, 1.2, 0), (1.1, 1.1, 1), (1.2, 1.0, 1)):
+        costs = [replace(of_first, beyond=before), replace(of_other, beyond=after)]
+        assert Choice().among(costs, task, simulator) == (chosen, None if chosen else 1)
+
+
+def test_a_plan_that_is_declined_for_its_exchanges_says_so():
+    """A hot table alone on a device: cheaper by the model, in an exchange of 32 and 128 columns."""
+    table = replace(toy_tables(1)[0].with_dim(32), pooling_factor=1.0)
+    tables = replace(table, pooling_factor=20.0), *(replace(table, name=f"t{i}") for i in range(4))
+    task = Task(tables, Topology(2, 1 << 40), 256)
+    even, alone = (assemble(task, [(0, 32, 0), (1, 32, beside), *((i, 32, 1) for i in (2, 3, 4))]) for beside in (0, 1))
+    known = replace(CostModels.load("cpu").ranges, others={})
+    for most, why in ((1.5, "no exchange that the models know is so lopsided"), (1.6, "within the models' margins")):
+        name, lopsided = lopsidedness(np.array([[most, 2 - most]]) * 1000)
+        ranges = known.with_part(EXCHANGES, {name: lopsided})
+        remark = declined_remark(even, alone, Simulator(replace(linear_models(2), ranges=ranges)))
+        assert f"{why}; searcher.choice=null takes it" in remark
 
 
 def test_the_first_start_stays_where_the_gain_is_not_believed():
