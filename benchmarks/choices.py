@@ -7,7 +7,7 @@ local search are costed by the models and in truth; a rule chooses by what the m
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,18 +19,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
-from neuroshard.models.trust import Ranges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.records.samples import BACKWARD, FORWARD, Measurement, Sample
 from neuroshard.records.splits import split_tables
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.pretrain.fit import margins_of
-from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements
+from neuroshard.stages.pretrain.fit import Fit, margins_of
+from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import ImprovedSearch
@@ -41,20 +39,22 @@ from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices import MADE_UP, MadeUpDevice, measured_comm, measured_compute
-from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS
 from tests.kit.kinds import task_of
 
 _EVEN = ImprovedSearch((EvenLayouts(),), Improvement(shakes=0), max_moved_bytes=0)
 _EPOCHS = "compute_model.member.training.epochs", "comm_model.training.epochs"
 _AT_HAND: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(choice=None), _EVEN, *map(Greedy, SCORES))
-# Of (K, 2) predicted and expected costs, the published search's first: the plan that is taken.
+# Of (K, 3) predicted and expected costs, and how far the exchanges are beyond those that the models were fitted to, the
+# published search's first: the plan that is taken.
 RULES: dict[str, Callable[[FloatArray], int]] = {
     "the published search's": lambda _: 0,
     "least predicted": lambda costs: int(costs[:, 0].argmin()),
     "least expected": lambda costs: int(costs[:, 1].argmin()),
     "least expected of those predicted no dearer than the published": (
         lambda costs: int(np.where(costs[:, 0] <= costs[0, 0], costs[:, 1], np.inf).argmin())
+    ),
+    "the same without plans of more lopsided exchanges than any measured": (
+        lambda costs: int(np.where((costs[:, [0, 2]] <= costs[0, [0, 2]]).all(axis=1), costs[:, 1], np.inf).argmin())
     ),
 }
 
@@ -76,38 +76,23 @@ class Setting:
 
     def fitted(self) -> CostModels:
         """Models fitted to samples that were measured on the device, with margins."""
-        compute, comm = self._measured()
         fewer = {} if self.epochs is None else dict.fromkeys(_EPOCHS, self.epochs)
         config = config_of("pretrain", fewer)
         compute_fitter, comm_fitter = (instantiate_config(config[f"{kind}_model"]) for kind in ("compute", "comm"))
+        measured = self._measured()
         with torch_threads(1):
-            model = compute_fitter.fit(compute, None, 0, _silent)
-            forward, backward = (comm_fitter.fit(comm, way, None, 0, _silent) for way in (FORWARD, BACKWARD))
-        ranges = Ranges.of([m.sample for m in compute.train], [m.sample for m in comm.train])
-        models = CostModels(model, forward, backward, self.made_up.batch_size, ranges)
-        measured = Measured({IN_COLUMNS: compute}, {Collective.ALL_TO_ALL: comm})
+            models = Fit(compute_fitter, comm_fitter)(measured)
         return replace(models, margins=margins_of(models, measured))
 
-    def _measured(self) -> tuple[SplitMeasurements, SplitMeasurements]:
+    def _measured(self) -> Measured:
         rng, device = np.random.default_rng([0, self.samples]), self.made_up
         split = split_tables(dlrm_like(batch_size=device.batch_size, seed=0), 0)
         sets = ComputeAugmentation(max_tables=20, any_width_share=0.5)
         exchanges = CommAugmentation((self.num_devices,), max_start_ms=device.max_start_ms)
         compute = [sets.draw(split, device.batch_size, rng) for _ in range(self.samples)]
         comm = [exchanges.draw(self.num_devices, device.batch_size, rng) for _ in range(self.samples // 2)]
-        return (
-            _by_split(measured_compute(device, compute, self.noise, rng)),
-            _by_split(measured_comm(device, comm, self.noise, rng)),
-        )
-
-
-def _silent(_epoch: int, _loss: float) -> None:
-    """Hear of an epoch, and say nothing."""
-
-
-def _by_split(measurements: Sequence[Measurement[Sample]]) -> SplitMeasurements:
-    train, valid, test = ([m for m in measurements if m.split == name] for name in ("train", "valid", "test"))
-    return SplitMeasurements(train, valid, test, list(measurements))
+        calls = measured_compute(device, compute, self.noise, rng)
+        return Measured.split(calls, measured_comm(device, comm, self.noise, rng))
 
 
 def judged_rules(_work: Path, small: bool) -> Made:
@@ -139,7 +124,7 @@ def judged_rules(_work: Path, small: bool) -> Made:
 
 
 def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]:
-    """(K, 2) predicted and expected and (K,) true ms of the plans at hand, of each task that has one."""
+    """(K, 3) predicted and expected ms, how far beyond, and (K,) true ms, of each task's plans at hand."""
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
     simulator, found = Simulator(models), []
     for number in range(count):
@@ -151,7 +136,7 @@ def _judged(setting: Setting, count: int) -> list[tuple[FloatArray, FloatArray]]
             except InfeasibleError:
                 plans += plans[:1]
         if len(plans) == len(_AT_HAND):
-            costs = np.array([[cost.total_ms, cost.expected_ms] for cost in simulator.costs(task, plans)])
+            costs = np.array([[one.total_ms, one.expected_ms, one.beyond] for one in simulator.costs(task, plans)])
             found.append((costs, np.array([cost.total_ms for cost in truth.costs(task, plans)])))
     return found
 
