@@ -198,7 +198,7 @@ _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet
 _REFINED = ("rounds/*.json", "budget.json", "rounds.parquet", "models/*.*", *(f"measured/{one}" for one in _DATA))
 _BEGUN = ("settings.json", "tasks.json", "run.json")
 _PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
-_EVALUATED = ("results.parquet", "devices.parquet", "plan.png", "run.json")
+_EVALUATED = ("results.parquet", "devices.parquet", "run.json")
 _POLICY = ("policy.json", "policy.safetensors", "curve.parquet", *_BEGUN)
 
 KINDS = (

@@ -99,16 +99,16 @@ class EvaluateResult:
     entries: tuple[Evaluated, ...] = field(repr=False)
 
     def save(self, facts: Mapping[str, object]) -> None:
-        """Write `results.parquet`, `devices.parquet`, a picture of the cheapest plan, and last `run.json`."""
+        """Write `results.parquet`, `devices.parquet` and `run.json` with the facts, then draw the cheapest plan."""
         frame = pd.DataFrame([entry.row() for entry in self.entries])
         write_frame(self.path / "results.parquet", frame)
         devices = pd.DataFrame([row for entry in self.entries for row in entry.device_rows()])
         write_frame(self.path / "devices.parquet", devices)
+        RunDirectory(self.path).finish("evaluate", facts)
         shown = self._shown()
         if shown is not None and shown.plan is not None and shown.measured is not None:
             title = f"{shown.method}, task {shown.task}: {shown.measured.total_ms:.1f} ms measured"
             save_png(self.path / _PICTURE, plan_png(shown.plan, shown.measured, title))
-        RunDirectory(self.path).finish("evaluate", facts)
 
     def _shown(self) -> Evaluated | None:
         """The plan in the picture: the first task's cheapest."""

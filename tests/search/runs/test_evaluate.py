@@ -74,23 +74,6 @@ def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
     assert (tmp_path / "out" / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_was_killed_over_its_picture_goes_on(tmp_path, monkeypatch):
-    task = toy_task(3, num_devices=2)
-    assemble(task, [(i, table.dim, 0) for i, table in enumerate(task.tables)]).save(tmp_path / "plan.json")
-    run = Evaluate(str(tmp_path / "plan.json"), None, MadeUpHardware(), None, 0, str(tmp_path / "out"))
-
-    def dies(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("neuroshard.stages.search.runs.in_parts.save_png", dies)
-        run.run()
-    run.run()
-    assert (tmp_path / "out" / "plan.png").exists()
-    with pytest.raises(UserError, match="holds a run already"):
-        run.run()
-
-
 def test_models_of_other_versions_are_told_of_once(tmp_path):
     save_bundle(tmp_path / "models", random_models(2), Card(versions={"torch": "0.9.0"}))
     told = "measured with torch 0.9.0, where torch "
