@@ -74,7 +74,7 @@ def timeline(steps: Sequence[LocalStep], pipeline: str) -> MirroredStep | str:
         return str(error)
 
 
-class Exchanges(NamedTuple):
+class ExchangesOfStep(NamedTuple):
     """Predicted ms of a plan's exchanges, each begun by all devices together; not numbers without models.
 
     Attributes:
@@ -103,7 +103,7 @@ class TaskInMirror:
     task: int
     entries: tuple[Evaluated, ...]
     builds: tuple[list[list[LocalStep]], ...]
-    exchanges: tuple[Exchanges, ...]
+    exchanges: tuple[ExchangesOfStep, ...]
     pipeline: str
 
     def timelines(self, plan: int) -> list[MirroredStep]:
@@ -276,10 +276,10 @@ class InMirror:
         builds = [by_plan(jobs, done[first : first + len(jobs)]) for first in range(0, total, len(jobs))]
         return TaskInMirror(task, tuple(entries), tuple(builds), self._exchanges(plans), self.protocol.pipeline)
 
-    def _exchanges(self, plans: Sequence[Plan]) -> tuple[Exchanges, ...]:
-        """(K,) of each plan."""
+    def _exchanges(self, plans: Sequence[Plan]) -> tuple[ExchangesOfStep, ...]:
+        """(K,) What the exchanges of each plan take."""
         if self.exchanges is None:
-            return (Exchanges(),) * len(plans)
+            return (ExchangesOfStep(),) * len(plans)
         models = CostModels.load(self.exchanges)
         return tuple(_predicted(models, plan.traffic) for plan in plans)
 
@@ -307,13 +307,13 @@ class InMirror:
         ]
 
 
-def _predicted(models: CostModels, traffic: Traffic) -> Exchanges:
+def _predicted(models: CostModels, traffic: Traffic) -> ExchangesOfStep:
     """The exchanges of one plan with such traffic."""
     idle = np.zeros((1, traffic.num_devices))
     waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0).max()
     if models.input is None:
-        return Exchanges(float(waited_ms), 0.0)
-    return Exchanges(float(waited_ms), float(models.input.predict(traffic.alone(Collective.INPUT), idle).max()))
+        return ExchangesOfStep(float(waited_ms), 0.0)
+    return ExchangesOfStep(float(waited_ms), float(models.input.predict(traffic.alone(Collective.INPUT), idle).max()))
 
 
 @dataclass(frozen=True)
