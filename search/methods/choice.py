@@ -37,20 +37,16 @@ class Choice:
             models are led astray most.
         form_doubt: doubt where tables are in rows or copies, and the models know kernels and exchanges only: using a
             form takes more in training. At 1 the two intervals must not overlap, which is right wherever steps were
-            measured (docs/steps.md).
-        step_form_doubt: the same for models that know what TorchRec adds (cpu+torchrec). Of four kinds of tables
-            whose forms were predicted to gain an eighth of both margins or less, none trained faster in them.
+            measured (docs/steps.md). Models that know what TorchRec adds (cpu+torchrec) need none.
     """
 
     doubt: NonNegative = 0.0
     blind_doubt: NonNegative = 1.0
     form_doubt: NonNegative = 1.0
-    step_form_doubt: NonNegative = 0.2
 
     def of_forms(self, models: CostModels) -> "Choice":
-        """Between plans in columns alone and plans in other forms."""
-        doubt = self.step_form_doubt if models.of_whole_steps else self.form_doubt
-        return replace(self, doubt=max(self.doubt, doubt))
+        """Between plans in columns alone and plans in other forms; models of whole steps know what a form takes."""
+        return self if models.of_whole_steps else replace(self, doubt=max(self.doubt, self.form_doubt))
 
     def among(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> tuple[int, int | None]:
         """The first of some plans of a task, or, of those whose gain is believed, the one expected to cost least.

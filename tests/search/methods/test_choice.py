@@ -192,14 +192,6 @@ def test_what_nobody_would_miss_is_not_said():
     assert declined_remark(replace(first, task=tight), replace(other, task=tight), simulator) is None
 
 
-def test_gains_of_forms_need_doubt_by_what_the_models_know():
-    kernels, steps = CostModels.load("cpu"), CostModels.load("cpu+torchrec")
-    choice = Choice(doubt=0.1, form_doubt=0.9, step_form_doubt=0.3)
-    assert [choice.of_forms(models).doubt for models in (kernels, steps)] == [0.9, 0.3]
-    assert replace(choice, doubt=1.0).of_forms(steps).doubt == 1.0
-    assert 0 < Choice().of_forms(steps).doubt < Choice().of_forms(kernels).doubt
-
-
 def test_every_gain_is_believed_where_there_is_a_choice():
     assert NeuroShard().choice is not None
     assert believing(NeuroShard(beam_width=2)) == NeuroShard(beam_width=2, choice=None)
