@@ -55,7 +55,7 @@ class Choice:
         costs less.
         """
         first = costs[0]
-        known = [number for number, cost in enumerate(costs) if cost.beyond <= max(1.0, first.beyond)]
+        known = [number for number, cost in enumerate(costs) if cost.beyond <= first.beyond]
         believed = [number for number in known if costs[number].total_ms < first.total_ms]
         if first.margin is not None:
             believes = self._believes if _have_members(simulator, task) else self._believes_blindly
@@ -88,7 +88,7 @@ def declined_remark(plan: Plan, declined: Plan | None, simulator: Simulator) -> 
     before, after = simulator.costs(plan.task, [plan, declined])
     if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
-    lopsided = after.beyond > max(1.0, before.beyond)
+    lopsided = after.beyond > before.beyond
     why = "no exchange that the models know is so lopsided" if lopsided else "the gain is within the models' margins"
     return (
         f"a plan predicted {1 - after.total_ms / before.total_ms:.1%} cheaper was found ({after.total_ms:.2f} ms, not "
