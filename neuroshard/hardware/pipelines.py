@@ -1,7 +1,7 @@
 """How a model is trained on one batch after another: by a loop, or by TorchRec's pipeline, which sends inputs ahead."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -32,6 +32,17 @@ class Optimizers:
         """Do nothing: every step leaves no gradients. TorchRec's pipeline asks for it."""
 
 
+class Trainee(NamedTuple):
+    """What a pipeline trains, and on which batches; its time is charged to the clock's phases."""
+
+    model: DistributedModelParallel
+    forward: Forward
+    optimizers: Optimizers
+    batches: Iterator[Batch]
+    clock: PhaseClock
+    device: torch.device
+
+
 class Pipeline(Protocol):
     """Trains a sharded model on batches.
 
@@ -55,28 +66,20 @@ class Loop:
 
     ahead = 0
 
-    def __init__(
-        self,
-        model: DistributedModelParallel,
-        forward: Forward,
-        optimizers: Optimizers,
-        batches: Iterator[Batch],
-        clock: PhaseClock,
-        device: torch.device,
-    ) -> None:
-        self._model, self._forward, self._optimizers, self._batches = model, forward, optimizers, batches
+    def __init__(self, trained: Trainee) -> None:
+        self._trained = trained
 
     def train(self) -> torch.Tensor:
         """Train on the next batch; returns its loss."""
-        loss, told = self._forward(next(self._batches))
+        loss, told = self._trained.forward(next(self._trained.batches))
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimizers.step()
+        self._trained.optimizers.step()
         return told
 
     def exchange_input(self, batch: Batch) -> None:
         """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
         for path, features in batch.items():
-            module = self._model.module.get_submodule(path)
+            module = self._trained.model.module.get_submodule(path)
             module.input_dist(module.create_context(), features).wait().wait()
 
 
@@ -89,18 +92,10 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
 
     ahead = 1
 
-    def __init__(
-        self,
-        model: DistributedModelParallel,
-        forward: Forward,
-        optimizers: Optimizers,
-        batches: Iterator[Batch],
-        clock: PhaseClock,
-        device: torch.device,
-    ) -> None:
-        super().__init__(model, optimizers, device, custom_model_fwd=forward)
-        self._source, self._clock = batches, clock
-        self.fill_pipeline(batches)
+    def __init__(self, trained: Trainee) -> None:
+        super().__init__(trained.model, trained.optimizers, trained.device, custom_model_fwd=trained.forward)
+        self._source, self._clock = trained.batches, trained.clock
+        self.fill_pipeline(trained.batches)
 
     def train(self) -> torch.Tensor:
         """Train on the next batch; returns its loss."""
@@ -120,4 +115,4 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         self._clock.enter(DENSE)
 
 
-MADE: Mapping[str, Callable[..., Pipeline]] = {"none": Loop, "sparse_dist": SparseDist}
+MADE: Mapping[str, Callable[[Trainee], Pipeline]] = {"none": Loop, "sparse_dist": SparseDist}

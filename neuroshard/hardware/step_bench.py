@@ -31,7 +31,7 @@ from neuroshard.hardware.phase_clock import (
     OUTPUT,
     PhaseClock,
 )
-from neuroshard.hardware.pipelines import MADE, Optimizers
+from neuroshard.hardware.pipelines import MADE, Optimizers, Trainee
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, renamed
@@ -148,7 +148,7 @@ class Trained:
         for module in self.sharded:
             _watch(module, clock)
         make = MADE[sample.protocol.pipeline]
-        self.pipeline = make(self._model, self._forward, optimizers, cycle(its), clock, where)
+        self.pipeline = make(Trainee(self._model, self._forward, optimizers, cycle(its), clock, where))
 
     @property
     def lookups(self) -> list[nn.Module]:
