@@ -42,6 +42,9 @@ def _house(folder):
     return folder
 
 
+pytestmark = pytest.mark.xdist_group("further form")  # its tests read what one process found
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What the exam says, in a process of its own: the form is there from the first import on."""

@@ -1,7 +1,10 @@
 """What workers import, imported ahead by the process that they are forked from."""
 
 from contextlib import suppress
+from warnings import catch_warnings, simplefilter
 
-with suppress(Exception):  # a worker that imports the same says what is wrong with it
+with suppress(Exception), catch_warnings():  # a worker that imports the same says what is wrong with it
+    simplefilter("ignore")
     import neuroshard.hardware.compute_bench
-    import neuroshard.hardware.exchange_bench  # noqa: F401
+    import neuroshard.hardware.exchange_bench
+    import neuroshard.hardware.mirror_bench  # noqa: F401  # and TorchRec, where there is one

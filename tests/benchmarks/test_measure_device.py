@@ -35,6 +35,7 @@ def _measure(out):
     script.main([str(out), *given, "--large-combinations=2"])
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 def test_a_few_samples_on_the_cpu(tmp_path):
     process = forked_warm().Process(target=_measure, args=(tmp_path / "out",))  # it pins itself to a core

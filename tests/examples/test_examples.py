@@ -17,6 +17,7 @@ def _run(*arguments):
     return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 def test_torchrec_dlrm_learns_on_two_processes():
     done = _run("--nproc-per-node=2", "examples/torchrec_dlrm.py", "--steps=120")

@@ -121,6 +121,7 @@ def test_no_cuda_is_one_clear_line():
         meter.measure([ComputeSample(toy_tables(1), 64)], [0])
 
 
+@pytest.mark.slow
 def test_exchanges_under_torchrun(tmp_path):
     """The others wait until rank 0 begins, longer than they would wait for each other."""
     program = tmp_path / "program.py"

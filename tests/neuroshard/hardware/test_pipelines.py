@@ -33,7 +33,7 @@ def _trained(rank, plan, optimizer, folder):
     (folder / str(rank)).write_bytes(pickle.dumps(found))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "rowwise_adagrad"])
 def test_every_pipeline_learns_the_same(tmp_path, optimizer):
     on_gloo(2, _trained, mixed_plan(2), optimizer, tmp_path)
     for rank in range(2):

@@ -83,7 +83,7 @@ SAMPLE = CommSample((64, 64), (0.0, 0.0), 1, devices_per_host=1)
 
 
 @pytest.mark.usefixtures("two")
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_is_ended(tmp_path, how):
     (tmp_path / "hold.py").write_text(HOLD)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -93,6 +93,7 @@ def test_what_cannot_be_asked(settings, said):
         _planner(**settings)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_not_run_again_by_what_measures(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)

@@ -376,6 +376,7 @@ def test_minutes_are_kept_by_a_run_that_was_killed_after_its_first_round(home, t
     assert _run(home, tmp_path / "out", clock=lambda: float(next(fast)) * 1e-3, **run).run() == first
 
 
+@pytest.mark.slow
 def test_gains_of_forms_come_true(tmp_path):
     """From installed models that are wrong about copies and rows here by half."""
     tables = (replace(table, rows=min(table.rows, 2000)) for table in dlrm_like(24, batch_size=BATCH_SIZE, seed=3))

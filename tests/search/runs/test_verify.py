@@ -15,7 +15,7 @@ import pytest
 
 from neuroshard.app import cli
 from neuroshard.hardware import Outcome
-from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import layout_key
@@ -397,7 +397,8 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
     assert pd.read_parquet(tmp_path / "measured" / "results.parquet").measured_ms.notna().all()
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.xdist_group("measures")
+@pytest.mark.parametrize("pipeline", ["sparse_dist", pytest.param("none", marks=pytest.mark.slow)])
 def test_finalists_are_verified_by_training_steps(bundle, tmp_path, pipeline):
     """A pass is a build of all of them, on two real processes."""
     means = InSteps(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
