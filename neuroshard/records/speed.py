@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import minimize
 from scipy.sparse import csr_array
+from scipy.special import huber
 
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
@@ -39,14 +40,13 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
     wanted = np.concatenate([ratio / _REPEATED, np.zeros(spells)])
     of_logs = _of_logs(spells, pairs)
 
-    def off(logs: FloatArray) -> FloatArray:
-        left: FloatArray = of_logs @ logs - wanted
-        return left
+    def loss(logs: FloatArray) -> tuple[float, FloatArray]:
+        """Sum Huber's loss of logarithms (S,), and its slopes (S,)."""
+        left = of_logs @ logs - wanted
+        return float(huber(1.0, left).sum()), of_logs.T @ np.clip(left, -1.0, 1.0)
 
-    def slopes(_logs: FloatArray) -> Any:
-        return of_logs
-
-    found: FloatArray = np.exp(least_squares(off, np.zeros(spells), slopes, loss="huber").x)
+    fitted = minimize(loss, np.zeros(spells), jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-9})
+    found: FloatArray = np.exp(fitted.x)
     return found
 
 

@@ -1,6 +1,7 @@
 """Tables, tasks and cost models that need no data."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -32,6 +33,7 @@ from neuroshard.words.home import Tier
 _BATCH_SIZE = 256
 
 
+@cache
 def toy_tables(count: int, seed: int = 0, max_rows: int = 2000) -> tuple[Table, ...]:
     """Small random tables of dims 4 to 64."""
     rng = np.random.default_rng(seed)

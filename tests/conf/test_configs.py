@@ -111,7 +111,8 @@ def test_every_setting_is_said_in_a_line(command, group, name):
 def _composable():
     """What each command is composed with: its defaults, every choice of every group, every experiment.
 
-    A choice of each group at a time, since Hydra is slow; what other commands had already is left to the slow tests.
+    A choice of each group at a time, since Hydra is slow; what other commands had already, and experiments, which
+    choose between what was tried alone, are left to the slow tests.
     """
     seen = set()
     for command in COMMANDS:
@@ -122,7 +123,7 @@ def _composable():
             yield pytest.param(command, given, marks=[pytest.mark.slow] if given.items() <= seen else [])
             seen |= given.items()
     for name in choices("experiment"):
-        yield name.split("_")[0], {"experiment": name}
+        yield pytest.param(name.split("_")[0], {"experiment": name}, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("command", "given"), _composable())

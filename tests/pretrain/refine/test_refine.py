@@ -462,7 +462,6 @@ def test_one_device_exchanges_nothing(home, tmp_path):
     assert result.rounds[0].count("exchange") == 0
 
 
-@pytest.mark.xdist_group("measures")
 def test_a_tiny_run_on_real_hardware(home, tmp_path):
     timing = TimingProtocol(warmup=1, rounds=2, repeats_per_round=1, live=8, flush_bytes=0)
     hardware = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), timing, timing, PATIENCE_S)
