@@ -14,7 +14,7 @@ from neuroshard.models.stored import Stored, tensors_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.schema import parse
 from neuroshard.words.collective import Collective, collective_named, name_of
-from neuroshard.words.form import Form
+from neuroshard.words.form import Form, Forms
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class CommByCollective(Stored, CommModel):
     kind: ClassVar[str] = "by_collective"
 
     exchanges: dict[Collective, CommModel]
-    serves: frozenset[Form]
+    serves: Forms
 
     @property
-    def forms(self) -> frozenset[Form]:
+    def forms(self) -> Forms:
         """Return the forms whose exchanges in this direction are all known."""
         return self.serves
 

@@ -16,7 +16,7 @@ from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.coverage import Coverage
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
 
 NUM_WAITS = 5
 
@@ -30,7 +30,7 @@ class ComputeModel(ABC):
         return frozenset({IN_COLUMNS})
 
     @property
-    def forms(self) -> frozenset[Form]:
+    def forms(self) -> Forms:
         """The forms of pooled tables that it knows costs of."""
         return frozenset(call.form for call in self.calls if call.pooled)
 
@@ -126,7 +126,7 @@ class CommModel(ABC):
         return frozenset({Collective.ALL_TO_ALL})
 
     @property
-    def forms(self) -> frozenset[Form]:
+    def forms(self) -> Forms:
         """The forms whose exchanges it knows costs of; it may pass over what others exchange."""
         return frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in self.collectives)
 

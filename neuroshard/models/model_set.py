@@ -12,7 +12,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import name_of
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
 from neuroshard.words.home import Tier
 
 
@@ -69,7 +69,7 @@ class ModelSet:
         return self.forward.num_devices
 
     @property
-    def forms(self) -> frozenset[Form]:
+    def forms(self) -> Forms:
         """The forms that all three models know costs of."""
         return self.compute.forms & self.forward.forms & self.backward.forms
 

@@ -14,7 +14,7 @@ from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.coverage import Coverage
-from neuroshard.words.form import Form
+from neuroshard.words.form import Forms
 from neuroshard.words.home import Word
 
 _MS = 1e-6  # of a byte at 1 GB/s
@@ -96,7 +96,7 @@ class Narrowed(CommModel):
         return self.model.collectives
 
     @property
-    def forms(self) -> frozenset[Form]:
+    def forms(self) -> Forms:
         """The forms whose exchanges the model knows."""
         return self.model.forms
 

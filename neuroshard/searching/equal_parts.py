@@ -20,7 +20,7 @@ from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import Form
+from neuroshard.words.form import Forms
 
 _SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
 _Share = Callable[[Table], float]
@@ -69,7 +69,7 @@ class EqualParts(Searcher):
         return self.inner.takes_sequences
 
     @property
-    def takes_forms(self) -> frozenset[Form]:
+    def takes_forms(self) -> Forms:
         """Those of the inner one."""
         return self.inner.takes_forms
 

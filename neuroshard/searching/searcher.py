@@ -13,7 +13,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import Form
+from neuroshard.words.form import Form, Forms
 
 _Own = TypeVar("_Own", bound="Searcher")
 _Find = Callable[[_Own, Task, Simulator], "Found"]
@@ -72,7 +72,7 @@ class Searcher(ABC):
         return True
 
     @property
-    def takes_forms(self) -> frozenset[Form]:
+    def takes_forms(self) -> Forms:
         """The forms that a table may be restricted to: columns, and those that a setting `forms` names."""
         return frozenset({Form.COLUMNS, *map(Form, getattr(self, "forms", ()))})
 

@@ -1,6 +1,6 @@
 """What another system can express of plans, tasks whose plans it takes, and a plan in its words."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from glob import escape
@@ -15,7 +15,7 @@ from neuroshard.plumbing.schema import MAX_DIM
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import CUT_FORMS, FORMS, Form
+from neuroshard.words.form import CUT_FORMS, FORMS, Forms
 from neuroshard.words.home import TIERS, Tier
 from neuroshard.words.shard import Placement
 
@@ -107,8 +107,8 @@ class Target:
     name: str
     title: str
     write: Callable[[Plan], Exported]
-    forms: frozenset[Form] = frozenset(FORMS)
-    sequence_forms: frozenset[Form] = frozenset(CUT_FORMS)
+    forms: Forms = frozenset(FORMS)
+    sequence_forms: Forms = frozenset(CUT_FORMS)
     splits: Splits = Splits.ANY
     rows_over: Literal["all", "hosts"] = "hosts"
     tiers: frozenset[Tier] = frozenset(Tier)
@@ -199,5 +199,5 @@ class Target:
         return None
 
 
-def _listed(forms: Collection[Form]) -> str:
+def _listed(forms: Forms) -> str:
     return " and ".join(form.value for form in FORMS if form in forms)

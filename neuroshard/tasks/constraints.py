@@ -14,7 +14,7 @@ from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.matching import own_places
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, parse
 from neuroshard.tables import Table
-from neuroshard.words.form import CUT_FORMS, FORMS, Form, forms_named
+from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
 from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, TIERS, Home, Tier
 
 _RARE = ("tiers", "cached", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
@@ -101,7 +101,7 @@ class TableLimits:
     min_blocks: int
     max_blocks: int
     min_dim: int
-    forms: frozenset[Form]
+    forms: Forms
     tiers: frozenset[Tier] = frozenset(Tier)
     cached: float | None = None
     equal_widths: bool = False

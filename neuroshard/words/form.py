@@ -22,6 +22,7 @@ class Form(Word):
 
 
 FORMS = tuple(Form)  # in the order of whatever has one number for each
+Forms = frozenset[Form]  # those that something knows, takes or allows
 
 
 def forms_named(names: Iterable[str]) -> tuple[Form, ...]:

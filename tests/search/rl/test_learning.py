@@ -93,7 +93,9 @@ def models(tmp_path):
     save_bundle(tmp_path / "models", random_models(2), Card())
 
 
-@pytest.mark.parametrize("learner", [pytest.param(dreamshard(NETWORK), marks=pytest.mark.slow), autoshard(NETWORK), dreamshard()])
+@pytest.mark.parametrize(
+    "learner", [pytest.param(dreamshard(NETWORK), marks=pytest.mark.slow), autoshard(NETWORK), dreamshard()]
+)
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, models, learner, monkeypatch):
     whole = _run(tmp_path, learner=learner).run()
     killed = _run(tmp_path, "killed", learner=learner)
