@@ -61,9 +61,15 @@ def test_stages_are_reached_through_committed_links(name):
     assert (link.parent / link.readlink()).resolve() == ROOT / link.name
 
 
-def test_importing_imports_nothing_heavy():
-    heavy = ("torch", "fbgemm_gpu", "matplotlib", "pandas")
-    code = f"import sys, neuroshard; print([m for m in {heavy} if m in sys.modules])"
+@pytest.mark.parametrize(
+    ("imported", "heavy"),
+    [
+        ("neuroshard", ("torch", "fbgemm_gpu", "matplotlib", "pandas")),
+        ("neuroshard.stages.search.runs.search", ("torch", "fbgemm_gpu", "matplotlib", "scipy", "sklearn")),
+    ],
+)
+def test_importing_imports_nothing_heavy(imported, heavy):
+    code = f"import sys, {imported}; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
 

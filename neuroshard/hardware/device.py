@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from neuroshard.hardware.specs import DeviceSpec
-from neuroshard.plumbing.errors import UserError
+from neuroshard.hardware.specs import DeviceSpec, no_device
 
 
 class Device(ABC):
@@ -154,8 +153,3 @@ def _keep_freed_memory() -> None:
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
         mallopt(top_pad, 256 << 20)
-
-
-def no_device() -> UserError:
-    """The error where a GPU is asked for and there is none."""
-    return UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")

@@ -11,9 +11,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 from warnings import filterwarnings
 
-from neuroshard.hardware.device import no_device
 from neuroshard.hardware.mirrored_samples import MirroredSample
-from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers
+from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers, no_device
 from neuroshard.hardware.step_samples import StepSample
 from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGroup, forked_warm, spawned

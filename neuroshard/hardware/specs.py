@@ -69,3 +69,8 @@ def check_tiers(kind: str, tiers: Iterable[Tier]) -> None:
                 f"hardware=cpu has no second tier of memory, and tables in tier {tier.value!r} can't be measured "
                 "there: FBGEMM keeps caches on GPUs only; take hardware=cuda"
             )
+
+
+def no_device() -> UserError:
+    """The error where a GPU is asked for and there is none."""
+    return UserError("hardware=cuda: torch finds no CUDA device; use hardware=cpu, or install the cuda extra")

@@ -4,13 +4,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.parts import BACKWARD, FORWARD
@@ -18,6 +14,10 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.files import write_atomically
+
+if TYPE_CHECKING:  # slow to import: only where something is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLORS = ("#c44e52", "#8c8c8c", "#4c72b0", "#dd8452")  # by a part's place in a step
 _GREY = "0.3"
@@ -28,8 +28,12 @@ _MOST_CURVES = 10  # of more, colours repeat
 _LONGEST_LABEL = 48
 
 
-def drawn(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
+def drawn(draw: Callable[["Figure"], None], width: float, height: float) -> bytes:
     """A PNG of what `draw` draws on a figure of so many inches, without a display; texts are never read as formulas."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     with rc_context({"text.parse_math": False, "axes.formatter.use_mathtext": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box stands for what the font lacks
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -54,7 +58,7 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
     """A PNG: stacked bars of every device's cost by part, and bars of its memory, by form, beside the cap."""
     many = len(cost.compute) > _MANY_DEVICES
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: "Figure") -> None:
         times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
         _draw_times(times, cost)
         _draw_memory(memory, plan)
@@ -63,7 +67,7 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
     return drawn(draw, 9, 6.4 if many else 3.9)
 
 
-def _draw_times(axes: Axes, cost: Cost) -> None:
+def _draw_times(axes: "Axes", cost: Cost) -> None:
     bottom = np.zeros(len(cost.compute))
     for part in sorted(cost.counted, key=lambda part: part.when):
         name = f"{part.name} communication" if part.name in (BACKWARD, FORWARD) else part.name
@@ -75,7 +79,7 @@ def _draw_times(axes: Axes, cost: Cost) -> None:
     axes.legend(loc="upper left", ncols=3, fontsize=8, frameon=False)
 
 
-def _draw_memory(axes: Axes, plan: Plan) -> None:
+def _draw_memory(axes: "Axes", plan: Plan) -> None:
     caps, used = np.array(plan.task.shard_memory) / _GIB, np.array(plan.device_bytes) / _GIB
     devices, bottom = np.arange(len(caps)), np.zeros(len(caps))
     for layout, size in zip(LAYOUTS.values(), plan.form_bytes.T / _GIB, strict=True):
@@ -90,7 +94,7 @@ def _draw_memory(axes: Axes, plan: Plan) -> None:
     axes.set(xlabel="device", ylabel="GiB", title="memory for shards", ylim=(0, top))
 
 
-def _bars(axes: Axes, values: FloatArray, bottom: FloatArray, color: str, name: str) -> None:
+def _bars(axes: "Axes", values: FloatArray, bottom: FloatArray, color: str, name: str) -> None:
     """Bars on (D,) devices, from `bottom`; of many, their outline, filled."""
     devices = np.arange(len(values))
     if len(values) > _MANY_DEVICES:
@@ -100,12 +104,12 @@ def _bars(axes: Axes, values: FloatArray, bottom: FloatArray, color: str, name: 
         axes.bar(devices, values, bottom=bottom, label=name, color=color, width=0.7)
     axes.set_xlim(-0.5, len(values) - 0.5)
     if len(values) > _NUMBERED_DEVICES:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.locator_params(axis="x", integer=True)
     else:
         axes.set_xticks(devices)
 
 
-def _note(axes: Axes, text: str, y: float) -> None:
+def _note(axes: "Axes", text: str, y: float) -> None:
     """A word at the right end of a horizontal line."""
     axes.annotate(
         text, (1, y), xycoords=("axes fraction", "data"), xytext=(-4, 3), textcoords="offset points", ha="right",
@@ -126,7 +130,7 @@ def curves_png(
     Of more curves than there are colours, all are grey and without a name.
     """
 
-    def draw(figure: Figure) -> None:
+    def draw(figure: "Figure") -> None:
         """Draw a line for each curve and a dashed one for each reference."""
         axes = figure.subplots()
         named = len(curves) <= _MOST_CURVES
@@ -141,7 +145,7 @@ def curves_png(
                 va="center", fontsize=8, color="0.35",
             )  # fmt: skip
         axes.set(xlabel="round", ylabel="mean plan cost, ms", title=None if title is None else label(title))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.locator_params(axis="x", integer=True)
         if named:
             axes.legend(frameon=False, fontsize=8)
 

@@ -6,16 +6,17 @@ whole number of units of each item on each device, and a 0 or 1 that says whethe
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.limits import keeps_limits
 from neuroshard.stages.search.space.sizes import Sizes
+
+if TYPE_CHECKING:  # slow to import: only where it is used
+    from scipy.optimize import LinearConstraint
 
 _MOST_UNKNOWNS = 4000  # beyond that a single node of the solver's tree takes long
 _EFFORT = 200_000  # unknowns x nodes: counted, so that every machine gives the same answer
@@ -114,6 +115,8 @@ class _Program:
 
     def solve(self) -> tuple[IntArray | None, bool]:
         """(n,) a solution, up to the solver's rounding, or None; and whether it proves that there is none."""
+        from scipy.optimize import Bounds, milp
+
         upper = np.ones(self.num_unknowns)
         item, device = np.nonzero(self._units >= 0)
         upper[self._units[item, device]] = self._sizes.full_width[item]
@@ -232,8 +235,11 @@ class _Rows:
         self._weights.append(np.broadcast_to(np.asarray(weights, dtype=np.float64), unknowns.shape))
         self._bounds.append((lower, upper))
 
-    def constraint(self, num_unknowns: int) -> LinearConstraint:
+    def constraint(self, num_unknowns: int) -> "LinearConstraint":
         """All rows in one, over so many unknowns."""
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import coo_array
+
         row = np.repeat(np.arange(len(self._columns)), [len(columns) for columns in self._columns])
         cells = (np.concatenate(self._weights), (row, np.concatenate(self._columns)))
         lower, upper = np.array(self._bounds, dtype=np.float64).T

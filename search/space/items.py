@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, IntArray
@@ -142,7 +141,7 @@ class Items:
             whole = [number for number in numbers if self.limits.max_shards[number] == 1]
             width = np.array([self.items[number].parts[0][1] for number in whole])
             fits = self.limits.allowed[whole] & (units[table] == width[:, None])
-            for row, device in np.stack(linear_sum_assignment(~fits), axis=1).tolist():
+            for row, device in _own_devices(fits):
                 held[whole[row], device] = self.items[whole[row]].width
                 units[table, device] = 0
             for number in set(numbers).difference(whole):
@@ -155,6 +154,15 @@ class Items:
         for number, item in enumerate(self.items):
             numbers[item.parts[0][0]].append(number)
         return numbers
+
+
+def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
+    """Pair each of n shards with a device of its own that it fits on, (n, D)."""
+    if not len(fits):
+        return []
+    from scipy.optimize import linear_sum_assignment  # slow to import: only where it is used
+
+    return list(zip(*(its.tolist() for its in linear_sum_assignment(~fits)), strict=True))
 
 
 def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
