@@ -80,7 +80,7 @@ def _tiny_tasks(seeds):
             yield seed, tiny.task(), plans
 
 
-@pytest.mark.parametrize("tasks", [10, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tasks", [20, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_no_plan_costs_less_than_the_bound(name, tasks):
     tried = 0

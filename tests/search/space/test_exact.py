@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import optimize
 
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
@@ -174,8 +175,8 @@ def test_small_devices_beside_huge_ones_are_used_to_the_byte():
 
 def test_the_solver_is_limited_by_counts_alone(monkeypatch):
     given = []
-    solve = exact.milp
-    monkeypatch.setattr(exact, "milp", lambda *some, options, **more: given.append(options) or solve(*some, **more))
+    solve = optimize.milp
+    monkeypatch.setattr(optimize, "milp", lambda *some, options, **more: given.append(options) or solve(*some, **more))
     task = Task((Table("t", 10, 8, 1.0, ONCE),), Topology(2, 1 << 30), 256)
     assert pack_exactly(_sizes(task), device_memory(task)).held is not None
     assert [list(options) for options in given] == [["node_limit"]]
