@@ -19,6 +19,9 @@ _PARTS = {  # of the framework, with the phases that they stand for; the dense n
     "kernels": ("lookups", "backward", "reducing copies", "optimizer of copies"),
     "outputs": ("outputs", "gradients"),
 }
+_START_COUNTS = (
+    8.0  # samples: where few were measured, plans are chosen as well as by the start, and errors are smaller
+)
 _LEAST_MS = 0.1  # errors of what takes less count as if it took so much
 
 
@@ -54,14 +57,19 @@ def _of_rank(simulator: Simulator, sample: LocalSample) -> tuple[FloatArray, flo
     return terms_of(called)[0, sample.rank], float(called.ms[0, sample.rank].sum())
 
 
-def fit_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> Framework:
+def fit_framework(
+    models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
+) -> Framework:
     """Non-negative least squares of relative errors, part by part; kernels beside what the models say of them.
 
-    So each figure is what one more of something costs, and none saves anything.
+    So each figure is what one more of something costs, and none saves anything. With a start, another machine's, each
+    part is drawn to that one's figures times a factor: few samples don't tell what each of the terms costs.
     """
     asked = _Asked.of(models, some)
     slopes = {
-        name: _solved(np.column_stack([asked.terms, asked.kernels_ms * (name == "kernels")]), took)
+        name: _solved(
+            np.column_stack([asked.terms, asked.kernels_ms * (name == "kernels")]), took, _slopes_of(start, name)
+        )
         for name, took in asked.part_ms.items()
     }
     named = {
@@ -69,6 +77,14 @@ def fit_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) 
         for name, its in slopes.items()
     }
     return Framework(float(slopes["kernels"][-1]), **named)
+
+
+def _slopes_of(framework: Framework | None, name: str) -> FloatArray | None:
+    """(F + 1,) ms for one of each of `TERMS` in a part, and the factor of its kernels."""
+    if framework is None:
+        return None
+    its = getattr(framework, name)
+    return np.array([*(its.get(term, 0.0) for term in TERMS), framework.factor * (name == "kernels")])
 
 
 def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> dict[str, Predicted]:
@@ -83,11 +99,23 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
     return found
 
 
-def _solved(amounts: FloatArray, took_ms: FloatArray) -> FloatArray:
-    """(F,) non-negative ms for one of each amount (n, F) that miss what was measured (n,) least, relative to it."""
+def _solved(amounts: FloatArray, took_ms: FloatArray, before: FloatArray | None) -> FloatArray:
+    """(F,) non-negative ms for one of each amount (n, F) that miss what was measured (n,) least, relative to it.
+
+    Those of `before` (F,), times the factor that tells most, count as so many samples of each amount by itself.
+    """
     scale = np.maximum(amounts.max(axis=0), np.finfo(np.float64).tiny)
     weight = 1 / np.maximum(took_ms, _LEAST_MS)
-    solved: FloatArray = nnls(amounts / scale * weight[:, None], took_ms * weight)[0] / scale
+    asked, wanted = amounts / scale * weight[:, None], took_ms * weight
+    if before is not None:
+        drawn = np.eye(len(scale)) * np.sqrt(_START_COUNTS) * np.median(weight)
+        known = before * _typical_ratio(amounts, took_ms, before) * scale
+        asked, wanted = np.concatenate([asked, drawn]), np.concatenate([wanted, drawn @ known])
+    solved: FloatArray = nnls(asked, wanted)[0] / scale
     # Squares of relative errors favour what is too low: half of what was measured took longer than this, half less.
-    solved *= np.median(took_ms / np.maximum(amounts @ solved, _LEAST_MS))
+    solved *= _typical_ratio(amounts, took_ms, solved)
     return solved
+
+
+def _typical_ratio(amounts: FloatArray, took_ms: FloatArray, slopes: FloatArray) -> float:
+    return float(np.median(took_ms / np.maximum(amounts @ slopes, _LEAST_MS)))

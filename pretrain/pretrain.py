@@ -93,7 +93,8 @@ class Pretrain:
             if self.host_tiers is not None:
                 fitted = with_host_tiers(fitted, self.host_tiers)
             if measured.local.train:
-                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train))
+                known = None if start is None else start.framework
+                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, known))
             fitted = replace(fitted, margins=margins_of(fitted, measured, start))
             metrics = tests_of(fitted, measured)
             before = {} if start is None else errors_of(start, measured)

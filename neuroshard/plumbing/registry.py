@@ -6,7 +6,7 @@ that comes from a user, on the command line or in a call, passes `check_setting`
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -104,9 +104,18 @@ def store_configs(command: str) -> None:
     """Give Hydra what it composes a command of."""
     from hydra.core.config_store import ConfigStore
 
+    store = ConfigStore.instance()
+    store.repo = _Shared(store.repo)
     for group, name, content in files_of(command):
         package = "_global_" if group == EXPERIMENT else None  # it sets what other files hold
-        ConfigStore.instance().store(group=group or None, name=name, node=content, package=package)
+        store.store(group=group or None, name=name, node=content, package=package)
+
+
+class _Shared(dict[str, Any]):
+    """What Hydra composes of, and copies whole for each of a command's two compositions, though nothing changes it."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 def instantiate_config(config: Any, **objects: Any) -> Any:

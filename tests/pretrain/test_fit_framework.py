@@ -64,6 +64,25 @@ def test_it_finds_the_truth_where_there_is_no_noise():
         np.testing.assert_allclose(predicted.predicted_ms, predicted.measured_ms, rtol=0.02, err_msg=name)
 
 
+def _missed(its):
+    """Share of what was measured."""
+    return np.abs(its.predicted_ms - its.measured_ms).sum() / its.measured_ms.sum()
+
+
+def test_few_samples_are_learned_from_beside_another_machines_figures():
+    """Those take half as long again; a fifth of noise misleads who begins with nothing."""
+    rng, start = np.random.default_rng(0), TRUTH.scaled(1.5)
+    few = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.2))))) for m in _measured(20)]
+    drawn, alone = (replace(MODELS, framework=fit_framework(MODELS, few, begun)) for begun in (start, None))
+    fresh = _measured(40, first=1000)
+    errors = [
+        [_missed(its) for its in predicted_framework(models, fresh).values()]
+        for models in (drawn, alone, replace(MODELS, framework=start))
+    ]
+    assert np.mean(errors[0]) < 0.8 * np.mean(errors[1])
+    assert np.mean(errors[0]) < 0.5 * np.mean(errors[2])
+
+
 def test_parts_are_named_as_those_of_the_step():
     names = [part.name for part in TRUTH.parts]
     assert [*predicted_framework(replace(MODELS, framework=TRUTH), _measured(2))] == names
