@@ -66,10 +66,9 @@ def fit_framework(
     part is drawn to that one's figures times a factor: few samples don't tell what each of the terms costs.
     """
     asked = _Asked.of(models, some)
+    known = {} if start is None else _known(start)
     slopes = {
-        name: _solved(
-            np.column_stack([asked.terms, asked.kernels_ms * (name == "kernels")]), took, _slopes_of(start, name)
-        )
+        name: _solved(np.column_stack([asked.terms, asked.kernels_ms * (name == "kernels")]), took, known.get(name))
         for name, took in asked.part_ms.items()
     }
     named = {
@@ -79,12 +78,12 @@ def fit_framework(
     return Framework(float(slopes["kernels"][-1]), **named)
 
 
-def _slopes_of(framework: Framework | None, name: str) -> FloatArray | None:
-    """(F + 1,) ms for one of each of `TERMS` in a part, and the factor of its kernels."""
-    if framework is None:
-        return None
-    its = getattr(framework, name)
-    return np.array([*(its.get(term, 0.0) for term in TERMS), framework.factor * (name == "kernels")])
+def _known(framework: Framework) -> dict[str, FloatArray]:
+    """(F + 1,) by part: ms for one of each of `TERMS`, and the factor of its kernels."""
+    return {
+        name: np.append(part.slopes, framework.factor * (name == "kernels"))
+        for name, part in zip(_PARTS, framework.parts, strict=True)
+    }
 
 
 def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> dict[str, Predicted]:
