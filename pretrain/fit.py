@@ -48,11 +48,13 @@ class Fit:
     Attributes:
         compute, comm: to samples of one kernel call, to exchanges of one collective.
         seed: of initial weights and the order of samples.
+        least_calls: training samples of a kernel call, from which more than its factor is learned from them.
     """
 
     compute: ComputeFitter
     comm: CommFitter
     seed: int = 0
+    least_calls: int = _LEAST_TRAIN
 
     def check(self, start: CostModels) -> None:
         """Raise UserError unless the start's models of columns and all-to-alls are of kinds that are gone on from."""
@@ -94,11 +96,16 @@ class Fit:
             known, its = pieces.get(part.name), part.measured
             if known is None:
                 pieces |= {part.name: self._fitted(part, None, bars)}
-            elif len(its.train) >= _LEAST_TRAIN and its.valid:
+            elif len(its.train) >= self._least(part) and its.valid:
                 judges = its.valid if len(its.valid) >= _LEAST_VALID else its.known
                 both = known, further._fitted(part, known, bars)
                 pieces |= {part.name: min(both, key=lambda one: part.predict(one, judges).relative_error())}
         return pieces
+
+    def _least(self, part: MeasuredPart) -> int:
+        """Training samples from which the part is fitted further; the arithmetic of host memory has few figures."""
+        network = isinstance(part, MeasuredCalls) and part.call.tier is Tier.DEVICE
+        return self.least_calls if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
         """A model of the part; of tables in host memory it is arithmetic with figures that are solved for."""

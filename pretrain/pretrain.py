@@ -44,6 +44,9 @@ class Pretrain:
         compute_model, comm_model: the kinds of the models, and how they are fitted.
         init: a bundle (installed, or a directory) whose models are fitted further; of several, [cpu, models/other], the
             one of the machine that is most like this; None starts from nothing.
+        least_calls: of a kind for training, from which init's models of kernel calls are fitted further, not just
+            multiplied by a factor; fitted to a few hundred random combinations, they chose plans whose steps took
+            longer.
         max_samples: of each kind for training; None takes all.
         max_tables: in a compute sample for training; None takes all, 1 leaves combinations out.
         calls: kernel calls that models are fitted to, besides columns: rows, copies, sequence_columns, sequence_rows;
@@ -59,6 +62,7 @@ class Pretrain:
     compute_model: ComputeFitter
     comm_model: CommFitter
     init: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)] | None = None
+    least_calls: PositiveCount = 1000
     max_samples: PositiveCount | None = None
     max_tables: PositiveCount | None = None
     calls: tuple[str, ...] | None = None
@@ -80,7 +84,7 @@ class Pretrain:
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
             starts = [CostModels.load(path) for path in _several(self.init)]
-            fit = Fit(self.compute_model, self.comm_model, self.seed)
+            fit = Fit(self.compute_model, self.comm_model, self.seed, self.least_calls)
             for one in starts:
                 fit.check(one)
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]

@@ -64,8 +64,9 @@ def _measured(sample, number, times):
     return Measurement(sample, number, "valid" if number % 5 == 4 else "train", 0, Repeats(times, np.zeros(1)))
 
 
-def _fit(training=BRIEF):
-    return Fit(Ensemble(Additive(training_further=training), 2), SetCommunication(training_further=training))
+def _fit(training=BRIEF, **settings):
+    fitters = Ensemble(Additive(training_further=training), 2), SetCommunication(training_further=training)
+    return Fit(*fitters, **settings)
 
 
 def _further(start, calls, exchanges, fit=None):
@@ -74,10 +75,8 @@ def _further(start, calls, exchanges, fit=None):
     return replace(models, margins=margins_of(models, measured, start))
 
 
-@pytest.fixture
-def speed_only(monkeypatch):
-    """However many samples there are, they tell the speed and nothing else."""
-    monkeypatch.setattr("neuroshard.stages.pretrain.fit._LEAST_TRAIN", 1000)
+LONGER = TrainingSettings(80, 16, 1e-2, "cosine", "absolute_relative", 80)
+SPEED_ONLY = 1000  # calls: however many samples there are, they tell the speed and nothing else
 
 
 def _relative(model, other, calls):
@@ -106,28 +105,35 @@ def test_speed_of_transfers_leaves_waiting_out():
     assert fitted.compute is start.compute
 
 
-def test_shape_is_learned_from_more(monkeypatch):
+def test_shape_is_learned_from_more():
     start = _start()
     bent = lambda ms: 2 * ms**1.2  # noqa: E731
     calls = _calls(start.compute, 150, bent)
     test = calls[100:]
     true = np.array([m.repeats.times_ms[0] for m in test])
     errors = []
-    longer = TrainingSettings(80, 16, 1e-2, "cosine", "absolute_relative", 80)
-    for least in (1000, 16):
-        monkeypatch.setattr("neuroshard.stages.pretrain.fit._LEAST_TRAIN", least)
-        fitted = _further(start, calls[:100], [], _fit(longer))
+    for least in (SPEED_ONLY, 16):
+        fitted = _further(start, calls[:100], [], _fit(LONGER, least_calls=least))
         errors.append(np.abs(fitted.compute.predict(loads_of([m.sample for m in test])) / true - 1).mean())
     assert errors[1] < 0.7 * errors[0]
 
 
-@pytest.mark.usefixtures("speed_only")
+def test_calls_too_few_for_more_than_their_speed_leave_exchanges_to_be_learned(monkeypatch):
+    start, fitted = _start(), []
+    monkeypatch.setattr(Fit, "_fitted", lambda _, part, known, __: fitted.append(part.name) or known)
+    measured = Measured.split(_calls(start.compute, 50), _exchanges(start, 20))
+    for least, named in ((SPEED_ONLY, ["forward", "backward"]), (8, ["compute", "forward", "backward"])):
+        fitted.clear()
+        _fit(least_calls=least)(measured, start)
+        assert fitted == named
+
+
 def test_validation_samples_are_never_trained_on_and_set_the_margins():
     start = _start()
     calls = _calls(start.compute, 50)
     factors = [10 if m.split == "valid" else 1 for m in calls]
     wrong = [_measured(m.sample, m.sample_id, f * m.repeats.times_ms) for f, m in zip(factors, calls, strict=True)]
-    fitted = _further(start, wrong, [])
+    fitted = _further(start, wrong, [], _fit(least_calls=SPEED_ONLY))
     assert np.allclose(_relative(start.compute, fitted.compute, calls), 1, rtol=1e-4)
     valid = [m for m in wrong if m.split == "valid"]
     sets = loads_of([m.sample for m in valid])
@@ -202,7 +208,6 @@ def test_the_same_samples_give_the_same_models():
     assert one.forward.share.tolist() == other.forward.share.tolist()
 
 
-@pytest.mark.usefixtures("speed_only")
 def test_what_is_measured_has_its_own_speed():
     """From four samples on; with fewer it goes with columns, as what isn't measured does."""
     start = random_form_models()
@@ -215,7 +220,7 @@ def test_what_is_measured_has_its_own_speed():
     ]
     one = LoadSets.of([TABLES[:5]], 256)
     for measured, factor in ((copied, 5), (copied[:3], 2)):
-        fitted = _further(start, [*calls, *measured], [])
+        fitted = _further(start, [*calls, *measured], [], _fit(least_calls=SPEED_ONLY))
         assert fitted.compute.of_call(Call(Form.COPIES)).predict(one) == pytest.approx(
             factor * copies.predict(one), rel=1e-4
         )

@@ -142,7 +142,9 @@ def test_fitting_further_starts_where_the_bundle_is(data):
         "compute_model": Ensemble(Additive(training_further=still), members=2),
         "comm_model": SetCommunication(training_further=still),
     }
-    _pretrain(data, "further", init=str(data / "bundle"), max_samples=30, keep_worse=True, **unmoved).run()
+    _pretrain(
+        data, "further", init=str(data / "bundle"), max_samples=30, least_calls=8, keep_worse=True, **unmoved
+    ).run()
     (before, _), (after, card) = (load_bundle(data / out) for out in ("bundle", "further"))
     sets = LoadSets.of([TABLES[:4], TABLES[3:5]], 256)
     dims, starts = np.array([[40.0, 80.0, 20.0]]), np.zeros((1, 3))
@@ -170,7 +172,7 @@ def test_models_worse_than_what_they_were_fitted_from_are_not_written(data, by_s
     (data / "data" / "compute" / "part-00001.parquet").unlink()
     DataDirectory(data / "data").compute().write(0, slow)
     (data / "further").mkdir()
-    further = {"init": str(data / "bundle"), **BRIEF_SETS}
+    further = {"init": str(data / "bundle"), "least_calls": 8, **BRIEF_SETS}
     said = r"worse than init=.*bundle, on the same test samples: compute \d+\.\d% instead of \d+\.\d% .*keep_worse=true"
     with pytest.raises(UserError, match=said) as caught:
         _pretrain(data, "further", **further).run()
