@@ -152,9 +152,23 @@ def _measured_so_far() -> float:
 
 def verify_made_up() -> object:
     """Search tasks and measure their finalists on a device whose answers are known."""
+    return _verified(4, MadeUpHardware(), InParts())
+
+
+def verify_steps() -> object:
+    """Search a task and train few steps of its finalists in every pass."""
+    return _verified(1, _CPU, InSteps(_STEPS))
+
+
+def verify_mirrored() -> object:
+    """Search a task and train few mirrored steps of its finalists on every rank in every pass."""
+    return _verified(1, _CPU, InMirror(_STEPS, exchanges="cpu"))
+
+
+def _verified(count: int, hardware: Hardware, means: Means) -> object:
     searcher = NeuroShard(2, 1, 1, GridSettings(points=2), Improvement(shakes=1), choice=None, forms=("columns",))
-    verify = Verify(MadeUpHardware(), finalists=4, passes=4)
-    return Search("cpu", _tasks(4), searcher, "neuroshard", "out", verify=verify).run()
+    verify = Verify(hardware, finalists=4, passes=4, means=means)
+    return Search("cpu", _tasks(count), searcher, "neuroshard", "out", verify=verify).run()
 
 
 def evaluate_made_up() -> object:
@@ -188,8 +202,11 @@ def _tasks(count: int) -> tuple[Task, ...]:
 _RUN = "--run"  # one of `_OURS`
 _OURS = {
     run.__name__: run
-    for run in (collect_made_up, refine_made_up, verify_made_up, evaluate_made_up, evaluate_steps, evaluate_mirrored)
-}
+    for run in (
+        collect_made_up, refine_made_up, verify_made_up, verify_steps, verify_mirrored, evaluate_made_up,
+        evaluate_steps, evaluate_mirrored,
+    )
+}  # fmt: skip
 _CPU = Hardware(DeviceSpec("cpu"))
 _STEPS = StepProtocol(builds=2, turns=1, steps=1)
 _BRIEF = TrainingSettings(3, 32, 1e-3, "cosine", "absolute_relative", 3)
@@ -198,7 +215,7 @@ _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet
 _REFINED = ("rounds/*.json", "budget.json", "rounds.parquet", "models/*.*", *(f"measured/{one}" for one in _DATA))
 _BEGUN = ("settings.json", "tasks.json", "run.json")
 _PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
-_EVALUATED = ("results.parquet", "devices.parquet", "run.json")
+_EVALUATED = ("results.parquet", "devices.parquet", "tasks/*.json")
 _POLICY = ("policy.json", "policy.safetensors", "curve.parquet", *_BEGUN)
 
 KINDS = (
@@ -217,9 +234,11 @@ KINDS = (
         (*_PASSES, *_BEGUN, "finalists/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),
         _same_files(*_PASSES, *_BEGUN),
     ),
+    Kind("verify-steps", _of_ours(verify_steps), ("finalists/*/*.json", *_BEGUN), _same_names),
+    Kind("verify-mirrored", _of_ours(verify_mirrored), ("finalists/*/*.json", *_BEGUN), _same_names),
     Kind(
-        "evaluate-made-up", _of_ours(evaluate_made_up), (*_EVALUATED, *(f"measured/{one}" for one in _DATA)),
-        _same_files(*_EVALUATED),
+        "evaluate-made-up", _of_ours(evaluate_made_up), (*_EVALUATED, *_BEGUN, *(f"measured/{one}" for one in _DATA)),
+        _same_files(*_EVALUATED, *_BEGUN),
     ),
     Kind("evaluate-steps", _of_ours(evaluate_steps), ("builds/*/*.json", *_BEGUN), _same_names),
     Kind("evaluate-mirrored", _of_ours(evaluate_mirrored), ("ranks/*/*.json", *_BEGUN), _same_names),

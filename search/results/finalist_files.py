@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.cost.cost import Cost
-from neuroshard.cost.parts import PARTS
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS, Part, When
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
@@ -17,6 +17,8 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
+
+_WHEN = {BACKWARD: When.BACKWARD, INPUT: When.INPUT, COMPUTE: When.COMPUTE, FORWARD: When.FORWARD}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class MeasuredOnce:
         return cls({part.name: tuple(part.ms.tolist()) for part in outcome.parts})
 
     @property
+    def outcome(self) -> Cost | str:
+        """What `of` was given."""
+        if self.error is not None:
+            return self.error
+        return Cost(tuple(Part(name, _WHEN[name], np.array(ms)) for name, ms in self.parts.items()))
+
+    @property
     def total_ms(self) -> float:
         """Return the plan's measured cost, ms; NaN where it couldn't be measured."""
         if self.error is not None:
@@ -74,6 +83,14 @@ class Pass:
     """What one pass over all finalists (K,) measured."""
 
     plans: tuple[MeasuredOnce, ...]
+
+    def wrong(self, plans: Sequence[Plan]) -> str | None:
+        """Say why it isn't of these plans; None if it may be."""
+        devices = [plan.task.topology.num_devices for plan in plans]
+        fits = len(self.plans) == len(plans)
+        if fits and all(one.sizes <= {count} for one, count in zip(self.plans, devices, strict=True)):
+            return None
+        return f"is not of {len(plans)} plans for {' or '.join(map(str, sorted({*devices})))} devices"
 
 
 @dataclass(frozen=True)
@@ -133,13 +150,7 @@ class FinalistFiles:
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
         """What each pass over these finalists measured."""
-        devices = plans[0].task.topology.num_devices
-
-        def wrong(_: int, one: Pass) -> str | None:
-            fits = len(one.plans) == len(plans) and all(its.sizes <= {devices} for its in one.plans)
-            return None if fits else f"is not of {len(plans)} plans for {devices} devices"
-
-        return Journal((self.run / self.plan(0)).parent, "pass", Pass, wrong)
+        return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, one: one.wrong(plans))
 
     def read(self, task: Task) -> Finalists | None:
         """What is known of the task; None if its search hasn't ended.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.means import Measure, begun_in_builds
+from neuroshard.stages.search.runs.means import Measure, begun
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 
@@ -239,7 +239,7 @@ class InMirror:
         Raises:
             UserError: the directory holds another run.
         """
-        by_task, _, facts = begun_in_builds(entries, "mirrored", self.protocol, hardware, seed, directory)
+        by_task, _, facts = begun(entries, "mirrored", asdict(self.protocol), hardware, seed, directory)
         with progress_bar() as progress:
             found = tuple(
                 self._of_task(task, its, hardware, seed, directory.path, progress) for task, its in by_task.items()

@@ -20,12 +20,13 @@ from neuroshard.lab.plan_records import PlanRecords
 from neuroshard.plans.picture import plan_png, save_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import print_lines, printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.search.results.comparison import Evaluated, comparison, failures, trust_lines
-from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.means import Measure, facts_of
+from neuroshard.stages.search.results.comparison import Evaluated, comparison, failures, plans_of, trust_lines
+from neuroshard.stages.search.results.finalist_files import MeasuredOnce, Pass
+from neuroshard.stages.search.runs.means import Measure, begun
 from neuroshard.tasks.task import Task
 
 _PICTURE = "plan.png"
@@ -59,25 +60,37 @@ class InParts:
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
     ) -> "EvaluateResult":
-        """Measure all plans once, those of one task together.
+        """Measure all plans once, those of one task together; tasks that are on disk already are not measured again.
 
         Raises:
-            UserError: nothing could be measured, or the directory holds a run.
+            UserError: nothing could be measured, or the directory holds another run.
         """
-        directory.check_free()
+        counted = {"count_input": True} if count_input else {}
+        by_task, _, facts = begun(entries, "kernels", counted, hardware, seed, directory)
         found = list(entries)
         order = sorted(range(len(found)), key=lambda i: found[i].task)
-        runnable = [i for i in order if found[i].runnable]
-        plans = [plan for i in runnable if (plan := found[i].plan) is not None]
         with progress_bar() as progress, meters_of(hardware, printer(progress)) as meters:
-            bar = progress.add_task("kernels and exchanges", total=steps(plans, count_input))
-            records = PlanRecords.of_run(directory.path, hardware)
-            measured = measure_plans(meters, plans, seed, lambda n: progress.advance(bar, n), count_input, records)
-        for i, outcome in zip(runnable, measured, strict=True):
-            came = {"error": outcome} if isinstance(outcome, str) else {"measured": outcome}
+            amount = sum(self.amount(plans_of(its), count_input) for its in by_task.values())
+            bar = progress.add_task("kernels and exchanges", total=amount)
+
+            def measured(task: int) -> Sequence[MeasuredOnce]:
+                """What the task's plans cost, now or before."""
+                plans = plans_of(by_task[task])
+                journal = Journal(directory.path / "tasks", "task", Pass, lambda _, one: one.wrong(plans))
+                if (once := journal.get(task)) is None:
+                    advance = partial(progress.advance, bar)
+                    once = Pass(tuple(_measured(meters, count_input, plans, seed, advance, directory.path)))
+                    journal.keep(task, once)
+                else:
+                    progress.advance(bar, self.amount(plans, count_input))
+                return once.plans
+
+            took = [one for task in by_task for one in measured(task)]
+        for i, one in zip((i for i in order if found[i].runnable), took, strict=True):
+            came = {"error": one.outcome} if isinstance(one.outcome, str) else {"measured": one.outcome}
             found[i] = replace(found[i], **came)
         result = EvaluateResult(directory.path, tuple(found))
-        result.save(facts_of(hardware, seed) | ({"count_input": True} if count_input else {}))
+        result.save(facts)
         if all(entry.measured is None for entry in found):
             why = next(entry.error for entry in found if entry.error is not None)
             raise UserError(f"nothing could be measured: {why}; what was tried stands in {directory.path}")

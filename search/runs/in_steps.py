@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
-from neuroshard.stages.search.runs.means import Measure, begun_in_builds
+from neuroshard.stages.search.runs.means import Measure, begun
 from neuroshard.tasks.task import Task
 
 LOOKUPS_ALONE = "lookups, one device after another"
@@ -173,7 +173,7 @@ class InSteps:
         Raises:
             UserError: the directory holds another run.
         """
-        by_task, tasks, facts = begun_in_builds(entries, "torchrec", self.protocol, hardware, seed, directory)
+        by_task, tasks, facts = begun(entries, "torchrec", asdict(self.protocol), hardware, seed, directory)
         with (
             progress_bar() as progress,
             step_meters(hardware, self.protocol, tasks[0].topology, printer(progress)) as meters,

@@ -1,16 +1,15 @@
 """What plans are measured in: kernels and exchanges one by one (`InParts`), or training steps (`InSteps`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.lab.plan_costs import Advance
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.files import digest_of
 from neuroshard.plumbing.progress import Result
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
@@ -59,10 +58,15 @@ class Means(Protocol):
         ...
 
 
-def begun_in_builds(
-    entries: Sequence[Evaluated], through: str, protocol: StepProtocol, hardware: Hardware, seed: int, run: RunDirectory
+def begun(
+    entries: Sequence[Evaluated],
+    through: str,
+    settings: Mapping[str, object],
+    hardware: Hardware,
+    seed: int,
+    run: RunDirectory,
 ) -> tuple[dict[int, list[Evaluated]], tuple[Task, ...], dict[str, object]]:
-    """Begin a run that builds plans several times, or go on with it: the number of builds may grow.
+    """Begin an evaluation, or go on with it: the number of builds may grow.
 
     Returns:
         The entries with plans that can be run, by the number of their task; these tasks; what `run.json` says.
@@ -72,12 +76,10 @@ def begun_in_builds(
     """
     by_task = runnable_by_task(entries)
     tasks = tuple(plans_of(its)[0].task for its in by_task.values())
-    facts = {"through": through, **asdict(protocol), **facts_of(hardware, seed)}
+    here = {"hardware": hardware.fingerprint.to_json(), "seed": seed, "versions": versions()}
+    facts = {"through": through, **settings, **here}
     fixed = {name: value for name, value in facts.items() if name != "builds"}
-    run.begin({**fixed, "plans": [entry.file for entry in entries]}, tasks)
+    files = [entry.file for entry in entries]
+    contents = digest_of(*(Path(file) for file in files if file is not None))
+    run.begin({**fixed, "plans": files, "digest of plans": contents}, tasks)
     return by_task, tasks, facts
-
-
-def facts_of(hardware: Hardware, seed: int) -> dict[str, object]:
-    """What `run.json` says of every evaluation."""
-    return {"hardware": hardware.fingerprint.to_json(), "seed": seed, "versions": versions()}

@@ -195,9 +195,35 @@ def test_a_directory_is_one_evaluations(lopsided, tmp_path, monkeypatch):
         evaluate.run()
     evaluate.run()
     kept = (tmp_path / "out" / "results.parquet").read_bytes()
-    with pytest.raises(UserError, match="holds a run already"):
+    with pytest.raises(UserError, match="holds a run already, begun with seed=0, not 1"):
+        replace(evaluate, seed=1).run()
+    plan = Plan.load(lopsided)
+    assemble(plan.task, [(i, table.dim, 1) for i, table in enumerate(plan.task.tables)]).save(lopsided)
+    with pytest.raises(UserError, match="holds a run already, begun with digest of plans="):
         evaluate.run()
     assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured(bundle, tmp_path, monkeypatch):
+    _search(bundle, "dim", tmp_path / "dim")
+    asked, stops = [], [False, True, False]
+
+    def stopped(_meters, plans, *_rest):
+        if stops.pop(0):
+            raise KeyboardInterrupt
+        asked.append(plans[0].task)
+        return [cost_of(np.full(2, 4.0), np.ones(2), np.arange(2.0)) for _ in plans]
+
+    monkeypatch.setattr("neuroshard.stages.search.runs.in_parts.measure_plans", stopped)
+    evaluate = Evaluate(str(tmp_path / "dim"), None, CPU, None, 0, str(tmp_path / "out"))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.run()
+    found = evaluate.run()
+    assert asked == [*_tasks()[:2]]
+    again = evaluate.run()  # finished: nothing is left to measure
+    for result in (found, again):
+        assert [entry.measured_ms for entry in result.entries[:2]] == [6.0, 6.0]
+        assert str(result.entries[0].measured) == str(cost_of(np.full(2, 4.0), np.ones(2), np.arange(2.0)))
 
 
 def test_what_was_measured_is_saved_before_anything_is_drawn(lopsided, tmp_path, monkeypatch):
