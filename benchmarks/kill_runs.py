@@ -216,7 +216,7 @@ _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet
 _REFINED = ("rounds/*.json", "budget.json", "rounds.parquet", "models/*.*", *(f"measured/{one}" for one in _DATA))
 _BEGUN = ("settings.json", "tasks.json", "run.json")
 _PASSES = ("plans/*.json", "finalists/*/*.json", "finalists.parquet")
-_EVALUATED = ("results.parquet", "devices.parquet", "tasks/*.json")
+_EVALUATED = ("devices.parquet", "tasks/*.json", *_BEGUN)  # results say how long searches took, too
 _POLICY = ("policy.json", "policy.safetensors", "curve.parquet", *_BEGUN)
 
 KINDS = (
@@ -238,8 +238,8 @@ KINDS = (
     Kind("verify-steps", _of_ours(verify_steps), ("finalists/*/*.json", *_BEGUN), _same_names),
     Kind("verify-mirrored", _of_ours(verify_mirrored), ("finalists/*/*.json", *_BEGUN), _same_names),
     Kind(
-        "evaluate-made-up", _of_ours(evaluate_made_up), (*_EVALUATED, *_BEGUN, *(f"measured/{one}" for one in _DATA)),
-        _same_files(*_EVALUATED[1:], *_BEGUN),  # results say how long searches took
+        "evaluate-made-up", _of_ours(evaluate_made_up),
+        ("results.parquet", *_EVALUATED, *(f"measured/{one}" for one in _DATA)), _same_files(*_EVALUATED),
     ),
     Kind("evaluate-steps", _of_ours(evaluate_steps), ("builds/*/*.json", *_BEGUN), _same_names),
     Kind("evaluate-mirrored", _of_ours(evaluate_mirrored), ("ranks/*/*.json", *_BEGUN), _same_names),

@@ -58,7 +58,7 @@ class MeasuredOnce:
 
     @property
     def outcome(self) -> Cost | str:
-        """What `of` was given."""
+        """Return the measured cost that `of` took the parts of, or the error."""
         if self.error is not None:
             return self.error
         return Cost(tuple(Part(name, _WHEN[name], np.array(ms)) for name, ms in self.parts.items()))
@@ -87,8 +87,12 @@ class Pass:
     def wrong(self, plans: Sequence[Plan]) -> str | None:
         """Say why it isn't of these plans; None if it may be."""
         devices = [plan.task.topology.num_devices for plan in plans]
-        fits = len(self.plans) == len(plans)
-        if fits and all(one.sizes <= {count} for one, count in zip(self.plans, devices, strict=True)):
+        known = all(one.parts.keys() <= _WHEN.keys() for one in self.plans)
+        if (
+            known
+            and len(self.plans) == len(plans)
+            and all(one.sizes <= {count} for one, count in zip(self.plans, devices, strict=True))
+        ):
             return None
         return f"is not of {len(plans)} plans for {' or '.join(map(str, sorted({*devices})))} devices"
 

@@ -1,9 +1,9 @@
 """Plans measured in kernels and exchanges, one by one: finalists of a search, and what `evaluate` is asked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pandas as pd
@@ -51,7 +51,7 @@ class InParts:
         """The processes stay for all passes."""
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
-            yield partial(_measured, meters, count_input)
+            yield partial(_measured, meters, count_input, cache(partial(PlanRecords.of_run, hardware=hardware)))
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
         """Count kernel calls and exchanges."""
@@ -66,20 +66,19 @@ class InParts:
             UserError: nothing could be measured, or the directory holds another run.
         """
         counted = {"count_input": True} if count_input else {}
-        by_task, _, facts = begun(entries, "kernels", counted, hardware, seed, directory)
+        by_task, tasks, facts = begun(entries, "kernels", counted, hardware, seed, directory)
         found = list(entries)
         order = sorted(range(len(found)), key=lambda i: found[i].task)
-        with progress_bar() as progress, meters_of(hardware, printer(progress)) as meters:
+        with progress_bar() as progress, self.opened(tasks, hardware, count_input, printer(progress)) as measure:
             amount = sum(self.amount(plans_of(its), count_input) for its in by_task.values())
             bar = progress.add_task("kernels and exchanges", total=amount)
 
             def measured(task: int) -> Sequence[MeasuredOnce]:
                 """What the task's plans cost, now or before."""
                 plans = plans_of(by_task[task])
-                journal = Journal(directory.path / "tasks", "task", Pass, lambda _, one: one.wrong(plans))
+                journal = _tasks_in(directory.path, plans)
                 if (once := journal.get(task)) is None:
-                    advance = partial(progress.advance, bar)
-                    once = Pass(tuple(_measured(meters, count_input, plans, seed, advance, directory.path)))
+                    once = Pass(tuple(measure(plans, seed, partial(progress.advance, bar), directory.path)))
                     journal.keep(task, once)
                 else:
                     progress.advance(bar, self.amount(plans, count_input))
@@ -87,7 +86,8 @@ class InParts:
 
             took = [one for task in by_task for one in measured(task)]
         for i, one in zip((i for i in order if found[i].runnable), took, strict=True):
-            came = {"error": one.outcome} if isinstance(one.outcome, str) else {"measured": one.outcome}
+            outcome = one.outcome
+            came = {"error": outcome} if isinstance(outcome, str) else {"measured": outcome}
             found[i] = replace(found[i], **came)
         result = EvaluateResult(directory.path, tuple(found))
         result.save(facts)
@@ -97,11 +97,27 @@ class InParts:
         return result
 
 
+def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
+    """What an evaluation measured of each task; `plans` are those of the one that is asked for."""
+
+    def wrong(_: int, one: Pass) -> str | None:
+        steps_alone = any(its.step_ms is not None for its in one.plans)
+        return "holds training steps" if steps_alone else one.wrong(plans)
+
+    return Journal(run / "tasks", "task", Pass, wrong)
+
+
 def _measured(
-    meters: Meters, count_input: bool, plans: Sequence[Plan], seed: int, advance: Advance, run: Path
+    meters: Meters,
+    count_input: bool,
+    records: Callable[[Path], PlanRecords],
+    plans: Sequence[Plan],
+    seed: int,
+    advance: Advance,
+    run: Path,
 ) -> list[MeasuredOnce]:
-    records = PlanRecords.of_run(run, meters.hardware)
-    return list(map(MeasuredOnce.of, measure_plans(meters, plans, seed, advance, count_input, records)))
+    """Measure every plan once; `records` of a run are read when it is asked for first."""
+    return list(map(MeasuredOnce.of, measure_plans(meters, plans, seed, advance, count_input, records(run))))
 
 
 @dataclass(frozen=True)

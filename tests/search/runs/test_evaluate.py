@@ -221,6 +221,14 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured
     found = evaluate.run()
     assert asked == [*_tasks()[:2]]
     again = evaluate.run()  # finished: nothing is left to measure
+    path = tmp_path / "out" / "tasks" / "task-0001.json"
+    for whole, damaged in (('"compute"', '"computed"'), ('"step_ms": null', '"step_ms": 3.0')):
+        kept = path.read_text()
+        assert whole in kept
+        path.write_text(kept.replace(whole, damaged))
+        with pytest.raises(UserError, match=r"task-0001.json .*delete it, and it is measured again"):
+            evaluate.run()
+        path.write_text(kept)
     for result in (found, again):
         assert [entry.measured_ms for entry in result.entries[:2]] == [6.0, 6.0]
         assert str(result.entries[0].measured) == str(cost_of(np.full(2, 4.0), np.ones(2), np.arange(2.0)))
