@@ -214,8 +214,18 @@ def judged(frame: pd.DataFrame) -> dict[str, str]:
     for name, models in (("steps", STEPS), ("kernels", KERNELS)):
         found[f"`{models}`: mean error"] = f"{(frame[f'{name}_beside_first'] / trained - 1).abs().mean():.1%}"
         found[f"`{models}`: tau"] = f"{kendalltau(frame[f'{name}_ms'], trained).statistic:.2f}"
+        found[f"`{models}`: tau beyond noise"] = f"{_tau_beyond(frame, name):.2f}"
     default = every.set_index("plan").loc["default", "beside_first"]
     return found | {"default / TorchRec's": f"{default:.2f}", "best plan / TorchRec's": f"{trained.min():.2f}"}
+
+
+def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
+    """Kendall's tau over the pairs of plans whose trained steps differ by more than those of two equal plans."""
+    trained, predicted = frame["beside_first"].to_numpy(), frame[f"{name}_ms"].to_numpy()
+    one, other = np.triu_indices(len(frame), 1)
+    apart = np.abs(np.log(trained[one] / trained[other])) > np.log1p(frame["floor"].iloc[0])
+    agree = np.sign(trained[one] - trained[other]) * np.sign(predicted[one] - predicted[other])
+    return float(agree[apart].mean())
 
 
 def _trained(

@@ -42,7 +42,7 @@ def _house(folder):
     return folder
 
 
-pytestmark = pytest.mark.xdist_group("further form")  # its tests read what one process found
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("further form")]  # its tests read what one process found
 
 
 @pytest.fixture(scope="module")

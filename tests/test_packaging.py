@@ -56,7 +56,8 @@ def test_only_the_package_is_at_its_top(unpacked):
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"neuroshard"}
 
 
-@pytest.mark.parametrize("searcher", ["dim_greedy", pytest.param("neuroshard", marks=pytest.mark.slow)])  # compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("searcher", ["dim_greedy", "neuroshard"])
 def test_a_first_search_works_outside_the_checkout_with_the_configs_and_models_inside(unpacked, tmp_path, searcher):
     """From Python, then as a command, in one process: importing takes longest."""
     given = ["search", "tables=criteo", "topology.memory_bytes=34359738368", f"searcher={searcher}", "out=found"]

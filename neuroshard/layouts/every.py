@@ -15,6 +15,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.tables import Table
 from neuroshard.words.collective import INDEX_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
+from neuroshard.words.home import ON_DEVICE
 from neuroshard.words.shard import Placement, Shard, by_table
 
 COLUMNS, ROWS, COPIES = Columns(), Rows(), Copies()
@@ -29,9 +30,9 @@ def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
     return next(layout for layout in reversed(LAYOUTS.values()) if layout.holds(table, shards))
 
 
-def layouts_of(tables: Sequence[Table], placements: Sequence[Placement]) -> tuple[Layout, ...]:
-    """(T,) the layout of every table that is placed so."""
-    pairs = zip(tables, by_table(placements, len(tables)), strict=True)
+def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
+    """(T,) the layout of every table that has such placements (T,)."""
+    pairs = zip(tables, placed, strict=True)
     return tuple(layout_of(table, [placed.shard for placed in its]) for table, its in pairs)
 
 
@@ -40,13 +41,21 @@ def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
     return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
 
 
-def placed_loads(tables: Sequence[Table], placements: Sequence[Placement], batch_size: int, num_devices: int) -> Loads:
-    """(S,) loads of all placements of some tables, in order, at a global batch size."""
+def placed_loads(
+    tables: Sequence[Table],
+    placements: Sequence[Placement],
+    batch_size: int,
+    num_devices: int,
+    layouts: Sequence[Layout] | None = None,
+) -> Loads:
+    """(S,) loads of all placements of some tables, in order, at a global batch size; in `layouts` (T,) if known."""
+    layouts = layouts or layouts_of(tables, by_table(placements, len(tables)))
     table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
     dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
-    numbers = np.array([FORMS.index(layout.form) for layout in layouts_of(tables, placements)], dtype=np.int64)
-    loads = replace(Loads.of(tables, batch_size).take(table).columns(dim), form=numbers[table])
-    loads = loads.at([placement.home for placement in placements])
+    numbers = np.array([FORMS.index(layout.form) for layout in layouts], dtype=np.int64)
+    homes = {placement.shard.table: placement.home for placement in placements}
+    whole = Loads.of(tables, batch_size).at([homes.get(index, ON_DEVICE) for index in range(len(tables))])
+    loads = replace(whole, form=numbers).take(table).columns(dim)
     for number, layout in enumerate(LAYOUTS.values()):
         if len(which := np.flatnonzero(loads.form == number)):
             loads = layout.placed(loads, which, tables, placements, num_devices)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from neuroshard.models.composed import WithParts
 from neuroshard.models.framework import Framework
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
@@ -75,7 +77,7 @@ class ModelSet:
 
     def check_plan(self, plan: Plan) -> None:
         """Raise UserError unless the models can cost the forms of `plan`."""
-        for call in dict.fromkeys(CALLS[number] for number in plan.device_loads.loads.call.tolist()):
+        for call in (CALLS[number] for number in np.unique(plan.device_loads.loads.call)):
             self._check_call(call, f"sequence tables in {call.form.value}")
         plan.check_layouts(
             lambda layout: layout.form in self.forms,

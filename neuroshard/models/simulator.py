@@ -167,7 +167,7 @@ class Simulator:
         Costs that nobody measured on this kind of machine may be off by more than any margin says.
         """
         arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
-        calls = {CALLS[number] for number in plan.device_loads.loads.call.tolist()}
+        calls = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
         if any(model.is_arithmetic for model in exchanges) or not arithmetic.isdisjoint(calls):
             kernels = self.models.compute.coverage(plan.device_loads.loads)
             near = {"kernels": kernels, "exchanges": self.models.backward.coverage(plan.traffic)}

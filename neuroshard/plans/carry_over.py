@@ -123,7 +123,7 @@ def carried_over(before: Plan, task: Task) -> Carried:
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
     """Whether rules let a table have this form, on those of its devices that stay, in the memory that it lies in."""
-    limits = task.constraints.limits(task.tables[index], task.topology.num_devices)
+    limits = task.limits[index]
     staying = {placed.device for placed in placements if placed.device < task.topology.num_devices}
     home = placements[0].home
     has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)

@@ -27,8 +27,9 @@ def plan_lines(
 
     These hold `device_bytes` (D,), and a sample gets `device_dims` (D,) columns of them, as `Plan` has both.
     """
-    tiers = Counter(its[0].home.tier for its in by_table(placements, len(task.tables)))
-    devices, layouts = task.topology.num_devices, layouts_of(task.tables, placements)
+    placed = by_table(placements, len(task.tables))
+    tiers = Counter(its[0].home.tier for its in placed)
+    devices, layouts = task.topology.num_devices, layouts_of(task.tables, placed)
     what = f"{len(task.tables)} tables in {len(placements)} shards on {devices} devices, batch {task.batch_size}"
     other = [f"{layouts.count(one)} in {one}" for one in LAYOUTS.values() if one in layouts and not one.free]
     other += [f"{tiers[tier]} {word}" for tier, word in _IN_HOST_MEMORY.items() if tiers[tier]]

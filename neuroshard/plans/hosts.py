@@ -100,7 +100,7 @@ class _Piece:
     @classmethod
     def of_table(cls, task: Task, table: int) -> "_Piece":
         """A whole table, without what is kept together with it."""
-        its, limits = task.tables[table], task.constraints.limits(task.tables[table], task.topology.num_devices)
+        its, limits = task.tables[table], task.limits[table]
         units = its.dim // DIM_MULTIPLE
         size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
         equal = limits.equal_widths or not its.pooled
@@ -191,7 +191,7 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
     for index, (table, home) in enumerate(zip(task.tables, task.homes, strict=True)):
         if home.tier is Tier.DEVICE:
             continue
-        limits, piece = task.constraints.limits(table, task.topology.num_devices), _Piece.of_table(task, index)
+        limits, piece = task.limits[index], _Piece.of_table(task, index)
         pins = [pin for pin in task.constraints.pinned if pin.table == table.name]
         if not limits.free or table.name in in_rows:
             spread_bytes += piece.size_bytes

@@ -14,7 +14,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import Layout, in_columns, layouts_of, placed_loads, traffic_between
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
-from neuroshard.plans.tiling import check_tiling
+from neuroshard.plans.tiling import check_devices, check_tiling
 from neuroshard.plans.violations import violations
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import UserError
@@ -44,12 +44,14 @@ class Plan:
     prediction: Prediction | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        check_tiling(self.task, self.placements)
+        check_devices(self.task, self.placements)
+        for table, its, layout in zip(self.task.tables, self.by_table, self.layouts, strict=True):
+            check_tiling(table, its, layout, self.task.topology)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
         """(T,) how each table is laid out."""
-        return layouts_of(self.task.tables, self.placements)
+        return layouts_of(self.task.tables, self.by_table)
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
@@ -104,7 +106,7 @@ class Plan:
         """D sets of loads: what the placements ask of each device."""
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
-        loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices)
+        loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices, self.layouts)
         return LoadSets(loads, np.bincount(devices, minlength=num_devices))
 
     @cached_property
@@ -160,7 +162,7 @@ class Plan:
     @cached_property
     def violations(self) -> tuple[str, ...]:
         """What the plan breaks of the task's memory and constraints, one line each; empty if nothing."""
-        return tuple(violations(self.task, self.placements, self.device_bytes, self.host_bytes))
+        return tuple(violations(self.task, self.by_table, self.layouts, self.device_bytes, self.host_bytes))
 
     def __str__(self) -> str:
         held = self.device_bytes, self.device_dims

@@ -4,21 +4,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from neuroshard.layouts import Layout, layouts_of
+from neuroshard.layouts import Layout
 from neuroshard.plumbing.matching import own_places
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.words.home import Home
-from neuroshard.words.shard import Placement, by_table
+from neuroshard.words.shard import Placement
 
 _Held = Mapping[str, Mapping[int, int]]  # columns by table and device
 
 
 def violations(
-    task: Task, placements: Sequence[Placement], device_bytes: Sequence[int], host_bytes: Sequence[int]
+    task: Task,
+    placed: Sequence[Sequence[Placement]],
+    layouts: Sequence[Layout],
+    device_bytes: Sequence[int],
+    host_bytes: Sequence[int],
 ) -> Iterator[str]:
-    """A line for everything that placements of all the task's tables break.
+    """A line for everything that placements of the task's tables (T,), in such layouts (T,), break.
 
     With `device_bytes` (D,) on the devices, and `host_bytes` (H,) on the hosts.
     """
@@ -28,11 +32,9 @@ def violations(
     for host, used in enumerate(host_bytes):
         if used > (free := task.topology.host_bytes):
             yield f"host {host} needs {readable_bytes(used)} of its memory for tables, it has {readable_bytes(free)}"
-    placed, layouts = by_table(placements, len(task.tables)), layouts_of(task.tables, placements)
     pairs = zip(task.tables, placed, strict=True)
     held = {table.name: {one.device: one.shard.dim for one in its} for table, its in pairs}
-    for table, layout, its in zip(task.tables, layouts, placed, strict=True):
-        limits = task.constraints.limits(table, task.topology.num_devices)
+    for table, limits, layout, its in zip(task.tables, task.limits, layouts, placed, strict=True):
         yield from _broken_limits(table.name, layout, limits, held[table.name])
         yield from _broken_home(table.name, its[0].home, limits)
         widths = held[table.name].values()

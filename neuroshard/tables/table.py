@@ -87,7 +87,7 @@ class Table:
 
     def with_dim(self, dim: int) -> "Table":
         """The same table, `dim` columns wide."""
-        return replace(self, dim=dim)
+        return self if dim == self.dim else replace(self, dim=dim)
 
     def to_json(self) -> dict[str, Any]:
         """The fields, for JSON and Parquet; without what is usual."""

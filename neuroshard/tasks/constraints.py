@@ -169,7 +169,7 @@ class Constraints:
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
         known = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
         limits = TableLimits(
-            devices=tuple(sorted(set(range(num_devices)).intersection(*only))),
+            devices=tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices)),
             min_shards=min_shards,
             max_shards=min(most, table.dim // min_dim),
             min_blocks=max([min_shards, *(rule.min_blocks or 1 for rule in rules)]),

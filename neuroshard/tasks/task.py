@@ -10,7 +10,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, Devices, as_fields, parse
 from neuroshard.plumbing.units import MAX_BYTES, Size, readable_bytes, to_bytes
 from neuroshard.tables import Table, check_unique_names
-from neuroshard.tasks.constraints import Constraints
+from neuroshard.tasks.constraints import Constraints, TableLimits
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.words.home import Home, Tier
 
@@ -160,6 +160,11 @@ class Task:
                         f"task: table {table.name!r} may lie in host memory only, and hosts have none for tables; set "
                         "topology.host_memory_bytes"
                     )
+
+    @cached_property
+    def limits(self) -> tuple[TableLimits, ...]:
+        """(T,) all that the constraints say of each table."""
+        return tuple(self.constraints.limits(table, self.topology.num_devices) for table in self.tables)
 
     @cached_property
     def homes(self) -> tuple[Home, ...]:

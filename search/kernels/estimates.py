@@ -85,13 +85,16 @@ def fill(contents: Contents, all_shards: AllShards, costs: Costs) -> None:
     """Everything else from what is held."""
     held, sums, size, units, score = contents
     first, nothing = all_shards.first, np.zeros(len(costs.weight), np.float32)
+    size[:], units[:], score[:] = 0, 0.0, 0.0
     for d in range(held.shape[1]):
-        sums[d], size[d], units[d], score[d] = costs.bias, 0, 0.0, 0.0
-        for i in range(held.shape[0]):
+        sums[d] = costs.bias
+    for i in range(held.shape[0]):  # along the rows of `held`, which are large
+        for d in range(held.shape[1]):
             if held[i, d] > 0:
                 sums[d] += all_shards.vectors[first[i] + held[i, d]]
                 size[d] += all_shards.size_bytes[first[i] + held[i, d]]
                 units[d] += all_shards.given[first[i] + held[i, d]]
+    for d in range(held.shape[1]):
         if units[d] > 0:
             score[d] = score_with(sums[d], nothing, nothing, costs.weight)
 

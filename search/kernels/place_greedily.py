@@ -58,6 +58,26 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
     heap[node] = device
 
 
+@leaf
+def _least_given(room: Room, layout: IntArray, least: FloatArray) -> None:
+    """Write down the units that each shard, or any after it, gives out at least, (S,), of a layout (S, 2)."""
+    for s in range(len(layout) - 1, -1, -1):
+        given = room.given[room.first[layout[s, 0]] + layout[s, 1]]
+        least[s] = given if s + 1 == len(layout) else min(given, least[s + 1])
+
+
+@leaf
+def _without_full(heap: IntArray, size: int, room: Room, least: float, score: FloatArray) -> int:
+    """Leave devices out of a heap that may not give out `least` units more; how many there are then."""
+    kept = 0
+    for node in range(size):
+        if room.free_units[heap[node]] >= least:
+            heap[kept] = heap[node]
+            kept += 1
+            _settle(heap, kept, kept - 1, score)
+    return kept
+
+
 @kernel
 def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     shards: IntArray,
@@ -74,7 +94,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     A shard goes to the device whose compute cost ends lowest, among those where what is given out stays under the cap
     and its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
     device become one shard. Devices are looked at from the lowest score on, as long as what the shard adds at least
-    could make them the best.
+    could make them the best; those that the cap closes to all shards to come, no more.
 
     Args:
         shards: (P, S, 2) item and width, in order.
@@ -91,9 +111,10 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     num_devices = len(memory_bytes)
     sums = np.empty((num_devices, len(bias)), np.float32)
     heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
-    spread = np.zeros(len(held), np.int64)  # devices that hold each item
+    spread, least = np.zeros(len(held), np.int64), np.empty(num_shards)  # devices that hold each item; `_least_given`
     idle_score = max(0.0, floor)
     for p in range(num_layouts):
+        _least_given(room, shards[p], least)
         for m in range(len(caps)):
             for d in range(num_devices):
                 sums[d] = bias
@@ -151,7 +172,15 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                 if best_node == in_use:
                     heap[in_use] = best
                     in_use += 1
-                _settle(heap, in_use, best_node, score)
+                if s + 1 < num_shards and room.free_units[best] < least[s + 1]:  # full
+                    in_use, capped = in_use - 1, True
+                    heap[best_node] = heap[in_use]
+                if best_node < in_use:
+                    _settle(heap, in_use, best_node, score)
+                if s + 1 < num_shards and least[s] < least[s + 1]:
+                    before = in_use
+                    in_use = _without_full(heap, in_use, room, least[s + 1], score)
+                    capped |= in_use < before
             outcome.units[p, m] = caps[m] - room.free_units
             outcome.alive[p, m] = devices[-1] >= 0
             outcome.repeated[p, m] = m > 0 and outcome.alive[p, m] and (devices == outcome.devices[p, m - 1]).all()

@@ -105,7 +105,7 @@ class FormChanges:
         alone_ms = simulator.models_for(task).compute.predict(LoadSets.alone(loads))
         for place in np.argsort(-alone_ms, kind="stable"):
             table = int(tables[place])
-            devices = np.array(task.constraints.limits(task.tables[table], len(compute_ms)).devices)
+            devices = np.array(task.limits[table].devices)
             device = int(devices[compute_ms[devices].argmin()])
             compute_ms[device] += alone_ms[place]
             yield table, task.tables[table].dim, device
@@ -176,7 +176,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
         and table.name not in bound
         and known.issuperset(layout.exchanges[1:])
         and layout.fits(table, host)
-        and task.constraints.limits(table, devices).min_blocks <= host
+        and task.limits[index].min_blocks <= host
     ]
 
 

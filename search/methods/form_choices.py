@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -170,7 +171,7 @@ class FormChoices:
         return self._descent(first, self.allowed, costs)
 
     def _descent(self, first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-        path = descent(first, self._leading(allowed), lambda forms: costs(forms[:, self.leaders]))
+        path = descent(first, self._leading(allowed), lambda forms: costs(self._followed(forms)))
         return [forms[self.leaders] for forms in path]
 
     def _candidates(self) -> IntArray:
@@ -197,9 +198,17 @@ class FormChoices:
     def _neighbours(self, forms: IntArray) -> IntArray:
         """(n, T) the changes of a choice (T,) that are estimated to be best; tables kept together change as one."""
         movable = self._leading(self.allowed)
-        near = ranked_changes(forms, movable, lambda some: self.estimates.costs(some[:, self.leaders]))
-        after: IntArray = changed(forms, near.changes[:_NEIGHBOURS])[:, self.leaders]
-        return after
+        near = ranked_changes(forms, movable, lambda some: self.estimates.costs(self._followed(some)))
+        return self._followed(changed(forms, near.changes[:_NEIGHBOURS]))
+
+    def _followed(self, forms: IntArray) -> IntArray:
+        """(B, T) choices with each table in the form of its leader; without groups, as they are: they may be large."""
+        followed: IntArray = forms[:, self.leaders] if self._has_groups else forms
+        return followed
+
+    @cached_property
+    def _has_groups(self) -> bool:
+        return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
         """(T, F) the forms that tables may change to, and those with them that follow them."""

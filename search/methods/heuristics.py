@@ -75,7 +75,7 @@ class Greedy(Searcher):
         load = np.zeros(sizes.items.task.topology.num_devices)
         for index in np.lexsort((-scores, ~confined)).tolist():
             for part, devices in room.places(room.shards[index]):
-                device = min(devices, key=lambda d: load[d])
+                device = int(devices[load[devices].argmin()])
                 load[device] += self._score(room.items, part)
                 room.take(part, device)
         return room.held
@@ -148,7 +148,7 @@ class _Room:
         self.shards = [_Shard(*pair) for pair in zip(item.tolist(), (layout - sizes.first[item]).tolist(), strict=True)]
         self._count = np.bincount(item, minlength=len(self.items))
 
-    def places(self, shard: _Shard) -> Iterator[tuple[_Shard, list[int]]]:
+    def places(self, shard: _Shard) -> Iterator[tuple[_Shard, IntArray]]:
         """The shard with the devices that have room for it; where none has, its halves one after the other, and so on.
 
         Each has to be taken before the next one is asked for.
@@ -159,8 +159,8 @@ class _Room:
         waiting = [shard]
         while waiting:
             shard = waiting.pop()
-            devices = np.flatnonzero(devices_with_room(self._room, shard.item, shard.width)).tolist()
-            if devices:
+            devices = np.flatnonzero(devices_with_room(self._room, shard.item, shard.width))
+            if len(devices):
                 yield shard, devices
             else:
                 waiting += self._halves(shard)

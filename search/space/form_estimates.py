@@ -20,7 +20,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of
+from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of, largest
 from neuroshard.stages.search.space.forms import COLUMNS
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
@@ -113,9 +113,9 @@ class FormEstimates:
         counted = in_columns.astype(np.float64)
         even_ms = _kernel(self.head, np.tensordot(counted, cuts.vectors, 1) / num_devices, counted)  # (B, Q)
         mean = (counted @ cuts.given / num_devices)[:, None]  # (B, 1)
-        fits = self._fits(shared.size_bytes, counted @ cuts.total_bytes, cuts.size_bytes.among(in_columns))
-        straggler_ms = np.where(fits, np.maximum(even_ms, cuts.cost_ms.among(in_columns)), np.inf)  # (B, Q)
-        widest = np.maximum(mean, cuts.columns.among(in_columns))  # (B, Q)
+        fits = self._fits(shared.size_bytes, counted @ cuts.total_bytes, largest(cuts.size_bytes, in_columns))
+        straggler_ms = np.where(fits, np.maximum(even_ms, largest(cuts.cost_ms, in_columns)), np.inf)  # (B, Q)
+        widest = np.maximum(mean, largest(cuts.columns, in_columns))  # (B, Q)
         evenly = even_ms.min(axis=1, keepdims=True), mean, np.ones(mean.shape, dtype=np.bool_)
         each = zip((straggler_ms, widest, _unbeaten(straggler_ms, widest)), evenly, strict=True)
         total_ms = self._alike(shared, *(np.concatenate(both, axis=1) for both in each))

@@ -19,40 +19,19 @@ from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, Call
 
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
-_FEW = 16  # of the largest numbers: among them is one of a table that is chosen, nearly always
 
 
-@dataclass(frozen=True, eq=False)
-class Largest:
-    """Numbers of T tables in Q ways, made to be asked for the largest of some tables.
+def largest(numbers: FloatArray, chosen: BoolArray) -> FloatArray:
+    """(B, Q) the largest of the numbers (T, Q), none below 0, of the tables that are chosen, (B, T); 0 where none is.
 
-    Attributes:
-        order: (Q, T) tables, by their numbers, descending.
-        values: (Q, T) their numbers, in that order.
+    Choices that are looked at together differ in few tables: only those are looked at choice by choice.
     """
-
-    order: IntArray
-    values: FloatArray
-
-    @classmethod
-    def of(cls, numbers: FloatArray) -> "Largest":
-        """Sort numbers (T, Q) so that the largest of some tables is found fast."""
-        order = np.argsort(-numbers.T, axis=1, kind="stable")
-        return cls(order, np.take_along_axis(numbers.T, order, axis=1))
-
-    def among(self, chosen: BoolArray) -> FloatArray:
-        """(B, Q) the largest number of the tables that are chosen, (B, T); 0 where none is."""
-        found = self._among(chosen, _FEW)
-        missed = np.flatnonzero(np.isnan(found).any(axis=1))
-        if len(missed):
-            found[missed] = self._among(chosen[missed], self.order.shape[1])
-        return np.where(np.isnan(found), 0.0, found)
-
-    def _among(self, chosen: BoolArray, count: int) -> FloatArray:
-        """(B, Q) of the `count` largest numbers alone; not a number where none of their tables is chosen."""
-        ranked = chosen[:, self.order[:, :count]]  # (B, Q, count)
-        values = self.values[np.arange(len(self.order)), ranked.argmax(axis=2)]
-        return np.where(ranked.any(axis=2), values, np.nan)
+    always = chosen.all(axis=0)
+    sometimes = chosen.any(axis=0) & ~always
+    chosen, numbers, least = chosen[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
+    each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in numbers.T)
+    found: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,17 +40,17 @@ class Cuts:
 
     Attributes:
         vectors: (T, Q, H) of the compute model, summed over a table's shards.
-        cost_ms: compute cost of the dearest shard of a table.
-        columns: that a sample gets of the widest one.
-        size_bytes: of the largest one.
+        cost_ms: (T, Q) compute cost of the dearest shard of a table.
+        columns: (T, Q) that a sample gets of the widest one.
+        size_bytes: (T, Q) of the largest one.
         given: (T,) columns that it gets of all.
         total_bytes: (T,) of all, uncut.
     """
 
     vectors: FloatArray
-    cost_ms: Largest
-    columns: Largest
-    size_bytes: Largest
+    cost_ms: FloatArray
+    columns: FloatArray
+    size_bytes: FloatArray
     given: FloatArray
     total_bytes: FloatArray
 
@@ -79,8 +58,7 @@ class Cuts:
     def none(cls, num_tables: int, numbers: int) -> "Cuts":
         """Return the cuts of no table, with vectors of so many numbers."""
         shape = (num_tables, len(_SHARES))
-        nothing = Largest.of(np.zeros(shape))
-        return cls(np.zeros((*shape, numbers)), nothing, nothing, nothing, *np.zeros((2, num_tables)))
+        return cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
 
     @classmethod
     def of(cls, catalog: Catalog) -> "Cuts":
@@ -103,7 +81,7 @@ class Cuts:
             np.maximum.at(size_bytes[:, cut], its, catalog.size_bytes[shards])
         np.add.at(given, table, catalog.given[catalog.whole] * DIM_MULTIPLE)
         np.add.at(total_bytes, table, catalog.size_bytes[catalog.whole])
-        return cls(vectors, Largest.of(cost_ms), Largest.of(columns), Largest.of(size_bytes), given, total_bytes)
+        return cls(vectors, cost_ms, columns, size_bytes, given, total_bytes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models.model_set import ModelSet
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form, forms_named
 from neuroshard.words.home import Tier
@@ -53,8 +52,8 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     }
     alone = np.array(
         [
-            _allowed(task, table, known[table.pooled, home.tier], table.name in bound)
-            for table, home in zip(task.tables, task.homes, strict=True)
+            _allowed(task, index, known[table.pooled, home.tier], table.name in bound)
+            for index, (table, home) in enumerate(zip(task.tables, task.homes, strict=True))
         ]
     )
     first, by_all = leaders(task), alone.copy()
@@ -78,13 +77,13 @@ def has_other_forms(task: Task, tried: BoolArray) -> bool:
     if np.delete(allowed_forms(task, CALLS) & ~tried, COLUMNS, axis=1).any():
         return True
     host, devices = task.topology.domain_size, task.topology.num_devices
-    forms = {form for table in task.tables for form in task.constraints.limits(table, devices).forms}
+    forms = {form for limits in task.limits for form in limits.forms}
     return 1 < host < devices and any(LAYOUTS[form].on_hosts for form in forms)
 
 
-def _allowed(task: Task, table: Table, forms: Collection[str], bound: bool) -> list[bool]:
+def _allowed(task: Task, index: int, forms: Collection[str], bound: bool) -> list[bool]:
     """(F,) of one table, which may be bound to others or to a device."""
-    devices, limits = task.topology.num_devices, task.constraints.limits(table, task.topology.num_devices)
+    table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     everywhere = not bound and devices > 1 and len(limits.devices) == devices
     return [
         form in forms

@@ -41,12 +41,11 @@ class HomeOptions:
     @classmethod
     def of(cls, task: Task, model: ComputeModel) -> "HomeOptions":
         """Gather the memories that each table may lie in, with bytes and costs by a compute model of calls."""
-        limits = [task.constraints.limits(table, task.topology.num_devices) for table in task.tables]
-        shares = sorted({*_SHARES, *(its.cached for its in limits if its.cached is not None)})
+        shares = sorted({*_SHARES, *(its.cached for its in task.limits if its.cached is not None)})
         homes = (ON_DEVICE, *(Home(Tier.CACHED, share) for share in shares), Home(Tier.HOST))
         columns = [_costed(task, home, model) for home in homes]
         cost_ms, device_bytes, host_bytes = (np.stack(kind, axis=1) for kind in zip(*columns, strict=True))
-        may = np.array([[its.may_lie_in(home) for home in homes] for its in limits])
+        may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def of_tables(self, tables: IntArray) -> "HomeOptions":
@@ -173,8 +172,7 @@ def has_other_homes(task: Task) -> bool:
     """Whether the task lets some table lie in another memory, or with another cache, than where it lies as it is."""
     if not task.topology.host_bytes:
         return False
-    limits = (task.constraints.limits(table, task.topology.num_devices) for table in task.tables)
-    return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in limits)
+    return any(len(its.tiers) > 1 or (Tier.CACHED in its.tiers and its.cached is None) for its in task.limits)
 
 
 def is_ample(task: Task) -> bool:

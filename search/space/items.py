@@ -166,15 +166,15 @@ def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
 
 
 def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
-    constraints, num_devices = task.constraints, task.topology.num_devices
+    constraints = task.constraints
     index = {table.name: number for number, table in enumerate(task.tables)}
     group_of = {name: group for group in constraints.together for name in group}
     pinned: dict[str, list[PinnedShard]] = defaultdict(list)
     for shard in constraints.pinned:
         pinned[shard.table].append(shard)
     items: list[Item] = []
-    for table in (task.tables[number] for number in tables.tolist()):
-        limits = constraints.limits(table, num_devices)
+    for number in tables.tolist():
+        table, limits = task.tables[number], task.limits[number]
         if not limits.free:
             forms = " or ".join(sorted(limits.forms))
             raise UserError(
@@ -183,21 +183,21 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
             )
         if table.name in group_of:
             group = sorted(index[name] for name in group_of[table.name])
-            if group[0] == index[table.name]:
-                allowed = [set(constraints.limits(task.tables[t], num_devices).devices) for t in group]
+            if group[0] == number:
+                allowed = [set(task.limits[t].devices) for t in group]
                 parts = tuple((t, task.tables[t].dim // DIM_MULTIPLE) for t in group)
                 items.append(Item(parts, tuple(sorted(set.intersection(*allowed))), 1, 1, 1))
             continue
         left, shards = table.dim // DIM_MULTIPLE, pinned[table.name]
         for shard in shards:
             devices = tuple(sorted(set(shard.devices).intersection(limits.devices)))
-            items.append(Item(((index[table.name], shard.dim // DIM_MULTIPLE),), devices, 1, 1, 1))
+            items.append(Item(((number, shard.dim // DIM_MULTIPLE),), devices, 1, 1, 1))
             left -= shard.dim // DIM_MULTIPLE
         if left:
             least, most = (count - len(shards) for count in (limits.min_shards, limits.max_shards))
             narrowest = limits.min_dim // DIM_MULTIPLE
             most = min(most, left // narrowest)
-            items.append(Item(((index[table.name], left),), limits.devices, max(least, 1), most, narrowest))
+            items.append(Item(((number, left),), limits.devices, max(least, 1), most, narrowest))
     return tuple(items)
 
 

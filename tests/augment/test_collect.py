@@ -276,6 +276,7 @@ FORMS = ("columns", "rows", "copies")
 COLLECTIVES = ("all_to_all", "reduce_scatter", "all_reduce", "input")
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 def test_a_real_run_of_all_forms_and_collectives(tmp_path):
     run = collect_run(tmp_path / "data", Hardware, samples=24)

@@ -45,6 +45,7 @@ print("steps", len(steps), "lookups", table.pooling_factor, "made for", table.re
 """
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 def test_the_page_works(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

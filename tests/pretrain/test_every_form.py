@@ -268,6 +268,7 @@ def _linked(path, devices_per_host, seed, calls):
     directory.compute().write(0, calls)
 
 
+@pytest.mark.slow
 def test_models_see_which_exchanges_cross_hosts(data, tmp_path):
     """From directories of exchanges on one host and between two."""
     calls = [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]

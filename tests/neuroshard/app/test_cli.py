@@ -397,6 +397,7 @@ def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
     assert not Path("busy").exists()  # neither left anything there
 
 
+@pytest.mark.slow
 def test_sweeps_run_in_parallel_and_go_on(capsys, here):
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "out='swept/${method}'")
     for _ in range(2):

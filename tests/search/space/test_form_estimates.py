@@ -15,7 +15,7 @@ from neuroshard.stages.search.space import form_estimates
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.form_parts import Largest, dearest
+from neuroshard.stages.search.space.form_parts import dearest, largest
 from neuroshard.stages.search.space.forms import Spread, allowed_forms
 from neuroshard.stages.search.space.sizes import DeviceLoads
 from neuroshard.tables import Table
@@ -171,15 +171,15 @@ def test_of_equal_cuts_one_is_costed():
     assert form_estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
 
 
-@pytest.mark.parametrize("tables", [5, 60])
-def test_the_largest_of_some_are_found(tables):
-    """Also where none of those at the top are asked for, or none at all."""
+@pytest.mark.parametrize("always", [0, 5, 40])
+def test_the_largest_of_some_are_found(always):
+    """Also where some tables are in all choices, or none in one, or choices are alike."""
     rng = np.random.default_rng(4)
-    numbers = rng.uniform(size=(tables, 3))
-    chosen = rng.uniform(size=(40, tables)) < rng.uniform(size=(40, 1)) ** 3
-    chosen[0] = False
+    numbers = rng.uniform(size=(40, 3))
+    chosen = rng.uniform(size=(30, 40)) < rng.uniform(size=(30, 1)) ** 3
+    chosen[:, :always], chosen[0] = True, always > 0
     expected = np.where(chosen[:, :, None], numbers, 0).max(axis=1)
-    np.testing.assert_array_equal(Largest.of(numbers).among(chosen), expected)
+    np.testing.assert_array_equal(largest(numbers, chosen), expected)
 
 
 def test_placed_columns_cost_what_their_plan_does():
