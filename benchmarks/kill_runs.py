@@ -1,6 +1,6 @@
 """Kills runs at random moments, again and again, and looks whether anything was lost.
 
-usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: those of `KINDS`, pretrain, read)
+usage: kill_runs.py [KILLS] [KIND ...]    (50; all kinds: those of `KINDS`, pretrain)
 
 A run is started, killed with SIGKILL after a random share of the time that a whole one takes, and started again with
 the same command, until it is done; then a fresh one begins, until so many were killed and one was done at least. After
@@ -9,8 +9,7 @@ have ended. Finished runs must equal one that nobody killed: in all but times, a
 are known, in all. Training a policy replaces its checkpoint: what it says of a round must stay as it was.
 
 Pre-training replaces a finished bundle by one of another seed, and is killed up to 20 ms after it begins to write: what
-is there must load, and be one of the two bundles, byte for byte. A bundle that is replaced again and again is read
-all the time: every reader must get one of the two whole, with its own digest.
+is there must load, and be one of the two bundles, byte for byte.
 """
 
 import hashlib
@@ -23,19 +22,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
 from safetensors import safe_open
 
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import StepProtocol
-from neuroshard.models import Card, CostModels, save_bundle
+from neuroshard.models import CostModels
 from neuroshard.models.bundle import load_bundle
 from neuroshard.models.simulator import Simulator
-from neuroshard.models.stored import tensors_of
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.run_directory import RunDirectory, runs_below
 from neuroshard.records.store import MEASURED
@@ -63,7 +59,6 @@ from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import random_models
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
@@ -71,8 +66,6 @@ _WORKERS_END_S = 10.0
 _WRITING_S = 0.02
 _SHARES = (0.2, 1.1)  # of the time that a whole run takes, after which runs are killed
 _SEEDS = (0, 1)
-_REPLACE = "--replace"  # writes bundles
-_READS = 200  # of a bundle until its writer is killed, in the mean
 
 
 @dataclass(frozen=True)
@@ -264,13 +257,10 @@ def main() -> None:
     if sys.argv[1:2] == [_RUN]:
         _OURS[sys.argv[2]]()
         return
-    if sys.argv[1:2] == [_REPLACE]:
-        _replace(Path(sys.argv[2]))
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     tried: dict[str, Callable[[Path, np.random.Generator], str]] = {
         **{kind.name: partial(_tried, kind, kills) for kind in KINDS},
         "pretrain": partial(_replaced, kills),
-        "read": partial(_read_meanwhile, kills),
     }
     rng = np.random.default_rng(0)
     print("| run | kills | of them with files finished | finished files lost or changed | runs finished and compared |")
@@ -278,38 +268,6 @@ def main() -> None:
     for name in sys.argv[2:] or tried:
         with tempfile.TemporaryDirectory() as folder:
             print(tried[name](Path(folder), rng), flush=True)
-
-
-def _read_meanwhile(kills: int, folder: Path, rng: np.random.Generator) -> str:
-    """Of a bundle, while a process replaces it as fast as it can, until it is killed and another one goes on."""
-    out, whole, reads, mixed = folder / "out", set[tuple[str | None, bytes]](), 0, 0
-    for seed in _SEEDS:
-        _save(out, seed)
-        whole.add(_read_bundle(out))
-    for _ in range(kills):
-        process = subprocess.Popen([sys.executable, __file__, _REPLACE, str(out)])
-        _await_writing(process, out)
-        for _ in range(int(rng.integers(1, 2 * _READS))):
-            reads, mixed = reads + 1, mixed + (_read_bundle(out) not in whole)
-        process.kill()
-        process.wait()
-        mixed += _read_bundle(out) not in whole
-    return f"| read while it is replaced | {kills} | {reads} reads | {mixed} | - |"
-
-
-def _replace(out: Path) -> None:
-    """Until it is killed."""
-    for number in count():
-        _save(out, _SEEDS[number % 2])
-
-
-def _save(out: Path, seed: int) -> None:
-    save_bundle(out, random_models(seed=seed), Card())
-
-
-def _read_bundle(out: Path) -> tuple[str | None, bytes]:
-    models = CostModels.load(out)
-    return models.digest, safetensors.numpy.save(tensors_of({"forward": models.forward}))
 
 
 def _replaced(kills: int, folder: Path, rng: np.random.Generator) -> str:

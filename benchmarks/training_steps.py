@@ -139,7 +139,8 @@ PREDICTED = ["few_small", "small", "widths", "dcn", "papers", "sequences"]  # th
 
 def main() -> None:
     out, kinds = Path(sys.argv[1]), sys.argv[2:] or list(KINDS)
-    _report(pd.concat([_trained(kind, out, SEARCHES, StepProtocol(), RANDOM) for kind in kinds]))
+    for kind in kinds:
+        _trained(kind, out, SEARCHES, StepProtocol(), RANDOM)
 
 
 def beside_torchrec(work: Path, small: bool) -> Made:
@@ -282,18 +283,6 @@ def _torchrec(task: ns.Task) -> Plan:
     planner = EmbeddingShardingPlanner(topology, BATCH_SIZE // DEVICES, constraints=constraints, stats=[], debug=False)
     found = planner.plan(StandIn(plain.tables, ()), [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()])
     return Plan(task, from_sharding_plan(plain, found).placements)
-
-
-def _report(frame: pd.DataFrame) -> None:
-    """Steps beside TorchRec's plan, predicted in brackets; floors; tau of each kind."""
-    for kind, its in frame.groupby("kind", sort=False):
-        cells = [
-            f"{row.method} {row.beside_first:.3f} ({row.beside_first_least:.3f} to {row.beside_first_most:.3f}) "
-            f"[{row.predicted_beside_first:.3f}]"
-            for row in its.itertuples()
-        ]
-        tau = kendalltau(its["predicted_ms"], its["step_ms"]).statistic
-        print(f"| {kind} | {its['floor'].iloc[0]:.1%} | {tau:.2f} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
