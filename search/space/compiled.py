@@ -10,16 +10,18 @@ from numba import njit
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _SEARCH = Path(__file__).resolve().parents[1]
-_SOURCES = ("kernels", "space")  # folders of the search that hold compiled functions
+_FOLDERS = ("kernels", "space")  # of the search, that hold compiled functions
+_MARK = b"space.compiled import"  # in every file that does
 _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 
 @cache
 def sources_digest(search: Path = _SEARCH) -> str:
-    """Compute a digest of all files in a search's folders that hold compiled functions."""
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in _SOURCES for path in (search / folder).glob("*.py")):
-        digest.update(path.read_bytes())
+    """Compute a digest of all files of a search that hold compiled functions, and of this one."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(path for folder in _FOLDERS for path in (search / folder).glob("*.py")):
+        if _MARK in (source := path.read_bytes()):
+            digest.update(source)
     return digest.hexdigest()
 
 
