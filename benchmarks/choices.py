@@ -9,6 +9,7 @@ local search are costed by the models and in truth; a rule chooses by what the m
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -98,12 +99,7 @@ class Setting:
 def judged_rules(_work: Path, small: bool) -> Made:
     """Every rule's true costs on tasks of all kinds."""
     devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 56)
-    judged = [
-        of_task
-        for device in devices
-        for num_devices in counts
-        for of_task in _judged(Setting(device, num_devices), tasks)
-    ]
+    judged = [its for each in product(devices, counts) for its in _judged(Setting(*each), tasks)]
     every: dict[str, Callable[[FloatArray], int] | None] = {**RULES, "least true cost": None}
     rows = []
     for name, rule in every.items():

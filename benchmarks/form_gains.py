@@ -4,7 +4,7 @@ Two devices; tables are of kinds that nothing was tuned to, and the models are r
 kernels and exchanges take is measured, both plans of a task by turns. A run that was stopped goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,32 +23,26 @@ from neuroshard.stages.search.runs.in_parts import InParts
 MODELS, BATCH_SIZE = "cpu", 4096
 SAMPLES, TASKS, REFINED_ON, PASSES = 300, range(24), range(500, 518), 6
 _LEAST = 0.005  # that a plan promises; less isn't looked at
-KINDS = (
-    "32 to 98 of 10 to 3,000 rows",
-    "16 to 49 of 10 to 30,000 rows",
-    "16 to 49 of 64 columns",
-    "16 to 49 that one to three features read",
-    "5 to 16 of 64 or 128 columns",
-    "16 to 49 of 8 to 128 columns",
-)
+KINDS: dict[str, Callable[[int, int], Tables]] = {  # of a seed and a number of tables, 16 to 49
+    "32 to 98 of 10 to 3,000 rows": lambda seed, count: drawn(seed, 2 * count, (1, 3.5), (16, 32, 64), (1, 6)),
+    "16 to 49 of 10 to 30,000 rows": lambda seed, count: drawn(seed, count, (1, 4.5), (16, 32, 64), (1, 10)),
+    "16 to 49 of 64 columns": lambda seed, count: drawn(seed, count, (1.5, 5), (64,), (1, 8)),
+    "16 to 49 that one to three features read": lambda seed, count: several_features(
+        drawn(seed, count, (2, 4.5), (16, 32, 64), (1, 8))
+    ),
+    "5 to 16 of 64 or 128 columns": lambda seed, count: drawn(seed, max(count // 3, 4), (2, 4.5), (64, 128), (1, 30)),
+    "16 to 49 of 8 to 128 columns": lambda seed, count: drawn(seed, count, (1, 6), (8, 16, 32, 64, 128), (1, 12)),
+}
+
+
+def _kind(number: int) -> str:
+    """Of task `number`: by turns."""
+    return list(KINDS)[number % len(KINDS)]
 
 
 def _tables(number: int) -> Tables:
-    """Of task `number`; its kind by turns."""
-    count, seed = int(np.random.default_rng([11, number]).integers(16, 50)), 100 + number
-    match number % len(KINDS):
-        case 0:
-            found = drawn(seed, 2 * count, (1, 3.5), (16, 32, 64), (1, 6))
-        case 1:
-            found = drawn(seed, count, (1, 4.5), (16, 32, 64), (1, 10))
-        case 2:
-            found = drawn(seed, count, (1.5, 5), (64,), (1, 8))
-        case 3:
-            found = several_features(drawn(seed, count, (2, 4.5), (16, 32, 64), (1, 8)))
-        case 4:
-            found = drawn(seed, max(count // 3, 4), (2, 4.5), (64, 128), (1, 30))
-        case _:
-            found = drawn(seed, count, (1, 6), (8, 16, 32, 64, 128), (1, 12))
+    count = int(np.random.default_rng([11, number]).integers(16, 50))
+    found = KINDS[_kind(number)](100 + number, count)
     reuse = (ns.zipf_reuse(table.rows, round(BATCH_SIZE * table.pooling_factor)) for table in found)
     each = zip(found, reuse, strict=True)
     return tuple(replace(table, name=f"k{number}_{table.name}", reuse=its) for table, its in each)
@@ -99,7 +93,7 @@ def _measured(path: Path, model: str, tasks: Sequence[int]) -> pd.DataFrame:
         rows.append(
             {
                 "task": number,
-                "kind": KINDS[number % len(KINDS)],
+                "kind": _kind(number),
                 "promised": promised,
                 "came_true": 1 - np.median(ratios),
                 "error": ratios.std() / np.sqrt(len(ratios)),

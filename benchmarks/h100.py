@@ -24,14 +24,8 @@ from neuroshard.words.home import TIERS
 
 MODEL, BATCH, HOST = "roofline:h100", 65536, 8
 SEARCHERS = (
-    "random",
-    "size_greedy",
-    "dim_greedy",
-    "lookup_greedy",
-    "size_lookup_greedy",
-    "torchrec",
-    "neuroshard_published",
-    "neuroshard",
+    *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy"),
+    *("torchrec", "neuroshard_published", "neuroshard"),
 )
 COLUMNS = {"searcher": "neuroshard", "forms": ("columns",)}
 HEAD = """# Plans for H100s, predicted

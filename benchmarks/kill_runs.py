@@ -246,8 +246,7 @@ KINDS = (
     Kind(
         "sweep",
         ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=8",
-         "searcher=random,dim_greedy,neuroshard_published",
-         "out='out/${method}'"),
+         "searcher=random,dim_greedy,neuroshard_published", "out='out/${method}'"),
         ("*/plans/*.json", "*/records/*.json", "*/results.parquet"), _same_files("*/plans/*.json"),
     ),
 )  # fmt: skip

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -83,10 +82,8 @@ def models_of(name: str) -> str:
     if name == "choices":
         return "fitted to made-up devices"
     if name in ("scaling", "tiers"):
-        arithmetic = [
-            ROOT / "conf" / "roofline" / "h100.yaml",
-            *sorted((ROOT / "neuroshard/models/points").glob("*.csv")),
-        ]
+        points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
+        arithmetic = [ROOT / "conf" / "roofline" / "h100.yaml", *points]
         return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
     if name in ("steps", "predicted_steps", "steps_by_method", "step_plans", "mirrored", "errors"):
         return f"cpu+torchrec {(CostModels.load('cpu').digest or '')[:8]}"
@@ -108,27 +105,20 @@ def as_markdown(path: Path) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n<sub>{made}</sub>\n"
 
 
-@dataclass(frozen=True)
-class _Method:
-    searcher: str
-    name: str
-
-
-_ON_HARDWARE = (
-    _Method("size_lookup_greedy", "size-lookup greedy, the best of the heuristics"),
-    _Method("torchrec", "TorchRec's planner, the best of eight settings"),
-    _Method("neuroshard", "**default**"),
-)
+_ON_HARDWARE = {
+    "size_lookup_greedy": "size-lookup greedy, the best of the heuristics",
+    "torchrec": "TorchRec's planner, the best of eight settings",
+    "neuroshard": "**default**",
+}
 
 
 def hardware(work: Path, small: bool) -> Made:
     """Plans of the papers' tasks, measured beside their predictions."""
     neuroshard = Path(sys.executable).with_name("neuroshard")
-    names = [method.searcher for method in _ON_HARDWARE]
     drawn = ["tasks=paper", f"tasks.draw.count={2 if small else 12}", "tables.seed=1", "topology.memory_bytes=4GiB"]
-    searched = [f"out={work}/${{method}}", f"searcher={','.join(names)}"]
+    searched = [f"out={work}/${{method}}", f"searcher={','.join(_ON_HARDWARE)}"]
     subprocess.run([neuroshard, "search", "-m", *drawn, *searched], check=True)
-    plans, found = [f"{work}/{name}" for name in names], work / "measured" / "results.parquet"
+    plans, found = [f"{work}/{name}" for name in _ON_HARDWARE], work / "measured" / "results.parquet"
     if not found.exists():
         subprocess.run([neuroshard, "evaluate", *plans, "hardware=cpu", f"out={work}/measured"], check=True)
     return _of_plans(pd.read_parquet(found))
@@ -139,13 +129,13 @@ def _of_plans(frame: pd.DataFrame) -> Made:
     ours, rows = by["neuroshard"], []
     speed = (frame["predicted_ms"] / frame["measured_ms"]).median()
     inside = ((frame["predicted_ms"] - frame["measured_ms"]).abs() <= frame["margin_ms"]).sum()
-    for method in _ON_HARDWARE:
-        its = by[method.searcher]
+    for searcher, name in _ON_HARDWARE.items():
+        its = by[searcher]
         less = 1 - ours["measured_ms"] / its["measured_ms"]
         off = its["predicted_ms"] / its["measured_ms"] - 1
         rows.append(
             {
-                "method": method.name,
+                "method": name,
                 "predicted ms": f"{its['predicted_ms'].mean():.2f}",
                 "measured ms": f"{its['measured_ms'].mean():.2f}",
                 "mean error": f"{off.abs().mean():.1%}",

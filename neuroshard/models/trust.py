@@ -25,7 +25,7 @@ LEVEL = 0.9  # share of the measurements that an interval is meant to hold
 DATASHEET = "from a datasheet and published points, not measured here"  # how good they are: docs/datasheets.md
 ELSEWHERE = "measured on other hardware: may be off by 30% and more"
 ADAPT = (
-    "the order of plans carries over better than the milliseconds; adapt the models to this machine: "
+    "the order of plans carries over better than the milliseconds; where these matter, adapt the models: "
     "neuroshard collect experiment=collect_adapt, then neuroshard pretrain experiment=pretrain_adapt"
 )
 
