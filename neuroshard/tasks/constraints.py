@@ -7,15 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from neuroshard.layouts import LAYOUTS, Layout
-from neuroshard.plumbing.errors import UserError, unknown_name
-from neuroshard.plumbing.matching import own_places
+from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, parse
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
-from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, TIERS, Home, Tier
+from neuroshard.words.home import DEFAULT_CACHED, TIERS, Home, Tier
 
 _RARE = ("tiers", "cached", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
 _WILD = frozenset("*?[")  # what makes a pattern more than a name
@@ -61,6 +58,15 @@ class TableRule:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UserError(f"constraints: {name}={value!r} of {self.tables!r} must be a whole number, 1 or more")
+
+    @property
+    def is_wild(self) -> bool:
+        """Whether its pattern is more than a name."""
+        return bool(_WILD.intersection(self.tables))
+
+    def concerns(self, names: Collection[str]) -> bool:
+        """Whether it is for a table with one of some names, which are quick to look up."""
+        return self.tables in names or (self.is_wild and any(fnmatchcase(name, self.tables) for name in names))
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ class Constraints:
         """
         rules = self.rules_of(table.name)
         together = any(table.name in group for group in self.together)
-        whole = self._whole(table) if together else []  # they lie where one of them is pinned to
+        whole = self.pinned_whole(table) if together else []  # they lie where one of them is pinned to
         only = [rule.devices for rule in rules if rule.devices is not None] + [shard.devices for shard in whole]
         min_shards = max((rule.min_shards or 1 for rule in rules), default=1)
         most = 1 if together else min((rule.max_shards for rule in rules if rule.max_shards), default=MAX_DEVICES)
@@ -188,129 +194,22 @@ class Constraints:
         """The rules that are for a single name, by that name: jobs have one for each of thousands of tables."""
         found: dict[str, list[TableRule]] = {}
         for rule in self.rules:
-            if not _is_wild(rule):
+            if not rule.is_wild:
                 found.setdefault(rule.tables, []).append(rule)
         return found
 
     @cached_property
     def _of_names(self) -> list[TableRule]:
         """Return the rules whose pattern may match several names."""
-        return [rule for rule in self.rules if _is_wild(rule)]
+        return [rule for rule in self.rules if rule.is_wild]
 
     def rules_of(self, name: str) -> list[TableRule]:
         """Return the rules that hold for a table of that name."""
         return [rule for rule in self._of_names if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
-    def homes(self, tables: Sequence[Table], num_devices: int) -> tuple[Home, ...]:
-        """(T,) the memory that holds each table where nobody chooses: the fastest that its rules allow."""
-        if all(rule.tiers is None for rule in self.rules):
-            return (ON_DEVICE,) * len(tables)
-        return tuple(self.limits(table, num_devices).home for table in tables)
-
-    def _whole(self, table: Table) -> list[PinnedShard]:
+    def pinned_whole(self, table: Table) -> list[PinnedShard]:
         """Pinned shards of a table that hold all of it."""
         return [shard for shard in self.pinned if (shard.table, shard.dim) == (table.name, table.dim)]
-
-    def check(self, tables: Sequence[Table], num_devices: int) -> None:
-        """Raise UserError if a rule names no table or device of the task, or rules contradict each other."""
-        if self == Constraints():
-            return
-        names = {table.name: table for table in tables}
-        for rule in self.rules:
-            if not _concerns(rule, names):
-                raise UserError(f"constraints: no table's name matches {rule.tables!r}")
-            _check_devices(rule.tables, rule.devices or (), num_devices)
-        for shard in self.pinned:
-            _check_devices(shard.table, shard.devices, num_devices)
-        for group in (*self.together, *self.apart, *((shard.table,) for shard in self.pinned)):
-            for name in group:
-                if name not in names:
-                    raise unknown_name("table in the constraints", name, names)
-        limits = {table.name: self.limits(table, num_devices) for table in tables}
-        self._check_groups(limits, num_devices)
-        self._check_pinned(names, limits)
-        self._check_places(names, limits, num_devices)
-
-    def _check_groups(self, limits: Mapping[str, TableLimits], num_devices: int) -> None:
-        seen: set[str] = set()
-        for group in self.together:
-            if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
-                raise UserError(f"constraints: {min(twice)!r} is kept together twice; join the groups")
-            seen.update(group)
-            shared = frozenset.intersection(*(limits[name].forms for name in group))
-            if not any(LAYOUTS[form].joins for form in shared):
-                raise UserError(
-                    f"constraints: {', '.join(group)} are kept together and may lie in no form besides rows that all "
-                    "of them may have"
-                )
-            if not set.intersection(*(set(limits[name].devices) for name in group)):
-                raise UserError(f"constraints: no device may hold all of {', '.join(group)}, which are kept together")
-        for group in self.apart:
-            for together in self.together:
-                if len(both := set(group).intersection(together)) > 1:
-                    raise UserError(f"constraints: {', '.join(sorted(both))} are kept both together and apart")
-            if (needed := sum(limits[name].min_shards for name in set(group))) > num_devices:
-                raise UserError(
-                    f"constraints: {', '.join(group)} are kept apart and need {needed} devices, there are {num_devices}"
-                )
-
-    def _check_pinned(self, tables: Mapping[str, Table], limits: Mapping[str, TableLimits]) -> None:
-        grouped = {name for group in self.together for name in group}
-        for name in dict.fromkeys(shard.table for shard in self.pinned):
-            shards = [shard for shard in self.pinned if shard.table == name]
-            columns, table = sum(shard.dim for shard in shards), tables[name]
-            if columns > table.dim:
-                raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
-            if not limits[name].free:
-                raise UserError(
-                    f"constraints: a shard of {name!r} is pinned, but its rules don't let it lie in columns"
-                )
-            if name in grouped and not self._whole(table):
-                raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
-            if len(shards) + (columns < table.dim) > limits[name].max_shards:
-                raise UserError(
-                    f"constraints: {name!r} may have {limits[name].max_shards} shard(s), its pinned shards make it more"
-                )
-            narrowest = limits[name].min_dim
-            widths = [*(shard.dim for shard in shards), *([table.dim - columns] if columns < table.dim else [])]
-            if min(widths) < narrowest:
-                raise UserError(
-                    f"constraints: shards of {name!r} have {narrowest} columns at least, its pinned ones make one of "
-                    f"{min(widths)}"
-                )
-            more = (table.dim - columns) // narrowest
-            if limits[name].min_shards > len(shards) + more:
-                raise UserError(
-                    f"constraints: {name!r} needs {limits[name].min_shards} shards, its pinned ones leave columns for "
-                    f"{len(shards) + more}"
-                )
-            for shard in shards:
-                if not set(shard.devices).intersection(limits[name].devices):
-                    raise UserError(f"constraints: a shard of {name!r} is pinned to devices that its rules forbid")
-
-    def _check_places(self, tables: Mapping[str, Table], limits: Mapping[str, TableLimits], num_devices: int) -> None:
-        """Every shard of a pinned table, and of tables kept apart, needs a device of its own."""
-        pinned = dict.fromkeys(shard.table for shard in self.pinned)
-        for name in pinned:
-            if not _have_places(self._wanted(tables[name], limits), num_devices):
-                raise UserError(
-                    f"constraints: the shards of {name!r}, each on a device of its own, find no room on the devices "
-                    "that they are pinned to"
-                )
-        for group in self.apart:
-            wanted = [devices for name in set(group) for devices in self._wanted(tables[name], limits)]
-            if not _have_places(wanted, num_devices):
-                raise UserError(
-                    f"constraints: {', '.join(group)} are kept apart, and find no room on the devices allowed to them"
-                )
-
-    def _wanted(self, table: Table, limits: Mapping[str, TableLimits]) -> list[set[int]]:
-        """The devices that may hold each shard of a table, of as many shards as it has at least."""
-        pinned = [shard for shard in self.pinned if shard.table == table.name]
-        group = next((group for group in self.together if table.name in group), (table.name,))
-        devices = set.intersection(*(set(limits[name].devices) for name in group))
-        rest = max(limits[table.name].min_shards - len(pinned), sum(shard.dim for shard in pinned) < table.dim)
-        return [*(devices.intersection(shard.devices) for shard in pinned), *[devices] * rest]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
         """What they say of some tables: the rest is left out."""
@@ -320,7 +219,7 @@ class Constraints:
             for kind in (self.together, self.apart)
         )
         return Constraints(
-            tuple(rule for rule in self.rules if _concerns(rule, names)),
+            tuple(rule for rule in self.rules if rule.concerns(names)),
             tuple(shard for shard in self.pinned if shard.table in names),
             together,
             apart,
@@ -344,16 +243,6 @@ def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
             "cached; name one share"
         )
     return shares.pop() if shares else None
-
-
-def _is_wild(rule: TableRule) -> bool:
-    """Whether its pattern is more than a name."""
-    return bool(_WILD.intersection(rule.tables))
-
-
-def _concerns(rule: TableRule, names: Collection[str]) -> bool:
-    """Whether it is for a table with one of some names, which are quick to look up."""
-    return rule.tables in names or (_is_wild(rule) and any(fnmatchcase(name, rule.tables) for name in names))
 
 
 def _min_dim(table: Table, rules: Sequence[TableRule], min_shards: int) -> int:
@@ -395,20 +284,6 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
             f"constraints: table {table.name!r} ({table.dim} columns, {len(limits.devices)} device(s)) needs "
             f"{limits.min_shards} shards, but can have {min(limits.max_shards, len(limits.devices))}{why}"
         )
-
-
-def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
-    """Whether each can have one of the devices that it wants to itself."""
-    allowed = np.zeros((len(wanted), num_devices), dtype=np.bool_)
-    for row, devices in zip(allowed, wanted, strict=True):
-        row[list(devices)] = True
-    return own_places(allowed) is not None
-
-
-def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:
-    for device in devices:
-        if not isinstance(device, int) or not 0 <= device < num_devices:
-            raise UserError(f"constraints: device {device!r} of {name!r} must lie in 0..{num_devices - 1}")
 
 
 def constraints(

@@ -10,9 +10,10 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, Devices, as_fields, parse
 from neuroshard.plumbing.units import MAX_BYTES, Size, readable_bytes, to_bytes
 from neuroshard.tables import Table, check_unique_names
+from neuroshard.tasks.constraint_checks import check_consistent, check_names
 from neuroshard.tasks.constraints import Constraints, TableLimits
 from neuroshard.tasks.memory import MemoryUse
-from neuroshard.words.home import Home, Tier
+from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 _SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
 
@@ -150,7 +151,9 @@ class Task:
                 f"task: its tables take {readable_bytes(total)} with optimizer state and buffers, more than 2^60 bytes"
             )
         check_unique_names(self.tables)
-        self.constraints.check(self.tables, self.topology.num_devices)
+        if self.constraints != Constraints():
+            check_names(self.constraints, self.tables, self.topology.num_devices)
+            check_consistent(self.constraints, self.tables, self.limits, self.topology.num_devices)
         if self.fixed_homes and len(self.fixed_homes) != len(self.tables):
             raise UserError(f"task: fixed_homes lists {len(self.fixed_homes)} tables, there are {len(self.tables)}")
         if not self.topology.host_bytes:
@@ -169,7 +172,9 @@ class Task:
     @cached_property
     def homes(self) -> tuple[Home, ...]:
         """(T,) the memory that holds each table where no search chooses it."""
-        return self.fixed_homes or self.constraints.homes(self.tables, self.topology.num_devices)
+        if self.fixed_homes or all(rule.tiers is None for rule in self.constraints.rules):
+            return self.fixed_homes or (ON_DEVICE,) * len(self.tables)
+        return tuple(limits.home for limits in self.limits)
 
     @cached_property
     def loads(self) -> Loads:

@@ -30,7 +30,7 @@ def simpler(plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance
     found = _with_fewer_shards(found, simulator, most_ms)
     if len(found.placements) >= len(start.placements):
         return plan
-    found = Plan(plan.task, found.placements)
+    found = found if found.task is plan.task else Plan(plan.task, found.placements)
     after = simulator.cost(plan.task, found)
     within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
     return found if within and not found.violations else plan
