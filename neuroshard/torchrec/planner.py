@@ -17,11 +17,10 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import ParameterConstraints, PlanLoader, Stats, StorageReservation
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
+from torchrec.distributed.types import ShardingPlan, ShardingPlanner
 
 from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
-from neuroshard.models.precision import Narrowed
 from neuroshard.models.simulator import Simulator, with_prediction
 from neuroshard.plans.moves import table_changes
 from neuroshard.plans.plan import Plan
@@ -39,16 +38,14 @@ from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.loaded import loaded_plan
 from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model
-from neuroshard.torchrec.modules import listed
+from neuroshard.torchrec.planner_remarks import Sharders, late_remark, loading_remarks, precision_remark
 from neuroshard.torchrec.planner_report import Callback, Reports
-from neuroshard.words.collective import ELEMENT_BYTES
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _RESERVED_SHARE = 0.15  # as TorchRec's default reservation
 _DEFAULT_MODELS = {"cpu": "cpu+torchrec", "cuda": "roofline:h100"}
 
-Sharders = list[ModuleSharder[nn.Module]]
 _Found = TypeVar("_Found")
 
 
@@ -371,7 +368,8 @@ class NeuroShardPlanner(ShardingPlanner):
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
         """The whole plan, reported, remembered, and kept by rank 0 of the group."""
         model, took_s = found.model, perf_counter() - started
-        _warn_if_late(took_s, model.asked.timeout_s)
+        if remark := late_remark(took_s, model.asked.timeout_s):
+            _log.warning(remark)
         whole, plan = self._reports_of(found).told(model, found.whole, found.plan, took_s)
         self._remember(found, plan)
         if self._keep and (group is None or dist.get_rank(group) == 0):
@@ -386,7 +384,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
         """The model on each of the groups that there may be."""
         sharders = sharders or get_default_sharders()
-        if remark := _precision_remark(sharders, self._finder.simulator.models):
+        if remark := precision_remark(sharders, self._finder.simulator.models):
             _log.warning(remark)
         first = self._asked[0]
         model = Model.read(module, sharders, first, self._finder.served(first.topology.compute_device))
@@ -412,7 +410,7 @@ class NeuroShardPlanner(ShardingPlanner):
         simulator, task = found.finder.simulator, plan.task
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = with_prediction(plan, cost, simulator.models.name), cost
-        for warning in (*simulator.warnings(plan), *copies_remarks(plan), *_loading_remarks(plan)):
+        for warning in (*simulator.warnings(plan), *copies_remarks(plan), *loading_remarks(plan)):
             _log.warning(warning)
         groups = self.last_groups.num_groups
         where = f"{task.topology.num_devices} devices" + (f" of each of {groups} groups" if groups > 1 else "")
@@ -447,46 +445,6 @@ def _simulator(models: CostModels, pipeline: str | None) -> Simulator:
     if not hidden and models.input is None:
         _log.warning("these models don't know the exchange of indices, which no pipeline hides: costs leave it out")
     return Simulator(models, count_input=not hidden and models.input is not None)
-
-
-def _warn_if_late(took_s: float, limit_s: int | None) -> None:
-    if limit_s is not None and took_s > limit_s:
-        _log.warning(
-            "planning took %.1f s, and timeout_seconds is %d: our search isn't cut off, so that plans repeat; "
-            "searcher='size_lookup_greedy' or fewer num_candidates take less, and keep=FILE nothing at a restart",
-            took_s,
-            limit_s,
-        )
-
-
-def _precision_remark(sharders: Sharders, models: CostModels) -> str | None:
-    """A line where sharders' codecs (`QCommsConfig`) take other bytes of an element than the models; None elsewhere."""
-    codecs = [
-        codec for sharder in sharders for codec in (getattr(sharder, "qcomm_codecs_registry", None) or {}).values()
-    ]
-    for way in ("forward", "backward"):
-        model = getattr(models, way)
-        counted = round(ELEMENT_BYTES * model.share) if isinstance(model, Narrowed) else ELEMENT_BYTES
-        used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or {ELEMENT_BYTES}
-        if used != {counted}:
-            told = " or ".join(map(str, sorted(used)))
-            return (
-                f"the sharders exchange {told} byte(s) of an element {way}, and costs count {counted}; give "
-                "models=NAME+fp16, or the precisions of both ways, such as NAME+fp16/bf16"
-            )
-    return None
-
-
-def _loading_remarks(plan: Plan) -> tuple[str, ...]:
-    """A line where TorchRec can't load weights into a plan: it reads all shards of columns as wide as the first one."""
-    pairs = zip(plan.task.tables, plan.by_table, strict=True)
-    cut = [table.name for table, its in pairs if len({placed.shard.dim for placed in its}) > 1]
-    if not cut:
-        return ()
-    return (
-        f"load_state_dict of TorchRec 1.8 fails with sharded weights of {len(cut)} table(s) in shards of unequal width "
-        f"({listed(cut)}); rules=Constraints(rules=(TableRule('*', equal_widths=True),)) has none",
-    )
 
 
 def _topology_of_group() -> TorchRecTopology:
