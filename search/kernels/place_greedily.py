@@ -94,7 +94,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     A shard goes to the device whose compute cost ends lowest, among those where what is given out stays under the cap
     and its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
     device become one shard. Devices are looked at from the lowest score on, as long as what the shard adds at least
-    could make them the best; those that the cap closes to all shards to come, no more.
+    could make them the best. Those that the cap closes to all shards to come are left out from then on.
 
     Args:
         shards: (P, S, 2) item and width, in order.
