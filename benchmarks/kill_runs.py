@@ -62,8 +62,7 @@ from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware
 
 DATA = Path(__file__).resolve().parent / "data" / "cpu"
-_WORKERS_END_S = 10.0
-_WRITING_S = 0.02
+_WORKERS_END_S, _WRITING_S = 10.0, 0.02
 _SHARES = (0.2, 1.1)  # of the time that a whole run takes, after which runs are killed
 _SEEDS = (0, 1)
 
@@ -316,7 +315,7 @@ def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> st
     whole = folder / "whole"
     whole.mkdir()
     began = time.monotonic()
-    subprocess.run(_command(kind), cwd=whole, check=True, capture_output=True)
+    subprocess.run([sys.executable, *kind.arguments], cwd=whole, check=True, capture_output=True)
     whole_s = time.monotonic() - began
     done, with_files, lost, compared = 0, 0, 0, 0
     place, held = folder / "killed", dict[str, str]()
@@ -336,14 +335,11 @@ def _tried(kind: Kind, kills: int, folder: Path, rng: np.random.Generator) -> st
     return f"| {kind.name} | {done} | {with_files} | {lost} | {compared} |"
 
 
-def _command(kind: Kind) -> list[str]:
-    return [sys.executable, *kind.arguments]
-
-
 def _killed(kind: Kind, place: Path, after_s: float) -> bool:
     """Whether it had to be killed; False if it ended before, as it should."""
+    command = [sys.executable, *kind.arguments]
     process = subprocess.Popen(
-        _command(kind), cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
+        command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, text=True
     )
     try:
         _, said = process.communicate(timeout=after_s)

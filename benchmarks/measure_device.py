@@ -37,7 +37,7 @@ from neuroshard.lab.recorder import Due, Recorder
 from neuroshard.plumbing.files import write_json
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.timing import typical_ms
-from neuroshard.records import DataDirectory, Manifest
+from neuroshard.records import DataDirectory, Manifest, Parts
 from neuroshard.records.noise import pass_drift, pass_repeatability
 from neuroshard.records.samples import ComputeSample, Measurement
 from neuroshard.records.splits import TRAIN, split_tables
@@ -162,6 +162,8 @@ class Campaign:
             again = map(self._random, range(int(SECOND_PASS_SHARE * count)))
             second = (replace(due, split=TRAIN, second_pass=True) for due in again)
             self._measure(recorder, second, deadline + 0.2 * max(left, 0.0))
+        for kind in (parts, sweeps, large):
+            _compact(kind)
         measured = parts.read()
         first = [m for m in measured if not m.second_pass]
         good = [m for m in first if m.error is None]
@@ -201,6 +203,15 @@ class Campaign:
         while (batch := list(islice(due, recorder.live))) and (not count or self._clock() <= deadline):
             count += len(recorder.record(batch))
         return count
+
+
+def _compact(parts: Parts) -> None:
+    """One file of many."""
+    files = sorted(parts.directory.glob("part-*.parquet"))
+    if len(files) > 1:
+        parts.write(0, parts.read())
+        for file in files[1:]:
+            file.unlink()
 
 
 def _ms(measurement: Measurement) -> float:

@@ -26,8 +26,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.words.shard import Placement
 
 DATASHEET, STEPS = "roofline:h100", "cpu+torchrec"  # the first places columns
-SAMPLES = 512  # a rank
-SMALL = 20_000  # rows of the largest table that is copied
+SAMPLES, SMALL = 512, 20_000  # of a rank; rows of the largest table that is copied
 
 
 def beside_mirrors(work: Path, small: bool) -> Made:

@@ -8,7 +8,7 @@ job on a CPU uses it. A run that was stopped goes on. Let nothing else run.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -91,22 +91,16 @@ KINDS: dict[str, Callable[[], Tables]] = {
 }
 
 
-@dataclass(frozen=True)
-class Searched:
-    """A search by some cost models, with settings."""
-
-    models: str = STEPS
-    settings: Mapping[str, object] = field(default_factory=dict)
-
-
-SEARCHES = {
-    "default": Searched(),
-    "every_gain": Searched(settings={"choice": None}),
-    "kernels_alone": Searched(KERNELS),
-    "kernels_every_gain": Searched(KERNELS, {"choice": None}),
-    "published": Searched(KERNELS, {"searcher": "neuroshard_published"}),
-    "size_lookup_greedy": Searched(KERNELS, {"searcher": "size_lookup_greedy"}),
-    "dim_greedy": Searched(KERNELS, {"searcher": "dim_greedy"}),
+Searched = tuple[str, dict[str, object]]  # by some cost models, with settings
+DEFAULT: Mapping[str, Searched] = {"default": (STEPS, {})}
+SEARCHES: Mapping[str, Searched] = {
+    **DEFAULT,
+    "every_gain": (STEPS, {"choice": None}),
+    "kernels_alone": (KERNELS, {}),
+    "kernels_every_gain": (KERNELS, {"choice": None}),
+    "published": (KERNELS, {"searcher": "neuroshard_published"}),
+    "size_lookup_greedy": (KERNELS, {"searcher": "size_lookup_greedy"}),
+    "dim_greedy": (KERNELS, {"searcher": "dim_greedy"}),
 }
 RANDOM = 4  # plans besides, in all forms
 SAID = {  # of methods, on the page
@@ -148,7 +142,7 @@ def beside_torchrec(work: Path, small: bool) -> Made:
     protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol(builds=3)
     rows, ratios, foreseen = [], [], []
     for kind in ["few_small"] if small else QUOTED:
-        frame = _trained(kind, work, {"default": Searched()}, protocol).set_index("plan")
+        frame = _trained(kind, work, DEFAULT, protocol).set_index("plan")
         row, torchrec = frame.loc["default"], frame.loc["torchrec_planner"]
         span = f"{row.beside_first_least:.2f} to {row.beside_first_most:.2f}"
         ratios.append(row.beside_first)
@@ -201,7 +195,7 @@ _AS_MEASURED = "Every plan is compared with TorchRec's; the dense part of a step
 def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]]:
     """What is trained of some models on plans of every method and on random ones, model by model."""
     protocol = StepProtocol(builds=2, turns=2) if small else StepProtocol(builds=3)
-    searches = {"default": Searched()} if small else SEARCHES
+    searches = DEFAULT if small else SEARCHES
     for kind in ["few_small"] if small else PREDICTED:
         yield QUOTED[kind], _trained(kind, work, searches, protocol, RANDOM)
 
@@ -260,8 +254,8 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Searched], rand
     """The file of each method's plan, TorchRec's first; equal plans share one."""
     sim = ns.Simulator(ns.CostModels.load(STEPS))
     plans = {"torchrec_planner": _torchrec(task)} | {
-        name: ns.search(task, ns.Simulator(ns.CostModels.load(one.models)), **one.settings)
-        for name, one in searches.items()
+        name: ns.search(task, ns.Simulator(ns.CostModels.load(models)), **settings)
+        for name, (models, settings) in searches.items()
     }
     plans |= {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
     planned: dict[str, str] = {}
