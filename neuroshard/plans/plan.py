@@ -1,6 +1,6 @@
 """A sharding plan: every table, cut into shards, each in a place."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,15 +12,15 @@ from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import Layout, in_columns, layouts_of, placed_loads, traffic_between
+from neuroshard.layouts.layout import table_of
 from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
-from neuroshard.plans.tiling import check_devices, check_tiling
 from neuroshard.plans.violations import violations
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.tables import Table
-from neuroshard.tasks.task import Task
+from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.home import Home
 from neuroshard.words.shard import Placement, by_table
@@ -44,9 +44,9 @@ class Plan:
     prediction: Prediction | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        check_devices(self.task, self.placements)
+        _check_devices(self.task, self.placements)
         for table, its, layout in zip(self.task.tables, self.by_table, self.layouts, strict=True):
-            check_tiling(table, its, layout, self.task.topology)
+            _check_tiling(table, its, layout, self.task.topology)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -194,6 +194,35 @@ class Plan:
             UserError: it is malformed, or its shards don't cover its tables exactly once.
         """
         return planfile.from_json(content, where, cls)
+
+
+def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout, topology: Topology) -> None:
+    """Check that placements make up a table in a layout, in one memory.
+
+    Raises:
+        UserError: they don't; it names the table, and the row and column or the device.
+    """
+    if other := next((one.home for one in placements if one.home != placements[0].home), None):
+        first, second = sorted(map(str, (placements[0].home, other)))
+        raise UserError(f"plan: shards of table {table.name!r} lie in {first} and in {second}; put all in one memory")
+    layout.check(table, placements, topology)
+
+
+def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
+    """Check that a task has the tables and the devices of placements, at most one shard of each table on a device.
+
+    Raises:
+        UserError: it doesn't; it names the table and the device.
+    """
+    taken: set[tuple[int, int]] = set()
+    for placement in placements:
+        index, device = placement.shard.table, placement.device
+        name, last = table_of(task, index).name, task.topology.num_devices - 1
+        if device > last:
+            raise UserError(f"plan: device {device} of table {name!r} must lie in 0..{last}")
+        if (index, device) in taken:
+            raise UserError(f"plan: two shards of table {name!r} on device {device}; merge them into one")
+        taken.add((index, device))
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
