@@ -172,8 +172,10 @@ class Task:
     @cached_property
     def homes(self) -> tuple[Home, ...]:
         """(T,) the memory that holds each table where no search chooses it."""
-        if self.fixed_homes or all(rule.tiers is None for rule in self.constraints.rules):
-            return self.fixed_homes or (ON_DEVICE,) * len(self.tables)
+        if self.fixed_homes:
+            return self.fixed_homes
+        if all(rule.tiers is None for rule in self.constraints.rules):
+            return (ON_DEVICE,) * len(self.tables)
         return tuple(limits.home for limits in self.limits)
 
     @cached_property

@@ -148,7 +148,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
         allowed[:, BLOCKS] = False  # they would be as unequal as the memory, which it misreads
     shares = settings.cached if task.topology.host_bytes else settings.cached[:1]
     for factor, sort_by, share in product(settings.split_factors, settings.sort_by, shares):
-        limits = [_constraints(task, *each, factor, share) for each in zip(task.tables, allowed.tolist(), strict=True)]
+        limits = [_constraints(task, index, forms, factor, share) for index, forms in enumerate(allowed.tolist())]
         constraints = {table.name: limit for table, limit in zip(tables, limits, strict=True)}
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by)
         module, sharders = _module(tables)
@@ -193,8 +193,8 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
     )
 
 
-def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, share: float) -> Any:
-    """What the task says of a table that may lie in such forms (F,), as far as TorchRec has words for it.
+def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, share: float) -> Any:
+    """What the task says of a table, by its index, that may lie in such forms (F,), in TorchRec's words.
 
     A cache, where there is one, has room for that share of the rows.
     """
@@ -202,7 +202,7 @@ def _constraints(task: Task, table: Table, forms: Sequence[bool], factor: int, s
 
     from neuroshard.torchrec.kernels import DENSE, KERNELS, cache_params
 
-    limits = task.constraints.limits(table, task.topology.num_devices)
+    table, limits = task.tables[index], task.limits[index]
     width = table.dim // factor // DIM_MULTIPLE * DIM_MULTIPLE
     splits = factor > 1 and width >= limits.min_dim and limits.max_shards > 1
     tiers = limits.tiers if task.topology.host_bytes else {Tier.DEVICE}

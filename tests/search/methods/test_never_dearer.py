@@ -55,7 +55,10 @@ def test_no_plan_of_a_targets_equal_parts_is_cheaper(devices, number):
     _check_target(drawn(tables, ns.Topology(devices, 4 << 30), 65536, draw)[number], "hugectr")
 
 
-def _check_target(task, target, model="roofline:h100", more=DEFAULT.tolerance * 1.001):
+FEWER_SHARDS = DEFAULT.tolerance * 1.001  # what they may cost
+
+
+def _check_target(task, target, model="roofline:h100", more=FEWER_SHARDS):
     """No plan that is restricted to a target is predicted to cost less, but for what fewer shards may cost."""
     simulator = ns.Simulator(ns.CostModels.load(model))
     restricted = ns.search(task, simulator, target=target)
@@ -70,13 +73,14 @@ def test_equal_parts_are_tried_where_narrow_parts_compute_as_long_as_wide_ones()
     _check_target(task, "hugectr")
 
 
-@pytest.mark.parametrize("number", [182, 185])
-def test_local_search_sets_out_from_several_plans(number):
+@pytest.mark.parametrize(("number", "more"), [(182, FEWER_SHARDS), (185, 0.01)])
+def test_local_search_sets_out_from_several_plans(number, more):
     """From the cheapest first plan it may end 3% above what it finds for SOK, whose tables are whole here.
 
-    Where exactly it ends is up to the processor, whose vectors add up in an order of their own.
+    Where exactly it ends is up to the processor, whose vectors add up in an order of their own: on one, it ends 0.55%
+    above for the second task.
     """
-    _check_target(task_of(number), "sok", "cpu", more=0.01)
+    _check_target(task_of(number), "sok", "cpu", more)
 
 
 @pytest.mark.slow
