@@ -4,6 +4,7 @@ torchrun --nproc-per-node=2 examples/torchrec_dlrm.py
 """
 
 import argparse
+import gc
 import logging
 
 import torch
@@ -60,8 +61,13 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("neuroshard").setLevel(logging.INFO)
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
+    train(steps)
+    gc.collect()  # of the model, which holds on to the group's threads: they must end before Python does
+    dist.destroy_process_group()
 
+
+def train(steps: int) -> None:
+    torch.manual_seed(0)
     model = make_model()
     sharders = [EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1.0})]
     topology = Topology(dist.get_world_size(), "cpu", ddr_cap=2 << 30, created_by_factory=True)
@@ -82,7 +88,6 @@ def main() -> None:
         optimizer.step()
         if dist.get_rank() == 0 and (step % 20 == 0 or step == steps - 1):
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
