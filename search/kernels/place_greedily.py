@@ -10,31 +10,21 @@ from neuroshard.stages.search.space.compiled import kernel, leaf
 from neuroshard.stages.search.space.room import Room, may_join, put
 
 
-class Head(NamedTuple):
-    """What devices are scored by.
-
-    A device holding vectors that sum to v scores sum(relu(v + bias) * weight), at least `floor`, below which costs
-    are 0; bias and weight are (H,).
-    """
-
-    bias: Float32Array
-    weight: Float32Array
-    floor: float
-
-
-class GreedyOutcome(NamedTuple):
-    """Where S shards of each of P layouts went under each of M caps on D devices; filled by `place_greedily`.
+class PlacementGrid(NamedTuple):
+    """Where P layouts of S shards go under each of M caps on D devices.
 
     Attributes:
+        shards: (P, S, 2) item and width, in the order in which they are placed.
         devices: (P, M, S) the device of each shard; -1 from the first that has no place on.
-        score: (P, M, D) the head's; 0 for an empty device.
+        compute_ms: (P, M, D) compute cost; while they are placed, scores that it rises with.
         units: (P, M, D) of 4 columns, that a sample gets of each device.
         alive: (P, M) whether every shard has a place.
-        repeated: (P, M) whether the placement equals the previous cap's.
+        repeated: (P, M) whether the placement is the previous cap's again.
     """
 
+    shards: IntArray
     devices: IntArray
-    score: FloatArray
+    compute_ms: FloatArray
     units: FloatArray
     alive: BoolArray
     repeated: BoolArray
@@ -80,16 +70,20 @@ def _without_full(heap: IntArray, size: int, room: Room, least: float, score: Fl
 
 @kernel
 def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
-    shards: IntArray,
+    outcome: PlacementGrid,
     caps: IntArray,
     memory_bytes: IntArray,
     room: Room,
     vectors: Float32Array,
     least_score: FloatArray,
-    head: Head,
-    outcome: GreedyOutcome,
+    bias: Float32Array,
+    weight: Float32Array,
+    floor: float,
 ) -> None:
-    """Place S shards of each of P layouts, in order, under each of M caps, on D devices; fills `outcome`.
+    """Place S shards of each of P layouts, in order, under each of M caps, on D devices: all but the shards is output.
+
+    A device holding vectors that sum to v scores sum(relu(v + bias) * weight), at least `floor`, below which costs are
+    0; an empty one 0.
 
     A shard goes to the device whose compute cost ends lowest, among those where what is given out stays under the cap
     and its bytes in memory, and its item's limits allow it; the first among equals. Shards of one item that meet on a
@@ -97,16 +91,14 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
     could make them the best. Those that the cap closes to all shards to come are left out from then on.
 
     Args:
-        shards: (P, S, 2) item and width, in order.
+        outcome: the shards, and room for where they go; scores are 0 before.
         caps: (M,) units of 4 columns that a device gives out at most, ascending.
         memory_bytes: (D,).
         room: devices that hold nothing, to be filled again and again, and that hold nothing afterwards.
         vectors, least_score: the catalog's.
-        head: what scores devices.
-        outcome: the outputs; scores are 0 before.
+        bias, weight, floor: what devices are scored by, (H,) and (H,).
     """
-    bias, weight, floor = head
-    first, held = room.first, room.held
+    shards, first, held = outcome.shards, room.first, room.held
     num_layouts, num_shards, _ = shards.shape
     num_devices = len(memory_bytes)
     sums = np.empty((num_devices, len(bias)), np.float32)
@@ -120,7 +112,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
                 sums[d] = bias
             room.free_bytes[:] = memory_bytes
             room.free_units[:] = caps[m]
-            devices, score = outcome.devices[p, m], outcome.score[p, m]
+            devices, score = outcome.devices[p, m], outcome.compute_ms[p, m]
             devices[:] = -1
             in_use, first_idle, capped = 0, 0, False
             for s in range(num_shards):
@@ -191,7 +183,7 @@ def place_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer tha
             if not capped:  # nor would any higher cap be felt
                 for higher in range(m + 1, len(caps)):
                     outcome.devices[p, higher] = devices
-                    outcome.score[p, higher] = score
+                    outcome.compute_ms[p, higher] = score
                     outcome.units[p, higher] = outcome.units[p, m]
                     outcome.alive[p, higher] = outcome.repeated[p, higher] = outcome.alive[p, m]
                 break

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.models.simulator import Simulator
-from neuroshard.stages.search.placement.greedy import _CompiledPlacer, _PlainPlacer
+from neuroshard.stages.search.placement.grid import _CompiledPlacer, _PlainPlacer
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.column_cuts import equal_parts, fewest_shards
