@@ -14,11 +14,10 @@ from neuroshard.stages.search.kernels.estimates import (
     ready_all,
     ready_ms,
     score_with,
+    step_ms,
 )
-from neuroshard.stages.search.kernels.exchanges import step_ms
 from neuroshard.stages.search.space.compiled import fast_leaf, kernel, leaf
 from neuroshard.stages.search.space.limits import Limits, may_lie
-from neuroshard.stages.search.space.moved import arriving_bytes
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
@@ -91,7 +90,8 @@ def may_move(
 def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int) -> int:
     """Bytes more that have to be moved to a device where `now` units of an item become `then`; once there `was`."""
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
-    return int(arriving_bytes(state_bytes, first, was, then) - arriving_bytes(state_bytes, first, was, now))
+    there = state_bytes[first + was]
+    return int(max(state_bytes[first + then] - there, 0) - max(state_bytes[first + now] - there, 0))
 
 
 @kernel

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count, PositiveCount, Seed
 from neuroshard.stages.search.local.local_search import CostedPlan
-from neuroshard.stages.search.local.local_steps import LocalSteps
+from neuroshard.stages.search.local.plain import LocalSteps
 
 _NEAR = 1.0003  # times the best plan's cost: worth to be costed and improved by all that the models say
 _TOGETHER = 10  # shakes of one plan that are costed in one call

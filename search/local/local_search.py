@@ -15,8 +15,7 @@ from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.kernels.descent import explore
-from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, estimate_ms, fill
-from neuroshard.stages.search.kernels.exchanges import Exchanges
+from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, Exchanges, estimate_ms, fill
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
     ITEM_OUT,
@@ -28,7 +27,6 @@ from neuroshard.stages.search.kernels.steps import (
     best_steps,
 )
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.moved import moved_bytes
 
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
 _OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges
@@ -44,14 +42,12 @@ class CostedPlan:
         contents: what lies on each device.
         compute_ms, total_ms: (D,) predicted.
         ready_ms: (D,) when each may start forward communication; all wait for the last.
-        moved_bytes: of weights and optimizer state, that have to be moved to get there.
     """
 
     contents: Contents
     compute_ms: FloatArray
     total_ms: FloatArray
     ready_ms: FloatArray
-    moved_bytes: int
 
     @property
     def cost_ms(self) -> float:
@@ -69,34 +65,18 @@ class CostedPlan:
         return self.contents.units
 
 
-@dataclass(frozen=True, eq=False)
-class MoveLimit:
-    """What may be moved: from `before` (I, D), units that are there already, `most_bytes` in all; None for any.
-
-    Bytes are counted item by item, which is never less than table by table.
-    """
-
-    before: IntArray
-    most_bytes: int | None
-
-    @classmethod
-    def none(cls, catalog: Catalog) -> "MoveLimit":
-        """Nothing is there yet, everything may be moved."""
-        return cls(np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64), None)
-
-    def left(self, moved: int) -> int:
-        """Bytes that may still be moved after so many."""
-        return _NO_LIMIT if self.most_bytes is None else min(self.most_bytes, _NO_LIMIT) - moved
-
-
 class LocalSearch:
     """Improves plans of one task, under models of the papers' form."""
 
-    def __init__(self, catalog: Catalog, model: SumModel, limit: MoveLimit | None = None) -> None:
+    def __init__(self, catalog: Catalog, model: SumModel, start: IntArray, max_moved_bytes: int | None = None) -> None:
+        """Move so many bytes away from `start` (I, D), which are counted item by item; None sets no limit.
+
+        That is never less than table by table.
+        """
         self._catalog = catalog
         self._head = model.head
         self._memory_bytes = catalog.items.free_bytes
-        self._limit = limit or MoveLimit.none(catalog)
+        self._start, self._max_moved_bytes = start, max_moved_bytes
         self._shards = AllShards(
             catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
             catalog.vectors, catalog.least_score,
@@ -149,7 +129,7 @@ class LocalSearch:
 
     def _nothing(self, count: int) -> Contents:
         """Room for the contents of so many plans, an axis in front of every array."""
-        (items, devices), width = self._limit.before.shape, self._catalog.vectors.shape[1]
+        (items, devices), width = self._start.shape, self._catalog.vectors.shape[1]
         return Contents(
             np.empty((count, items, devices), dtype=np.int64),
             np.empty((count, devices, width), dtype=np.float32),
@@ -159,27 +139,18 @@ class LocalSearch:
         )
 
     def _bounds(self, plan: CostedPlan) -> Bounds:
-        return Bounds(self._memory_bytes, self._limit.before, self._limit.left(plan.moved_bytes))
+        left = _NO_LIMIT
+        if self._max_moved_bytes is not None:
+            moved = self._catalog.moved_bytes(self._start, plan.held)
+            left = min(self._max_moved_bytes, _NO_LIMIT) - int(moved.sum())
+        return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, plans: Contents) -> list[CostedPlan]:
         """Plans of these contents, an axis in front of every array; one call of the communication models."""
         compute_ms = self._head.finish(plans.score) * (plans.units > 0)
         ready_ms, total_ms = self._catalog.step(compute_ms, plans.units)
         self._looked += 2 * plans.units.size
-        return [
-            CostedPlan(
-                plans.of(k),
-                compute_ms[k],
-                total_ms[k],
-                ready_ms[k],
-                self._moved(held),
-            )
-            for k, held in enumerate(plans.held)
-        ]
-
-    def _moved(self, held: IntArray) -> int:
-        """Bytes that have to be moved to hold (I, D)."""
-        return int(moved_bytes(self._catalog.state_bytes, self._catalog.first, self._limit.before, held).sum())
+        return [CostedPlan(plans.of(k), compute_ms[k], total_ms[k], ready_ms[k]) for k in range(len(compute_ms))]
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
         """The cheapest plan one step away from the devices that make this one expensive; None if none is cheaper."""

@@ -1,14 +1,18 @@
-"""Local search under models of any form: steps are chosen by estimates that add up, and costed by the model itself."""
+"""Local search under models of any form: steps are chosen by estimates that add up, and costed by the model itself.
+
+Under models of the papers' form it is compiled.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from neuroshard.models import SumModel
 from neuroshard.models.composed import OneByOne
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.stages.search.kernels.steps import SOURCE, TARGET
-from neuroshard.stages.search.local.local_search import LEAST_GAIN, CostedPlan, LocalSearch, MoveLimit, applied
+from neuroshard.stages.search.local.local_search import LEAST_GAIN, CostedPlan, LocalSearch, applied
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.sizes import DeviceLoads
 
@@ -24,15 +28,15 @@ class PlainSearch:
     many devices in a call.
     """
 
-    def __init__(self, catalog: Catalog, start: IntArray, limit: MoveLimit | None = None) -> None:
-        """Estimates are of plans near `start` (I, D)."""
+    def __init__(self, catalog: Catalog, start: IntArray, max_moved_bytes: int | None = None) -> None:
+        """Estimates are of plans near `start` (I, D); the limit is as in `LocalSearch`."""
         self._catalog = catalog
         self._loads = DeviceLoads(catalog.items)
         self._sets = 0
         one_by_one = OneByOne(catalog.model)
         alone = Catalog.costed(catalog, catalog.simulator, one_by_one)
         added = _scaled(alone, self._shares(alone, start))
-        self._estimates = LocalSearch(added, one_by_one, limit)
+        self._estimates = LocalSearch(added, one_by_one, start, max_moved_bytes)
 
     @property
     def looked(self) -> int:
@@ -137,3 +141,13 @@ def _ends_after(held: IntArray, step: IntArray) -> IntArray:
     """(2, I) what the source and the target of a step (5,) hold after it."""
     two: IntArray = applied(held[:, step[[SOURCE, TARGET]]], np.array([0, 1, *step[TARGET + 1 :]])).T
     return two
+
+
+LocalSteps = LocalSearch | PlainSearch
+
+
+def local_steps(catalog: Catalog, start: IntArray, max_moved_bytes: int | None) -> LocalSteps:
+    """Steps that set out from the plan `start` (I, D), and move no more bytes away from it: None sets no limit."""
+    if isinstance(catalog.model, SumModel):
+        return LocalSearch(catalog, catalog.model, start, max_moved_bytes)
+    return PlainSearch(catalog, start, max_moved_bytes)

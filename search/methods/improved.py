@@ -14,7 +14,7 @@ from neuroshard.plumbing.units import ByteSize
 from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan
-from neuroshard.stages.search.local.local_steps import LocalSteps, local_steps
+from neuroshard.stages.search.local.plain import LocalSteps, local_steps
 from neuroshard.stages.search.methods.choice import Choice, cheapest
 from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.starts import Start, first_plans

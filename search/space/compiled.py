@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from numba import njit
+from numba import __version__, njit
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _SEARCH = Path(__file__).resolve().parents[1]
@@ -43,7 +43,9 @@ def fast_leaf(function: _Function) -> _Function:
 def _kept(compiled: Any) -> Any:
     """The same function, kept on disk until any of the sources changes.
 
-    Numba looks at the file of the function alone, but what it keeps holds what the function calls in other files.
+    Numba looks at the file of the function alone, but what it keeps holds what the function calls in other files. What
+    is kept of other versions isn't read any further: it may name modules that there are no longer.
     """
-    compiled._cache._cache_file._source_stamp = sources_digest()
+    kept, digest = compiled._cache._cache_file, sources_digest()
+    kept._source_stamp, kept._version = digest, f"{__version__} {digest}"
     return compiled

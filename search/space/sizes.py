@@ -76,6 +76,15 @@ class Sizes:
         given: FloatArray = self.given[self.first + contents].sum(axis=-1)
         return given
 
+    def moved_bytes(self, before: IntArray, after: IntArray) -> IntArray:
+        """(I,) bytes of weights and optimizer state that arrive on any device, by what each held and holds, (I, D).
+
+        Columns are free to be renumbered, so a device keeps as many as it has in both.
+        """
+        first = self.first[:, None]
+        moved: IntArray = np.maximum(self.state_bytes[first + after] - self.state_bytes[first + before], 0).sum(axis=1)
+        return moved
+
 
 def _parts(units: FloatArray) -> FloatArray:
     """(n,) the nearest parts of units, none of them nothing."""

@@ -22,8 +22,9 @@ CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
 
 def _local(task, simulator):
     catalog = Catalog.checked(Base.empty(task), simulator)
-    local = LocalSearch(catalog, simulator.models.compute)
-    return local, local.costed(pack(catalog, device_memory(task)))
+    start = pack(catalog, device_memory(task))
+    local = LocalSearch(catalog, simulator.models.compute, start)
+    return local, local.costed(start)
 
 
 def _improved(improvement):

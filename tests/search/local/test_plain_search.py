@@ -8,14 +8,15 @@ import pytest
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.local.local_search import LocalSearch, MoveLimit
-from neuroshard.stages.search.local.local_steps import local_steps
-from neuroshard.stages.search.local.plain import PlainSearch
+from neuroshard.stages.search.local.local_search import LocalSearch
+from neuroshard.stages.search.local.plain import PlainSearch, local_steps
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack
+from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, random_models, toy_task
 
@@ -44,7 +45,7 @@ def _started(task, simulator, limit=None):
     """The search, and a random plan to set out from."""
     catalog = Catalog.checked(Base.empty(task), simulator)
     held = catalog.items.held(Random().find(task, simulator).plan)
-    local = PlainSearch(catalog, held, limit and MoveLimit(held, limit))
+    local = PlainSearch(catalog, held, limit)
     return local, local.costed(held)
 
 
@@ -94,7 +95,8 @@ def test_steps_move_no_more_than_allowed():
     task, simulator = toy_task(9, 3), _opaque(3)
     limit = task.size_bytes // 10
     local, plan = _started(task, simulator, limit)
-    moved = [other.moved_bytes for other in local.others(plan, 2, range(20))]
+    sizes = Sizes.of(Items.of(Base.empty(task)))
+    moved = [sizes.moved_bytes(plan.held, other.held).sum() for other in local.others(plan, 2, range(20))]
     assert limit / 2 < max(moved) <= limit
     still, start = _started(task, simulator, 1)
     assert still.best_step(start) is None

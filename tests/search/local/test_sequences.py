@@ -31,8 +31,9 @@ def _cases():
 @pytest.mark.parametrize(("task", "simulator"), _cases())
 def test_plans_on_the_way_cost_what_the_simulator_says(task, simulator):
     catalog = Catalog.checked(Base.empty(task), simulator)
-    local = LocalSearch(catalog, catalog.model)
-    state, seen = local.costed(packed(catalog)), 0
+    start = packed(catalog)
+    local = LocalSearch(catalog, catalog.model, start)
+    state, seen = local.costed(start), 0
     for number in range(6):
         for other in local.others(state, 3, range(4 * number, 4 * number + 4)):
             plan = catalog.items.plan(other.held)

@@ -1,8 +1,11 @@
 import importlib
+import pickle
 import shutil
+from copy import copy
 from pathlib import Path
 
 import neuroshard.stages.search.space.compiled as compiled
+from neuroshard.stages.search.kernels.descent import explore
 from neuroshard.stages.search.space.compiled import sources_digest
 
 SEARCH = Path(compiled.__file__).resolve().parents[1]
@@ -35,3 +38,15 @@ def test_what_was_compiled_counts_until_a_source_of_such_functions_changes(tmp_p
                 assert function._cache._cache_file._source_stamp == sources_digest()
                 kept += 1
     assert kept > 10
+
+
+def test_what_was_compiled_from_other_sources_is_not_unpickled(tmp_path):
+    """It may name modules that were renamed since: reading it would fail."""
+    ours = copy(explore._cache._cache_file)
+    ours._index_path = tmp_path / "index"
+    ours._save_index({"key": "data"})
+    assert ours._load_index() == {"key": "data"}
+    theirs = ours._version.replace(sources_digest(), "0" * 64)
+    assert theirs != ours._version
+    ours._index_path.write_bytes(pickle.dumps(theirs) + b"no pickle")
+    assert ours._load_index() == {}
