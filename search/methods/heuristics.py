@@ -10,7 +10,7 @@ import numpy as np
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import unknown_name
+from neuroshard.plumbing.errors import InfeasibleError, unknown_name
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.space.base import Base
@@ -79,6 +79,16 @@ class Greedy(Searcher):
                 load[device] += self._score(room.items, part)
                 room.take(part, device)
         return room.held
+
+    def first_held(self, catalog: Sizes) -> IntArray | None:
+        """Return `held` for local search to set out from; None where some table finds no room.
+
+        There are no caps on columns, which hinder the published search where one table is hot and devices are few.
+        """
+        try:
+            return self.held(catalog)
+        except InfeasibleError:
+            return None
 
     def _score(self, items: Items, shard: "_Shard") -> float:
         return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))

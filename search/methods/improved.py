@@ -1,23 +1,25 @@
 """First plans, of which the most promising is made better by local search: what searches are composed of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 
 import numpy as np
 
 from neuroshard.cost.cost import Cost
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.moves import layout_key
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.units import ByteSize
 from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan
 from neuroshard.stages.search.local.plain import LocalSteps, local_steps
 from neuroshard.stages.search.methods.choice import Choice, cheapest
-from neuroshard.stages.search.methods.finalists import in_turns
-from neuroshard.stages.search.methods.starts import Start, first_plans
+from neuroshard.stages.search.methods.starts import Start
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.tasks.task import Task
@@ -63,7 +65,7 @@ class ImprovedSearch(Searcher):
         return tried_within_hosts(base.task, find, names)
 
     def _found(self, catalog: Catalog) -> Found:
-        plans = first_plans(self.starts, catalog)
+        plans = _first_plans(self.starts, catalog)
         compared = len(plans) > 1 or self.choice is not None
         costs = catalog.costs(plans) if compared else []
         plan = self._best_end(plans, costs, catalog)
@@ -96,7 +98,7 @@ class ImprovedSearch(Searcher):
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Ends of local searches from every first plan, by other random steps; the first plans; the best one shaken."""
         catalog = Catalog.checked(Base.of_plan(plan, simulator.models_for(plan.task).compute), simulator)
-        first = first_plans(self.starts, catalog)
+        first = _first_plans(self.starts, catalog)
         ends = self._ends(first, catalog, -(-count // len(first)))
         shaken = self._shaken(first[cheapest(catalog.costs(first))], catalog, count)
         return in_turns(plan, (ends, map(catalog.items.plan, first), shaken), simulator, count)
@@ -120,3 +122,39 @@ class ImprovedSearch(Searcher):
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.shakes)
         local = local_steps(catalog, held, self.max_moved_bytes)
         return local, steps.improve(local, local.costed(held))
+
+
+def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
+    """(I, D) every start's plan, in order.
+
+    Raises:
+        InfeasibleError: no start has a plan.
+    """
+    found = [held for start in starts if (held := start.first_held(catalog)) is not None]
+    if not found:
+        raise InfeasibleError("no plan to start from was found; give the devices more memory")
+    return found
+
+
+def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:
+    """`plan`, then the first of each group, then the second ones, and so on: `count` at most, no two of them alike.
+
+    Those that break their task's limits, or are predicted to cost more than `plan` by more than both margins together,
+    are left out.
+    """
+    found = {layout_key(plan): plan}
+    every = (one for turn in zip_longest(*groups) for one in turn if one is not None)
+    for one in every:
+        if len(found) >= count:
+            break
+        if layout_key(one) not in found and _in_question(plan, one, simulator):
+            found[layout_key(one)] = one
+    return tuple(islice(found.values(), count))
+
+
+def _in_question(plan: Plan, other: Plan, simulator: Simulator) -> bool:
+    if other.violations:
+        return False
+    ours, its = simulator.costs(plan.task, [plan, other])
+    known = not np.isnan(its.margin_ms)
+    return not known or its.total_ms - ours.total_ms <= ours.margin_ms + its.margin_ms

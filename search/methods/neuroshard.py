@@ -1,28 +1,46 @@
-"""The published search and evenly split layouts, then local search from the cheapest plans, where that is believed;
-some tables in rows or copies, where models know those and they are predicted to pay, or in host memory, where
-devices have too little.
-"""
+"""The default search: which form and which memory every table has, and where its columns lie."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.chooser import Chooser, RowsOver
-from neuroshard.stages.search.methods.heuristics import SCORES
-from neuroshard.stages.search.methods.improved import ImprovedSearch
+from neuroshard.stages.search.methods.form_changes import rows_on_hosts
+from neuroshard.stages.search.methods.form_choices import FormChoices
+from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
+from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.simpler import simpler
-from neuroshard.stages.search.methods.starts import EvenLayouts, Heuristic, Start
+from neuroshard.stages.search.methods.starts import EvenLayouts, Start
 from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.space.forms import known_calls, searched_forms
-from neuroshard.stages.search.space.homes import settled
+from neuroshard.stages.search.space.base import Base, device_memory
+from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Spread, allowed_forms, known_calls, searched_forms
+from neuroshard.stages.search.space.homes import (
+    HomeOptions,
+    caches_grown,
+    homed,
+    homes_anew,
+    is_ample,
+    rehomed,
+    settled,
+)
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement
+
+RowsOver = Literal["all", "hosts"]  # devices; "hosts": all, or those of one host where that pays
+_ROUNDS = 2  # searches with memories chosen anew, at most
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,15 @@ class NeuroShard(Searcher):
 
     By prediction it never costs more than the published search, but for `tolerance`; that one's plan is kept where the
     gain may be the models' error. Its parts' settings lie side by side, so that users needn't know which part is meant.
+
+    Tables lie in rows or in copies where that is predicted to cost less, or where nothing else fits. They are the same
+    on every device whatever becomes of the other tables, so those are searched beside them: choices of forms are
+    estimated, the likely ones tried quickly, the best one searched, and taken where its gain is believed.
+
+    Where hosts have memory for tables, and models know what that costs, tables lie there, behind caches or not, where
+    devices have too little or it is predicted to pay. The choices that are estimated to cost least within several
+    shares of the devices' memory are searched. Tables of the cheapest plan then take what memory is left on their
+    devices, and the columns are searched again, while that helps.
 
     Attributes:
         num_candidates: candidates for a split: this many by size and this many by predicted compute.
@@ -62,32 +89,189 @@ class NeuroShard(Searcher):
         object.__setattr__(self, "forms", searched_forms(self.forms))
 
     @property
-    def chooser(self) -> Chooser:
-        """The parts for what lies in columns, and placements without steps to rank choices."""
-        return Chooser(self.parts, EvenLayouts(self.grid), self.forms, self.form_tries, self.choice, self.rows_over)
-
-    @property
     def parts(self) -> ImprovedSearch:
         """The starts and the local search that it is composed of, with its settings."""
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
-        starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Heuristic, SCORES))
+        starts: tuple[Start, ...] = (published, EvenLayouts(self.grid), *map(Greedy, SCORES))
         return ImprovedSearch(starts, self.improvement, choice=self.choice)
 
+    @property
+    def quick(self) -> Start:
+        """Places columns in little time: ranks choices of forms."""
+        return EvenLayouts(self.grid)
+
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, and the cheaper one that isn't believed."""
-        found = self.chooser.find(task, simulator)
+        """Find a plan, and the cheaper one that isn't believed.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
+        found = self._in_homes(task, simulator)
         calls = known_calls(simulator.models, self.forms)
         return replace(found, plan=simpler(found.plan, simulator, calls, self.tolerance))
 
+    def _in_homes(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan with tables in the memories that are predicted to cost least, those of the task among them."""
+        known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
+        if not known or not task.topology.host_bytes or task.fixed_homes:
+            return self._in_forms(task, simulator)
+        simulator.models.check(task)
+        plain = self._tried(task, task.homes, simulator)
+        if isinstance(plain, Found) and is_ample(task):
+            return plain
+        options = HomeOptions.of(task, simulator.models_for(task).compute)
+        choices = options.choices(task)
+        homes = [tuple(options.homes[option] for option in chosen.tolist()) for chosen in choices]
+        tried = [self._tried(task, its, simulator) for its in homes if its != task.homes]
+        found = [one for one in tried if isinstance(one, Found)]
+        if found:
+            found = [self._improved(task, _cheapest(found, simulator), options, simulator)]
+        if isinstance(plain, Found):
+            found = [plain, *found]
+        if not found and isinstance(plain, InfeasibleError):
+            raise plain if choices else options.shortage(task)
+        return _cheapest(found, simulator)
+
+    def _tried(self, task: Task, homes: tuple[Home, ...], simulator: Simulator) -> Found | InfeasibleError:
+        """What is found with tables in such memories (T,), as a plan of the task; or why nothing is."""
+        try:
+            return self._in_forms(homed(task, homes), simulator).changed(lambda plan: rehomed(plan, task, homes))
+        except InfeasibleError as error:
+            return error
+
+    def _improved(self, task: Task, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
+        """Choose memories anew on every device, and search again, as long as that helps."""
+        for _ in range(_ROUNDS):
+            plan = caches_grown(homes_anew(found.plan, options), options, simulator)
+            again = self._tried(task, plan.homes, simulator)
+            others = [replace(found, plan=plan), *([again] if isinstance(again, Found) else [])]
+            best = _cheapest([found, *others], simulator)
+            if best is found:
+                break
+            found = best
+        return found
+
     def finalists(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """First plans and ends of local searches, of several choices of forms, with tables in the same memories."""
+        """First plans and ends of local searches, of several choices of forms, with tables in the same memories.
+
+        The plan's own forms, columns alone, and the best choices with a form fewer.
+        """
         same = settled(plan)
-        found = self.chooser.finalists(same, simulator, count)
+        found = self._alternatives(same, simulator, count)
         return (plan, *(replace(one, task=plan.task) for one in found if one is not same))
+
+    def _alternatives(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        choices, spread = self._other_forms(plan, simulator), Spread(plan.task)
+        share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
+        in_columns = any(layout.free for layout in plan.layouts)
+        own = self.parts.finalists(plan, simulator, max(share, left)) if in_columns else ()
+        groups = (self._finalists(plan.task, spread.others(one), simulator, share) for one in choices)
+        return in_turns(plan, [own, *groups], simulator, count)
+
+    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[IntArray]:
+        """(T,) choices of a form for each table that differ from the plan's.
+
+        Columns alone, the best one by quick searches, and the best ones with a form fewer to choose from.
+        """
+        calls = known_calls(simulator.models, self.forms)
+        if not _has_choice(plan.task, allowed_forms(plan.task, calls)):
+            return []
+        own = np.array([FORMS.index(form) for form in plan.forms])
+        found = {own.tobytes(): own}
+        for left_out in (None, *(FORMS[form] for form in OTHERS)):
+            allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
+            if allowed.any(axis=1).all():
+                choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
+                for one in (choices.first, choices.best(self.form_tries)):
+                    found.setdefault(one.tobytes(), one)
+        return list(found.values())[1:]
+
+    def _finalists(self, task: Task, others: Sequence[Placement], simulator: Simulator, count: int) -> Iterator[Plan]:
+        """Finalists with some tables in rows and copies; none where nothing fits."""
+        try:
+            base = Base.of(task, others, simulator.models_for(task).compute)
+            if len(base.in_columns):
+                yield from self.parts.finalists(self.parts.found(base, simulator).plan, simulator, count)
+            else:
+                yield base.plan()
+        except InfeasibleError:
+            return
+
+    def _in_forms(self, task: Task, simulator: Simulator) -> Found:
+        """Find the best plan with tables in the memories that the task gives them.
+
+        Raises:
+            InfeasibleError: there is no plan, or none was found.
+        """
+        found = self._everywhere(task, simulator)
+        if self.rows_over == "all":
+            return found
+        moved = rows_on_hosts(found.plan, simulator)
+        return found if moved is found.plan else self._believed(found, replace(found, plan=moved), simulator)
+
+    def _everywhere(self, task: Task, simulator: Simulator) -> Found:
+        """Find the best plan with rows over all devices."""
+        calls = known_calls(simulator.models, self.forms)
+        simulator.models.check(task)
+        allowed = allowed_forms(task, calls)
+        if not _has_choice(task, allowed):
+            return self.parts.find(task, simulator)
+        choices = FormChoices.of(task, simulator, allowed, self.quick)
+        best = choices.best(self.form_tries)
+        other = None if (best == choices.first).all() else self._of_choice(choices, best)
+        if other is not None and choices.beats_columns(other.plan):
+            return other
+        try:
+            columns = choices.searched(choices.first, self.parts)
+        except InfeasibleError as error:
+            return other or self._in_any_forms(choices, error)
+        return columns if other is None else self._believed(columns, other, simulator)
+
+    def _of_choice(self, choices: FormChoices, forms: IntArray) -> Found | None:
+        """What is found with such forms (T,); None if nothing is."""
+        try:
+            return choices.searched(forms, self.parts)
+        except InfeasibleError:
+            return None
+
+    def _in_any_forms(self, choices: FormChoices, error: InfeasibleError) -> Found:
+        """Find a plan with as few large tables in blocks as let the rest fit in columns; else in any forms that fit.
+
+        Raises:
+            InfeasibleError: there is no plan, which is said only with a proof for all forms, or none was found.
+        """
+        for forms in choices.more_in_blocks():
+            if (found := self._of_choice(choices, forms)) is not None:
+                return found
+        fitting, proven = choices.fitting()
+        if fitting is not None and (found := self._of_choice(choices, fitting)) is not None:
+            return found
+        raise choices.shortage(error, proven) from None
+
+    def _believed(self, columns: Found, other: Found, simulator: Simulator) -> Found:
+        """`other`, of the same task, where its gain over columns alone is believed."""
+        task = columns.plan.task
+        costs = simulator.costs(task, [columns.plan, other.plan])
+        if self.choice is None:
+            return other if costs[1].total_ms < costs[0].total_ms else columns
+        chosen, declined = self.choice.of_forms(simulator.models).among(costs, task, simulator)
+        if chosen:
+            return other
+        return replace(columns, declined=columns.declined or (other.plan if declined else None))
 
 
 def believing(searcher: Searcher) -> Searcher:
     """The same search, which takes every predicted gain for true; as it is where it has no such choice."""
-    if isinstance(searcher, (NeuroShard, Chooser, ImprovedSearch)):
+    if isinstance(searcher, (NeuroShard, ImprovedSearch)):
         return replace(searcher, choice=None)
     return searcher
+
+
+def _cheapest(found: Sequence[Found], simulator: Simulator) -> Found:
+    """What is predicted to cost least; of equals the first."""
+    return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
+
+
+def _has_choice(task: Task, allowed: BoolArray) -> bool:
+    """Whether some table may lie otherwise than in columns, on devices that all have memory."""
+    return bool(np.delete(allowed, COLUMNS, axis=1).any()) and int(device_memory(task).min()) > 0

@@ -1,13 +1,10 @@
 """First plans: what local search sets out from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
-from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.column_cuts import equal_parts, even_layout
@@ -63,26 +60,6 @@ def _parts(catalog: Catalog) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Heuristic:
-    """The plan of one of the usual heuristics: what a search should never be dearer than.
-
-    They have no caps on columns, which hinder the published search where one table is hot and devices are few.
-
-    Attributes:
-        score: what it balances.
-    """
-
-    score: str
-
-    def first_held(self, catalog: Catalog) -> IntArray | None:
-        """Place tables by the heuristic; return its plan, None if it finds none."""
-        try:
-            return Greedy(self.score).held(catalog)
-        except InfeasibleError:
-            return None
-
-
-@dataclass(frozen=True)
 class ExistingPlan:
     """A plan that is there already: of the same tables, and within the task's limits."""
 
@@ -91,15 +68,3 @@ class ExistingPlan:
     def first_held(self, catalog: Catalog) -> IntArray | None:
         """Return the plan as (I, D) units of 4 columns of each item on each device."""
         return catalog.items.held(self.plan)
-
-
-def first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
-    """(I, D) every start's plan, in order.
-
-    Raises:
-        InfeasibleError: no start has a plan.
-    """
-    found = [held for start in starts if (held := start.first_held(catalog)) is not None]
-    if not found:
-        raise InfeasibleError("no plan to start from was found; give the devices more memory")
-    return found

@@ -9,11 +9,11 @@ from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.finalists import in_turns
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
+from neuroshard.stages.search.methods.improved import in_turns
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.methods.starts import EvenLayouts, Heuristic
+from neuroshard.stages.search.methods.starts import EvenLayouts
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.testing import constrained_task, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form
@@ -46,7 +46,7 @@ def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
         assert layout_key(first.find(task, simulator).plan) in keys
         assert layout_key(searcher.find(task, simulator).plan) in keys
     assert len(keys) > 15
-    assert [type(start) for start in SMALL.parts.starts] == [BeamSearch, EvenLayouts, *[Heuristic] * 4]
+    assert [type(start) for start in SMALL.parts.starts] == [BeamSearch, EvenLayouts, *[Greedy] * 4]
 
 
 def test_a_plan_that_was_not_believed_is_a_finalist():

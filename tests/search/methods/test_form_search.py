@@ -14,7 +14,6 @@ from neuroshard.models.trust import Margin, Margins
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.chooser import Chooser
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -286,30 +285,39 @@ class _Recorded:
         return self.searcher.found(base, simulator)
 
 
-def test_models_that_know_columns_only_are_asked_once_and_as_before():
+def _of_parts(monkeypatch, parts, quick=None):
+    """Every default search has these parts from now on."""
+    monkeypatch.setattr(NeuroShard, "parts", parts)
+    monkeypatch.setattr(NeuroShard, "quick", quick or EvenLayouts())
+
+
+def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch):
     task, simulator = toy_task(12), Simulator(linear_models())
     columns, quick = _Recorded(ALL.parts), _Asked(EvenLayouts())
-    plan = Chooser(columns, quick).find(task, simulator).plan
-    assert plan == ALL.parts.find(task, simulator).plan
+    expected = ALL.parts.find(task, simulator).plan
+    _of_parts(monkeypatch, columns, quick)
+    assert replace(ALL, tolerance=0).find(task, simulator).plan == expected
     assert len(columns.asked) == 1
     assert columns.asked[0][0] is task
     assert quick.asked == []
 
 
-def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more():
+def test_columns_alone_are_not_searched_where_a_bound_proves_that_they_cost_more(monkeypatch):
     small, large = (
         [_table(f"{rows}_{i}", rows, dim, 1) for i in range(20)] for rows, dim in ((50, 128), (1_000_000, 64))
     )
     columns = _Recorded(ALL.parts)
-    replace(ALL.chooser, columns=columns).find(Task((*small, *large[:4]), Topology(4, "80GiB"), BATCH), SIMULATOR)
+    _of_parts(monkeypatch, columns)
+    ALL.find(Task((*small, *large[:4]), Topology(4, "80GiB"), BATCH), SIMULATOR)
     assert [count for _, count in columns.asked] == [4]
 
 
-def test_no_more_choices_are_placed_than_asked_for():
-    task = _criteo()
+def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
+    task, parts = _criteo(), ALL.parts
     for tries in (0, 1, 3, 6):
         quick = _Asked(EvenLayouts())
-        replace(ALL.chooser, quick=quick, tries=tries).find(task, SIMULATOR)
+        _of_parts(monkeypatch, parts, quick)
+        replace(ALL, form_tries=tries).find(task, SIMULATOR)
         assert len(quick.asked) <= tries
         assert all(0 < count <= 26 for count in quick.asked)
     assert len(quick.asked) > 2

@@ -13,12 +13,12 @@ from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.choice import Choice
-from neuroshard.stages.search.methods.heuristics import SCORES, Random
+from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan, Heuristic
+from neuroshard.stages.search.methods.starts import EvenLayouts, ExistingPlan
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.catalog import Catalog
@@ -101,7 +101,7 @@ def test_neuroshard_is_the_published_search_even_layouts_and_heuristics_improved
     choice = Choice(doubt=0.3)
     ours = NeuroShard(4, 2, 5, grid, improvement, choice)
     assert not isinstance(ours, BeamSearch)
-    heuristics = tuple(map(Heuristic, SCORES))
+    heuristics = tuple(map(Greedy, SCORES))
     starts = (BeamSearch(4, 2, 5, grid), EvenLayouts(grid), *heuristics)
     assert ours.parts == ImprovedSearch(starts, improvement, None, choice)
     assert NeuroShard().parts == ImprovedSearch((BeamSearch(), EvenLayouts(), *heuristics), choice=Choice())
@@ -113,7 +113,7 @@ def test_every_setting_is_known_by_one_name():
     assert {key for key in published if key != "_target_"} < set(ours)
     given = {"beam_width": 5, "num_candidates": 4, "max_splits": 3, "grid": {"points": 2}, "improvement": {"shakes": 1}}
     built = build("searcher", "neuroshard", **given)
-    starts = (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2)), *map(Heuristic, SCORES))
+    starts = (BeamSearch(4, 5, 3, GridSettings(2)), EvenLayouts(GridSettings(2)), *map(Greedy, SCORES))
     assert built.parts == ImprovedSearch(starts, Improvement(shakes=1), None, Choice())
 
 
