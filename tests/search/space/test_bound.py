@@ -12,11 +12,9 @@ from neuroshard.models.interface import Outline, device_waits, waits
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.bound import lower_bound_ms
+from neuroshard.stages.search.space.bound import Prices, least_left_ms, longest_waits, lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.exchange_bound import least_left_ms, longest_waits
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.prices import Prices
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.constraints import Constraints, TableRule
@@ -142,7 +140,7 @@ def test_prices_are_below_costs_of_any_set(model):
     """Of shards that may lie on one device together, one of an item at most."""
     task, rng = toy_task(12), np.random.default_rng(0)
     catalog = Catalog.costed(Sizes.of(Items.of(Base.empty(task))), Simulator(random_models()), model)
-    prices = Prices.of(catalog, model.head)
+    prices = Prices.of(catalog, model.head, 0.0)
     for _ in range(300):
         width = rng.integers(0, catalog.full_width + 1) * (rng.random(12) < rng.random())
         if width.any():
