@@ -6,6 +6,7 @@ that none costs less, is known of that task.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import escape
 
@@ -45,23 +46,17 @@ class EqualParts(Searcher):
             InfeasibleError: none found any.
         """
         try:
-            best: Found | InfeasibleError = self.inner.find(task, simulator)
+            found = [self.inner.find(task, simulator)]
         except InfeasibleError as error:
-            best = error
-        share_of = _bytes(task) if isinstance(best, InfeasibleError) else _cost(best.plan, simulator)
-        copied = list[str]()
-        if not isinstance(best, InfeasibleError):
-            copied = best.plan.names_where(lambda layout: layout.everywhere)
+            found, reason = [], error
+        share_of = _cost(found[0].plan, simulator) if found else _bytes(task)
+        copied = found[0].plan.names_where(lambda layout: layout.everywhere) if found else []
         for parted in _ways(task, share_of, copied):
-            try:
-                found = self.inner.find(parted, simulator)
-            except InfeasibleError:
-                continue
-            if isinstance(best, InfeasibleError) or _total_ms(found, simulator) < _total_ms(best, simulator):
-                best = found
-        if isinstance(best, InfeasibleError):
-            raise best
-        return best
+            with suppress(InfeasibleError):
+                found.append(self.inner.find(parted, simulator))
+        if not found:
+            raise reason
+        return min(found, key=lambda one: simulator.cost(one.plan.task, one.plan).total_ms)
 
     @property
     def takes_sequences(self) -> bool:
@@ -82,10 +77,6 @@ class EqualParts(Searcher):
         return self.inner.reads()
 
 
-def _total_ms(found: Found, simulator: Simulator) -> float:
-    return simulator.cost(found.plan.task, found.plan).total_ms
-
-
 def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]:
     """The task with rules that let no part take more than a share of a device, where its table can be cut so.
 
@@ -95,21 +86,22 @@ def _ways(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Task]
     given = task.constraints
     seen: set[tuple[TableRule, ...]] = {()}
     bound = {shard.table for shard in given.pinned}.union(*given.together, *given.apart, left)
-    tables = [table for table in task.tables if table.pooled and table.name not in bound]
+    tables = [index for index, table in enumerate(task.tables) if table.pooled and table.name not in bound]
     for share in _SHARES:
-        rules = tuple(rule for table in tables if (rule := _rule(task, table, share_of, share)) is not None)
+        each = (_rule(task, table, share_of, share) for table in tables)
+        rules = tuple(rule for rule in each if rule is not None)
         if rules not in seen:
             seen.add(rules)
             yield replace(task, constraints=replace(given, rules=(*given.rules, *rules)))
 
 
-def _rule(task: Task, table: Table, share_of: _Share, share: float) -> TableRule | None:
+def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
     """That cuts a table in as few parts as take no more than a share each, or in as many as there may be.
 
     None where it needn't be cut in more than two, or may not.
     """
-    devices = task.topology.num_devices
-    if share_of(_piece(table, 2)) <= share or not task.constraints.limits(table, devices).equal_widths:
+    table, devices = task.tables[index], task.topology.num_devices
+    if share_of(_piece(table, 2)) <= share or not task.limits[index].equal_widths:
         return None
     chosen = None
     for parts in range(3, devices + 1):
