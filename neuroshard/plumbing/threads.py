@@ -24,10 +24,10 @@ def useful_threads() -> int:
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """What work makes of every item, in order; a thread for each, which helps where work lets go of Python's lock."""
-    if len(items) == 1:
-        return [work(items[0])]
-    with ThreadPoolExecutor(len(items)) as pool:
+    """What work makes of every item, in order, in `useful_threads`; it helps where work lets go of Python's lock."""
+    if (threads := min(len(items), useful_threads())) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, items))
 
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
+from neuroshard.plumbing.threads import in_threads
 from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.column_cuts import equal_parts, even_layout
@@ -46,8 +47,9 @@ class EvenLayouts:
         for shares, parts in ((_EVEN_SHARES, _parts(catalog)), (_NARROW_SHARES, ())):
             even = [even_layout(catalog, most) for most in shares]
             even += [equal_parts(catalog, count) for count in parts]
-            layouts = {layout.tobytes(): layout for layout in even}.values()
-            best = min((grid.place(layout[None])[0] for layout in layouts), key=lambda placed: placed.cost_ms)
+            layouts = list({layout.tobytes(): layout for layout in even}.values())
+            placed = in_threads(lambda layout: grid.place(layout[None])[0], layouts)
+            best = min(placed, key=lambda one: one.cost_ms)
             if best.cost_ms < float("inf"):
                 return grid.held(best)
         return None

@@ -18,6 +18,7 @@ from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.threads import in_threads
 from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.catalog import Catalog
 from neuroshard.stages.search.space.form_parts import Cuts, Everywhere, head_of, largest
@@ -74,7 +75,8 @@ class FormEstimates:
 
         Infinite where memory can't do.
         """
-        parts = [self._costs(forms[first : first + _TOGETHER]) for first in range(0, len(forms), _TOGETHER)]
+        some = [forms[first : first + _TOGETHER] for first in range(0, len(forms), _TOGETHER)]
+        parts = in_threads(self._costs, some)
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def base(self, forms: IntArray) -> Base:
