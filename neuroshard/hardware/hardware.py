@@ -129,10 +129,10 @@ class Hardware:
 
         Or in training `steps` that are timed so.
         """
-        from neuroshard.hardware.torchrun import follow
+        from neuroshard.hardware.torchrun import Torchrun
 
         how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)
-        follow(how)
+        Torchrun(how).follow()
 
     @property
     def _exchanges(self) -> Joining[CommSample]:
@@ -160,9 +160,9 @@ class Hardware:
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
-        from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
+        from neuroshard.hardware.torchrun import Torchrun  # imports torch: only where it is used
 
-        return TorchrunLeader(how)
+        return Torchrun(how)
 
     def _context(self) -> ForkServerContext | SpawnContext:
         return forked_warm() if self.device.kind == "cpu" else spawned()
