@@ -129,7 +129,7 @@ class Hardware:
 
         Or in training `steps` that are timed so.
         """
-        from neuroshard.hardware.torchrun import Torchrun
+        from neuroshard.hardware.group import Torchrun
 
         how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)
         Torchrun(how).follow()
@@ -160,7 +160,7 @@ class Hardware:
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
-        from neuroshard.hardware.torchrun import Torchrun  # imports torch: only where it is used
+        from neuroshard.hardware.group import Torchrun  # imports torch: only where it is used
 
         return Torchrun(how)
 
