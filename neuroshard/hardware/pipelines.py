@@ -1,7 +1,7 @@
 """How a model is trained on one batch after another: by a loop, or by TorchRec's pipeline, which sends inputs ahead."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -43,26 +43,12 @@ class Trainee(NamedTuple):
     device: torch.device
 
 
-class Pipeline(Protocol):
-    """Trains a sharded model on batches.
+class Loop:
+    """A loop of one's own: each batch is exchanged in its step, before anything is looked up.
 
     Attributes:
-        ahead: batches whose input is exchanged in a step before their own.
+        ahead: batches whose input a pipeline exchanges in a step before their own.
     """
-
-    ahead: int
-
-    def train(self) -> torch.Tensor:
-        """Train on the next batch; returns its loss."""
-        ...
-
-    def exchange_input(self, batch: Batch) -> None:
-        """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
-        ...
-
-
-class Loop:
-    """A loop of one's own: each batch is exchanged in its step, before anything is looked up."""
 
     ahead = 0
 
@@ -115,4 +101,4 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         self._clock.enter(DENSE)
 
 
-MADE: Mapping[str, Callable[[Trainee], Pipeline]] = {"none": Loop, "sparse_dist": SparseDist}
+MADE: Mapping[str, Callable[[Trainee], Loop | SparseDist]] = {"none": Loop, "sparse_dist": SparseDist}
