@@ -11,13 +11,13 @@ from neuroshard.cost.parts import Step, Took, When, Work
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.lab.meters import Meters
-from neuroshard.lab.plan_records import CallNumbers, Numbers, PlanRecords
+from neuroshard.lab.plan_records import Numbers, PlanRecords
 from neuroshard.lab.recorder import Recorder
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.plumbing.units import readable_bytes
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample
 
 Advance = Callable[[int], None]
 _EXCHANGES = 1  # a stream of random numbers
@@ -70,7 +70,7 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 
 
 def _measure_compute(
-    plans: Sequence[Plan], meters: Meters, numbers: CallNumbers, seed: int, advance: Advance
+    plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
     """(D,) ms of every plan, a device's calls added up; and errors, by the numbers of the plans that they stopped."""
     called = [
