@@ -26,7 +26,7 @@ from neuroshard.records.noise import disturbed, fastest, pass_noise
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Sample
 from neuroshard.records.speed import with_slowness
-from neuroshard.records.splits import REFERENCE, TableSplit, split_tables
+from neuroshard.records.splits import REFERENCE, Split, split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
@@ -127,7 +127,7 @@ class Collect:
             summary.check(self.max_noise)
         return summary
 
-    def _kinds(self, directory: DataDirectory, split: TableSplit) -> Iterator["_Kind[Any]"]:
+    def _kinds(self, directory: DataDirectory, split: Split) -> Iterator["_Kind[Any]"]:
         """The kinds of samples, in the order in which they are measured."""
         kind: Any = partial(
             _Kind,
@@ -145,7 +145,7 @@ class Collect:
             steps = (partial(self.local.draw, split),)
             yield kind("local work", directory.local(), _LIVE_STEPS, self.num_local_samples, _LOCAL, steps)
 
-    def _call(self, split: TableSplit, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+    def _call(self, split: Split, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         return self.compute.draw(split, self._batch_size(rng), rng)
 
     def _exchange(self, num_devices: int, rng: np.random.Generator) -> tuple[CommSample, str]:

@@ -5,6 +5,7 @@ Beyond that method, combinations may lie in blocks of rows, or be copies, as the
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
 from neuroshard.plumbing.units import ByteSize
 from neuroshard.records.samples import ComputeSample, RowBlock
-from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
+from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.words.form import forms_named
 from neuroshard.words.home import Home, Tier
@@ -106,20 +107,20 @@ class ComputeAugmentation:
         beyond |= {"tiers", "cached"} if self.tiers == _ON_DEVICE else set()
         return {name: value for name, value in settings.items() if name not in beyond}
 
-    def check(self, split: TableSplit) -> None:
+    def check(self, split: Split) -> None:
         """Raise UserError unless every table fits under the cap at its narrowest, and splits have some of each form."""
-        for table in (*split.train, *split.valid, *split.test):
+        for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
                 raise UserError(
                     f"table {table.name!r} takes {size} bytes at dim {self._narrowest(table).dim}, above "
                     f"max_bytes={self.max_bytes}; raise compute.max_bytes or leave the table out"
                 )
-        for name in (TRAIN, VALID, TEST):
-            if any(one.own_samples for one in self._layouts) and not self._small(split.group(name)):
+        for name, group in split.items():
+            if any(one.own_samples for one in self._layouts) and not self._small(group):
                 raise UserError(f"no {name} table fits under max_copy_bytes={self.max_copy_bytes}; raise it")
             for sharers in self.sharers if any(one.blocks for one in self._layouts) else ():
-                if not _cut_by(sharers, split.group(name)):
+                if not _cut_by(sharers, group):
                     raise UserError(f"no {name} table has a row for each of {sharers} blocks; lower compute.sharers")
 
     @property
@@ -127,14 +128,14 @@ class ComputeAugmentation:
         """How combinations lie, one of which is drawn."""
         return [LAYOUTS[form] for form in forms_named(self.forms)]
 
-    def draw(self, split: TableSplit, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+    def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         """One combination of tables of one split, with the split's name, at a global batch size.
 
         A table that no longer fits under the cap is taken at the widest width that does, or left out.
         """
         layout = one_of(self._layouts, rng)
         name = draw_split(rng)
-        group = split.group(name)
+        group = split[name]
         if layout.own_samples:
             return self._of_own_samples(layout, group, batch_size, rng), name
         tables = self._pooled_tables if one_of(self.pooled, rng) else self._sequence_tables(batch_size)
