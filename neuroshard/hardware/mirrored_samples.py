@@ -5,21 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count
 
 MOST_RANKS = 8  # of a plan that are measured
-
-
-@dataclass(frozen=True)
-class MirroredSample:
-    """A plan, one rank of which is to be measured beside mirrors."""
-
-    plan: Plan
-    rank: int
-    protocol: StepProtocol
 
 
 @dataclass(frozen=True)
@@ -34,18 +24,6 @@ class Stretch:
 
     phase: str
     until: str
-
-
-@dataclass(frozen=True)
-class WalkedOutcome(Outcome):
-    """A rank's outcome.
-
-    Attributes:
-        stretches: (S,) of a step, in its order; repeats are (R, 3, S): ms, and bytes that the collective at the end is
-            given and gives.
-    """
-
-    stretches: tuple[Stretch, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,15 +49,10 @@ class LocalStep:
     @classmethod
     def of(cls, rank: int, outcome: Outcome) -> "LocalStep":
         """Take the medians over an outcome's repeats, or its error."""
-        if outcome.repeats is None or not isinstance(outcome, WalkedOutcome):
-            return cls(rank, error=outcome.error or "the worker said nothing of its steps")
+        if outcome.repeats is None:
+            return cls(rank, error=outcome.error)
         ms, sent, received = np.median(outcome.repeats.times_ms, axis=0).tolist()
-        return cls(rank, outcome.stretches, tuple(ms), tuple(sent), tuple(received))
-
-    @property
-    def total_ms(self) -> float:
-        """Return the ms of all local work."""
-        return sum(self.ms)
+        return cls(rank, outcome.seen, tuple(ms), tuple(sent), tuple(received))
 
 
 def measured_ranks(plan: Plan) -> tuple[int, ...]:

@@ -1,9 +1,8 @@
-"""Training steps: how they are timed, what a group of processes is asked, and what one build of a plan took."""
+"""Training steps: how they are timed, and what one build of a plan took."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import unknown_name
 from neuroshard.plumbing.schema import PositiveCount
@@ -58,14 +57,6 @@ class StepProtocol:
     def timing(self) -> TimingProtocol:
         """The visits of one build."""
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
-
-
-@dataclass(frozen=True)
-class StepSample:
-    """A plan whose steps are to be timed by a group of as many processes as it has devices."""
-
-    plan: Plan
-    protocol: StepProtocol
 
 
 @dataclass(frozen=True)

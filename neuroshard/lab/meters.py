@@ -33,7 +33,7 @@ class Meters:
         return self._opened("compute", lambda: self.hardware.compute_meter(self.warn))
 
     def _local(self) -> LocalMeter:
-        return LocalMeter(self.hardware.mirror_meter(_LOCAL.timing, self.warn), _LOCAL)
+        return LocalMeter(self.hardware.mirror_meter(_LOCAL, self.warn))
 
     def comm(self, num_devices: int) -> Meter[CommSample]:
         """Of exchanges between so many devices."""
