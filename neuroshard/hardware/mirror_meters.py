@@ -114,12 +114,6 @@ class MirroredStep:
         return cls(tuple(step.rank for step in steps), phase_ms, waited_for)
 
     @property
-    def rank_ms(self) -> FloatArray:
-        """(R,) all local work of each rank."""
-        total: FloatArray = self.phase_ms.sum(axis=(1, 2))
-        return total
-
-    @property
     def slowest_ms(self) -> FloatArray:
         """(P,) local work by phase, of the rank that is last at each exchange waited for; they add up to the step."""
         by_phase = [work.sum(axis=1) for work in self._between]
