@@ -13,13 +13,12 @@ import torch
 
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.mirror import Tensors, World, mirrored_world, size_bytes
-from neuroshard.hardware.mirrored_samples import Stretch
-from neuroshard.hardware.phase_clock import PhaseClock
+from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, drawn_batches, renamed, share_of
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.hardware.step_samples import StepProtocol, Stretch
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample
 

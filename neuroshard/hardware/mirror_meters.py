@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
-from neuroshard.hardware.mirrored_samples import LocalStep, measured_ranks
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_comparable, measured_in_any_order
-from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
+from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, measured_ranks
 from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray

@@ -21,18 +21,20 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import Group
 from neuroshard.hardware.inputs import LEARNING_RATE
-from neuroshard.hardware.phase_clock import (
+from neuroshard.hardware.pipelines import (
     ALL_REDUCE,
     BACKWARD,
     DENSE,
     GRADIENTS,
     INPUT,
     LOOKUPS,
+    MADE,
     OPTIMIZER,
     OUTPUT,
+    Optimizers,
     PhaseClock,
+    Trainee,
 )
-from neuroshard.hardware.pipelines import MADE, Optimizers, Trainee
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, renamed

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, Outcome
-from neuroshard.hardware.mirrored_samples import Stretch
+from neuroshard.hardware.step_samples import Stretch
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol

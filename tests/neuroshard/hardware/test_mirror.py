@@ -15,11 +15,10 @@ from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.mirror_bench import MirrorBench, Trail
 from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.mirrored_samples import LocalStep, Stretch, measured_ranks
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
+from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, Stretch, measured_ranks
 from neuroshard.lab.meters import meters_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats

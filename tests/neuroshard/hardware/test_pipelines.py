@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard.hardware import EmbeddingSettings
 from neuroshard.hardware.device import CpuDevice
-from neuroshard.hardware.phase_clock import PhaseClock
+from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
 from neuroshard.hardware.step_samples import PHASES, PIPELINES, StepProtocol
