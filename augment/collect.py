@@ -26,7 +26,7 @@ from neuroshard.records.noise import disturbed, fastest, pass_noise
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import CommSample, ComputeSample, Sample
 from neuroshard.records.speed import with_slowness
-from neuroshard.records.splits import REFERENCE, TableSplit, split_tables
+from neuroshard.records.splits import REFERENCE, Split, split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
@@ -121,31 +121,24 @@ class Collect:
         split = split_tables(self.tables, self.seed)
         directory.begin(Manifest(here.to_json(), versions(), self._settings(), self.seed), self.tables)
         with progress_bar() as progress:
-            kinds = tuple(kind.collect(self.hardware, progress) for kind in self._kinds(directory, split))
+            kinds = tuple(kind.collect(progress) for kind in self._kinds(directory, split))
         summary = Summary(directory.path, kinds)
         if self.max_noise is not None:
             summary.check(self.max_noise)
         return summary
 
-    def _kinds(self, directory: DataDirectory, split: TableSplit) -> Iterator["_Kind[Any]"]:
+    def _kinds(self, directory: DataDirectory, split: Split) -> Iterator["_Kind[Any]"]:
         """The kinds of samples, in the order in which they are measured."""
-        kind: Any = partial(
-            _Kind,
-            num_second_pass=self.num_second_pass,
-            seed=self.seed,
-            max_noise=self.max_noise,
-            more_passes=self.more_passes,
-        )
         calls, count, live = (partial(self._call, split),), self.num_compute_samples, self.hardware.compute_timing.live
         again = min(ceil(self.references * live), live - 1)  # so many live ones as without them
-        yield kind("compute", directory.compute(), live - again, count, _COMPUTE, calls, num_references=again)
+        yield _Kind(self, "compute", directory.compute(), live - again, count, _COMPUTE, calls, again)
         exchanges, count = tuple(partial(self._exchange, n) for n in self.comm.num_devices), self.num_comm_samples
-        yield kind("exchanges", directory.comm(), self.hardware.comm_timing.live, count, _COMM, exchanges)
+        yield _Kind(self, "exchanges", directory.comm(), self.hardware.comm_timing.live, count, _COMM, exchanges)
         if self.num_local_samples:
             steps = (partial(self.local.draw, split),)
-            yield kind("local work", directory.local(), _LIVE_STEPS, self.num_local_samples, _LOCAL, steps)
+            yield _Kind(self, "local work", directory.local(), _LIVE_STEPS, self.num_local_samples, _LOCAL, steps)
 
-    def _call(self, split: TableSplit, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+    def _call(self, split: Split, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         return self.compute.draw(split, self._batch_size(rng), rng)
 
     def _exchange(self, num_devices: int, rng: np.random.Generator) -> tuple[CommSample, str]:
@@ -180,34 +173,32 @@ class _Kind(Generic[Sample]):
     take turns among the variants, so that no variant has a spell of the machine to itself.
     """
 
+    run: Collect
     name: str
     parts: Parts[Sample]
     part_size: int
     num_samples: int
     stream: int
     variants: tuple[Callable[[np.random.Generator], tuple[Sample, str]], ...]
-    num_second_pass: int
-    seed: int
-    max_noise: float | None
-    more_passes: int
     num_references: int = 0
 
-    def collect(self, hardware: Hardware, progress: Progress) -> KindSummary:
+    def collect(self, progress: Progress) -> KindSummary:
         """Measure and write every part that is missing, then what was disturbed."""
         batches = list(enumerate(self._batches))
         start, busy_s = time.perf_counter(), 0.0
-        with meters_of(hardware, printer(progress)) as meters:
-            recorder = Recorder(meters.of, self.part_size, self.seed, self.parts)
+        with meters_of(self.run.hardware, printer(progress)) as meters:
+            recorder = Recorder(meters.of, self.part_size, self.run.seed, self.parts)
             there = sum(self._size(batch) for number, batch in batches if self.parts.has(number))
             bar = progress.add_task(self.name, total=sum(self._size(batch) for _, batch in batches), completed=there)
             for outcomes in recorder.complete((number, partial(self._due, batch)) for number, batch in batches):
                 busy_s += sum(outcome.busy_s for outcome in outcomes)
                 progress.advance(bar, len(outcomes))
-            for more in range(self.more_passes):
+            for more in range(self.run.more_passes):
                 if not (again := self._disturbed()):
                     break
                 count = sum(self._size(batch) for batch in again)
-                printer(progress)(f"{self.name}: noise beyond max_noise={self.max_noise}: {count} are measured again")
+                noise = f"noise beyond max_noise={self.run.max_noise}"
+                printer(progress)(f"{self.name}: {noise}: {count} are measured again")
                 bar = progress.add_task(f"{self.name}, again ({more + 1})", total=count)
                 for batch in again:
                     outcomes = recorder.record(self._due(batch))
@@ -219,7 +210,7 @@ class _Kind(Generic[Sample]):
     @property
     def _batches(self) -> list[_Batch]:
         """All samples, then some spread evenly over them, so that every spell of the run is looked at again."""
-        again = min(self.num_second_pass, self.num_samples)
+        again = min(self.run.num_second_pass, self.num_samples)
         spread: list[int] = [number * self.num_samples // again for number in range(again)]
         return [*self._cut(range(self.num_samples), second_pass=False), *self._cut(spread, second_pass=True)]
 
@@ -229,9 +220,9 @@ class _Kind(Generic[Sample]):
         All of a part is, in which a sample took longer than in its other pass: the others were measured with it.
         """
         measured = self.parts.read()
-        if self.max_noise is None or pass_noise(measured) <= self.max_noise:
+        if self.run.max_noise is None or pass_noise(measured) <= self.run.max_noise:
             return []
-        slower = disturbed(measured, self.max_noise)
+        slower = disturbed(measured, self.run.max_noise)
         return [one for one in self._batches if any(slower.get(i) is one.second_pass for i in one.ids)]
 
     def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
@@ -262,7 +253,7 @@ class _Kind(Generic[Sample]):
         return Due(sample, sample_id, self._lookup_seed(sample_id), split, second_pass)
 
     def _rng(self, sample_id: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, self.stream, _DRAW, sample_id])
+        return np.random.default_rng([self.run.seed, self.stream, _DRAW, sample_id])
 
     def _lookup_seed(self, sample_id: int) -> int:
-        return int(np.random.SeedSequence([self.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])
+        return int(np.random.SeedSequence([self.run.seed, self.stream, _LOOKUPS, sample_id]).generate_state(1)[0])

@@ -5,6 +5,8 @@ Beyond that method, combinations may lie in blocks of rows, or be copies, as the
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -16,7 +18,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, CacheShare, Devices, Dim, Features, Share, TableCount
 from neuroshard.plumbing.units import ByteSize
 from neuroshard.records.samples import ComputeSample, RowBlock
-from neuroshard.records.splits import TEST, TRAIN, VALID, TableSplit, draw_split
+from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.words.form import forms_named
 from neuroshard.words.home import Home, Tier
@@ -106,20 +108,20 @@ class ComputeAugmentation:
         beyond |= {"tiers", "cached"} if self.tiers == _ON_DEVICE else set()
         return {name: value for name, value in settings.items() if name not in beyond}
 
-    def check(self, split: TableSplit) -> None:
+    def check(self, split: Split) -> None:
         """Raise UserError unless every table fits under the cap at its narrowest, and splits have some of each form."""
-        for table in (*split.train, *split.valid, *split.test):
+        for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
                 raise UserError(
                     f"table {table.name!r} takes {size} bytes at dim {self._narrowest(table).dim}, above "
                     f"max_bytes={self.max_bytes}; raise compute.max_bytes or leave the table out"
                 )
-        for name in (TRAIN, VALID, TEST):
-            if any(one.own_samples for one in self._layouts) and not self._small(split.group(name)):
+        for name, group in split.items():
+            if any(one.own_samples for one in self._layouts) and not self._small(group):
                 raise UserError(f"no {name} table fits under max_copy_bytes={self.max_copy_bytes}; raise it")
             for sharers in self.sharers if any(one.blocks for one in self._layouts) else ():
-                if not _cut_by(sharers, split.group(name)):
+                if not _cut_by(sharers, group):
                     raise UserError(f"no {name} table has a row for each of {sharers} blocks; lower compute.sharers")
 
     @property
@@ -127,17 +129,18 @@ class ComputeAugmentation:
         """How combinations lie, one of which is drawn."""
         return [LAYOUTS[form] for form in forms_named(self.forms)]
 
-    def draw(self, split: TableSplit, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+    def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         """One combination of tables of one split, with the split's name, at a global batch size.
 
         A table that no longer fits under the cap is taken at the widest width that does, or left out.
         """
         layout = one_of(self._layouts, rng)
         name = draw_split(rng)
-        group = split.group(name)
+        group = split[name]
         if layout.own_samples:
             return self._of_own_samples(layout, group, batch_size, rng), name
-        tables = self._pooled_tables if one_of(self.pooled, rng) else self._sequence_tables(batch_size)
+        pooled = one_of(self.pooled, rng)
+        tables = partial(self._combination, self.max_bytes) if pooled else partial(self._sequence_tables, batch_size)
         if layout.blocks:
             return self._at_home(self._in_blocks(layout, group, batch_size, tables, rng), rng), name
         return self._at_home(ComputeSample(tables(group, 1, rng), batch_size, layout.form), rng), name
@@ -164,32 +167,29 @@ class ComputeAugmentation:
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
         own = max(1, batch_size // one_of(self.sharers, rng))
-        return ComputeSample(self._combination(self._small(group), self.max_copy_bytes, 1, rng), own, layout.form)
+        return ComputeSample(self._combination(self.max_copy_bytes, self._small(group), 1, rng), own, layout.form)
 
-    def _pooled_tables(self, group: tuple[Table, ...], sharers: int, rng: np.random.Generator) -> tuple[Table, ...]:
-        return self._combination(group, self.max_bytes, sharers, rng)
+    def _sequence_tables(
+        self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
+    ) -> tuple[Table, ...]:
+        """Tables of the group, of one width and not pooled: in random order, as many as have room with their outputs.
 
-    def _sequence_tables(self, batch_size: int) -> _Combine:
-        """Tables of one width that aren't pooled: in random order, as many as have room with their outputs."""
-
-        def combine(group: tuple[Table, ...], sharers: int, rng: np.random.Generator) -> tuple[Table, ...]:
-            """Return the tables of the group, in random order, that have room; a narrow one if none has."""
-            count = int(rng.integers(self.min_tables, self.max_tables + 1))
-            width = self._width(int(rng.choice(halvings(self.max_dim))), rng)
-            order = [
-                replace(group[t], dim=width, pooled=False, features=one_of(self.features, rng))
-                for t in rng.permutation(len(group))
-            ]
-            chosen: list[Table] = []
-            room, outputs = self.max_bytes, float(self.max_output_bytes)
-            for table in order:
-                size, given = _part_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
-                if len(chosen) < count and size <= room and given <= outputs:
-                    chosen.append(table)
-                    room, outputs = room - size, outputs - given
-            return tuple(chosen) or (self._narrowest(min(order, key=lambda table: table.pooling_factor)),)
-
-        return combine
+        A narrow one if none has.
+        """
+        count = int(rng.integers(self.min_tables, self.max_tables + 1))
+        width = self._width(int(rng.choice(halvings(self.max_dim))), rng)
+        order = [
+            replace(group[t], dim=width, pooled=False, features=one_of(self.features, rng))
+            for t in rng.permutation(len(group))
+        ]
+        chosen: list[Table] = []
+        room, outputs = self.max_bytes, float(self.max_output_bytes)
+        for table in order:
+            size, given = _part_bytes(table, sharers), _output_bytes(table, batch_size, sharers)
+            if len(chosen) < count and size <= room and given <= outputs:
+                chosen.append(table)
+                room, outputs = room - size, outputs - given
+        return tuple(chosen) or (self._narrowest(min(order, key=lambda table: table.pooling_factor)),)
 
     def _narrowest(self, table: Table) -> Table:
         return table.with_dim(halvings(self.max_dim)[-1])
@@ -199,7 +199,7 @@ class ComputeAugmentation:
         return tuple(table for table in group if self._narrowest(table).size_bytes <= self.max_copy_bytes)
 
     def _combination(
-        self, group: tuple[Table, ...], max_bytes: int, sharers: int, rng: np.random.Generator
+        self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
         """Tables of the group of which one of `sharers` equal parts takes at most `max_bytes` all together."""
         count = int(rng.integers(self.min_tables, self.max_tables + 1))

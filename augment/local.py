@@ -13,7 +13,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, Devices, Dim, Features, Share, TableCount
 from neuroshard.plumbing.units import ByteSize
 from neuroshard.records.samples import LocalSample
-from neuroshard.records.splits import TableSplit, draw_split
+from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.collective import ELEMENT_BYTES
@@ -55,14 +55,14 @@ class PlanAugmentation:
     features: Annotated[tuple[Features, ...], Meta(min_length=1)] = (1, 1, 1, 2, 3)
     sequences: Share = 0.25
 
-    def draw(self, split: TableSplit, rng: np.random.Generator) -> tuple[LocalSample, str]:
+    def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
         """One rank of a plan of tables of one split, with the split's name."""
         name = draw_split(rng)
         devices = int(rng.choice(self.num_devices))
         each = min(int(rng.choice(self.batch_sizes)), max(self.max_batch_size // devices, 1))
         host = _HOST if devices > _HOST and rng.random() < 0.4 else None
         topology = Topology(devices, _MEMORY, devices_per_host=host)
-        task = Task(self._tables(split.group(name), each, rng), topology, each * devices)
+        task = Task(self._tables(split[name], each, rng), topology, each * devices)
         return LocalSample(self.placed(task, rng), int(rng.integers(devices))), name
 
     def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:

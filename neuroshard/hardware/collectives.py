@@ -7,7 +7,8 @@ input and the all-reduce, is the same in both directions here: with the devices'
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,18 +18,22 @@ from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES, Collective
 
 Group = dist.ProcessGroup | None  # None is everybody
 # By the names that torch has given them since 2.13, or those before.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class Exchange(Protocol):
-    """Both directions of one sample, as one device takes part in them."""
+class Exchange(NamedTuple):
+    """Both directions of one sample, as one device takes part in them.
 
-    def forward(self) -> object:
-        """Every device's part of the batch to whoever needs it."""
+    Attributes:
+        forward: every device's part of the batch to whoever needs it.
+        backward: the gradients' way back.
+        buffers: what moves, this device's own part first.
+    """
 
-    def backward(self) -> object:
-        """The gradients' way back."""
+    forward: Callable[[], object]
+    backward: Callable[[], object]
+    buffers: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -98,77 +103,57 @@ def make_exchange(sample: CommSample, circles: Circles, device: torch.device) ->
     return _KINDS[sample.collective](sample, circles.of(sample.collective), device)
 
 
-class _AllToAll:
+def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
     """Pooled embeddings to the devices of their samples, and their gradients back."""
-
-    def __init__(self, sample: CommSample, circle: Circle, device: torch.device) -> None:
-        self._others = circle.share(sample.size_bytes, ELEMENT_BYTES)
-        self._own = [circle.own(self._others)] * len(circle.ranks)
-        self._pooled = torch.zeros(sum(self._own), device=device)
-        self._received = torch.zeros(sum(self._others), device=device)
-        self._group = circle.group
-
-    def forward(self) -> None:
-        dist.all_to_all_single(self._received, self._pooled, self._others, self._own, group=self._group)
-
-    def backward(self) -> None:
-        dist.all_to_all_single(self._pooled, self._received, self._own, self._others, group=self._group)
+    others = circle.share(sample.size_bytes, ELEMENT_BYTES)
+    own = [circle.own(others)] * len(circle.ranks)
+    pooled, received = torch.zeros(sum(own), device=device), torch.zeros(sum(others), device=device)
+    exchange = partial(dist.all_to_all_single, group=circle.group)
+    return Exchange(
+        partial(exchange, received, pooled, others, own),
+        partial(exchange, pooled, received, own, others),
+        (pooled, received),
+    )
 
 
-class _ReduceScatter:
+def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
     """Partial sums to the devices of their samples, where they are added up; gradients back to all."""
-
-    def __init__(self, sample: CommSample, circle: Circle, device: torch.device) -> None:
-        own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
-        self._partial = torch.zeros(own * len(circle.ranks), device=device)
-        self._summed = torch.zeros(own, device=device)
-        self._group = circle.group
-
-    def forward(self) -> None:
-        _reduce_scatter(self._summed, self._partial, group=self._group)
-
-    def backward(self) -> None:
-        _all_gather(self._partial, self._summed, group=self._group)
+    own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
+    parts, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
+    return Exchange(
+        partial(_scatter_sums, summed, parts, group=circle.group),
+        partial(_gather, parts, summed, group=circle.group),
+        (parts, summed),
+    )
 
 
-class _AllReduce:
+def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
     """Gradients of whole tables, added up everywhere."""
-
-    def __init__(self, sample: CommSample, circle: Circle, device: torch.device) -> None:
-        self._gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
-        self._group = circle.group
-
-    def forward(self) -> None:
-        dist.all_reduce(self._gradient, group=self._group)
-
-    backward = forward
+    gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
+    both = partial(dist.all_reduce, gradient, group=circle.group)
+    return Exchange(both, both, (gradient,))
 
 
-class _Input:
+def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
     """Indices to the devices that hold their rows: first how many come, then the indices and lengths themselves."""
+    sent = circle.share(sample.size_bytes, INDEX_BYTES)
+    counts = torch.tensor(sent, device=device)
+    counted = torch.zeros_like(counts)
+    given = torch.ones(sum(sent), dtype=torch.int64, device=device)
+    got = torch.zeros(circle.own(sent) * len(circle.ranks), dtype=torch.int64, device=device)
 
-    def __init__(self, sample: CommSample, circle: Circle, device: torch.device) -> None:
-        self._sent = circle.share(sample.size_bytes, INDEX_BYTES)
-        self._received = [circle.own(self._sent)] * len(circle.ranks)
-        self._counts = torch.tensor(self._sent, device=device)
-        self._counted = torch.zeros_like(self._counts)
-        self._given = torch.ones(sum(self._sent), dtype=torch.int64, device=device)
-        self._got = torch.zeros(sum(self._received), dtype=torch.int64, device=device)
-        self._group = circle.group
+    def both() -> None:
+        dist.all_to_all_single(counted, counts, group=circle.group)
+        dist.all_to_all_single(got, given, counted.tolist(), sent, group=circle.group)
 
-    def forward(self) -> None:
-        dist.all_to_all_single(self._counted, self._counts, group=self._group)
-        received = self._counted.tolist()
-        dist.all_to_all_single(self._got, self._given, received, self._sent, group=self._group)
-
-    backward = forward
+    return Exchange(both, both, (given, got, counts, counted))
 
 
 _KINDS: dict[Collective, Callable[[CommSample, Circle, torch.device], Exchange]] = {
-    Collective.ALL_TO_ALL: _AllToAll,
-    Collective.REDUCE_SCATTER: _ReduceScatter,
-    Collective.HOST_REDUCE_SCATTER: _ReduceScatter,
-    Collective.HOST_ALL_TO_ALL: _AllToAll,
-    Collective.ALL_REDUCE: _AllReduce,
-    Collective.INPUT: _Input,
+    Collective.ALL_TO_ALL: _all_to_all,
+    Collective.REDUCE_SCATTER: _reduce_scatter,
+    Collective.HOST_REDUCE_SCATTER: _reduce_scatter,
+    Collective.HOST_ALL_TO_ALL: _all_to_all,
+    Collective.ALL_REDUCE: _all_reduce,
+    Collective.INPUT: _input,
 }

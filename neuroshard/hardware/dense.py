@@ -5,7 +5,6 @@ Then the optimizer, which knows nothing of embeddings, reads and writes the whol
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -30,7 +29,7 @@ _LIVE_BYTES = 2  # times the weights: gradients are as large
 
 WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kernel begins, at every call
 
-Update = Callable[[torch.Tensor], None]
+Update = Callable[[torch.Tensor], object]
 
 
 def dense_run(
@@ -61,38 +60,24 @@ def _train(operator: DenseTableBatchedEmbeddingBagsCodegen, update: Update, inpu
     operator.weights.grad = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Sgd:
-    """Plain gradient descent on all weights at once."""
-
-    weights: torch.Tensor
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self.weights.add_(gradient, alpha=-LEARNING_RATE)
-
-
-@dataclass(frozen=True, eq=False)
-class _RowwiseAdagrad:
-    """Row-wise Adagrad, table by table: `tables` are pairs of weights (rows, dim) and sums of squares (rows, 1)."""
-
-    tables: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        parts = torch.split(gradient, [weights.numel() for weights, _ in self.tables])
-        for (weights, sums), part in zip(self.tables, parts, strict=True):
-            own = part.view_as(weights)
-            sums.add_(own.square().mean(1, keepdim=True))
-            weights.addcdiv_(own, sums.sqrt() + _EPSILON, value=-LEARNING_RATE)
-
-
 def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
-    return _Sgd(weights)
+    """Plain gradient descent on all weights at once."""
+    return lambda gradient: weights.add_(gradient, alpha=-LEARNING_RATE)
 
 
 def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
-    parts = torch.split(weights.detach(), [rows * dim for rows, dim in specs])
-    tables = [part.view(rows, dim) for part, (rows, dim) in zip(parts, specs, strict=True)]
-    return _RowwiseAdagrad(tuple((table, torch.zeros_like(table[:, :1])) for table in tables))
+    """Row-wise Adagrad, table by table, of (rows, dim)."""
+    sizes = [rows * dim for rows, dim in specs]
+    tables = [part.view(shape) for part, shape in zip(torch.split(weights.detach(), sizes), specs, strict=True)]
+    sums = [torch.zeros_like(table[:, :1]) for table in tables]  # of squares, (rows, 1)
+
+    def update(gradient: torch.Tensor) -> None:
+        for table, its_sums, part in zip(tables, sums, torch.split(gradient, sizes), strict=True):
+            own = part.view_as(table)
+            its_sums.add_(own.square().mean(1, keepdim=True))
+            table.addcdiv_(own, its_sums.sqrt() + _EPSILON, value=-LEARNING_RATE)
+
+    return update
 
 
 _UPDATES = {"sgd": _sgd, "rowwise_adagrad": _rowwise_adagrad}

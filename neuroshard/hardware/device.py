@@ -13,19 +13,22 @@ from neuroshard.hardware.specs import DeviceSpec, no_device
 
 
 class Device(ABC):
-    """Where kernels run and how long they take. Prepared once, in the process that measures."""
+    """Where kernels run and how long they take. Prepared once, in the process that measures.
 
-    backend: str  # of torch.distributed
-    kind: str
+    Attributes:
+        backend: of torch.distributed.
+        torch_device: where torch puts tensors that are measured, once it is prepared.
+    """
+
+    backend: str
+    torch_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._flush = torch.empty(0)  # bytes that fill the device's cache
 
     @abstractmethod
     def prepare(self, rank: int, flush_bytes: int) -> None:
         """Claim the device for this process; `rank` chooses among several."""
-
-    @property
-    @abstractmethod
-    def torch_device(self) -> torch.device:
-        """The device on which torch puts tensors that are measured."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -39,13 +42,9 @@ class Device(ABC):
     def ms_between(self, first: Any, second: Any) -> float:
         """Milliseconds from one moment to another, once the device is synchronized."""
 
-    @abstractmethod
-    def flush(self) -> None:
-        """Overwrite what the device's cache holds."""
-
     def time_ms(self, run: Callable[[], object]) -> float:
         """Milliseconds of one `run`, starting from a flushed cache."""
-        self.flush()
+        self._flush.add_(1)
         start = self.moment()
         run()
         end = self.moment()
@@ -57,11 +56,10 @@ class CpuDevice(Device):
     """One CPU core, as one thread."""
 
     backend = "gloo"
-    kind = "cpu"
 
     def __init__(self, pin: bool = True) -> None:
+        super().__init__()
         self.pin = pin
-        self._flush = torch.empty(0)
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
         """One thread, on a core of its own if pinned."""
@@ -71,11 +69,6 @@ class CpuDevice(Device):
             cores = sorted(os.sched_getaffinity(0), reverse=True)  # core 0 is where everything else runs
             os.sched_setaffinity(0, {cores[rank % len(cores)]})
         self._flush = torch.zeros(flush_bytes // 4)
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Return the CPU, where torch puts tensors that are measured."""
-        return torch.device("cpu")
 
     def synchronize(self) -> None:
         """Return at once: CPU kernels have ended when their call returns."""
@@ -88,20 +81,11 @@ class CpuDevice(Device):
         """Return the ms from one moment to another by the wall clock."""
         return (second - first) * 1e3
 
-    def flush(self) -> None:
-        """Write to as many bytes as `prepare` was told."""
-        self._flush.add_(1)
-
 
 class CudaDevice(Device):
     """One GPU, timed with CUDA events."""
 
     backend = "nccl"
-    kind = "cuda"
-
-    def __init__(self) -> None:
-        self._index = 0
-        self._flush = torch.empty(0)
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
         """GPU `rank` of this host; at least twice its L2 cache is flushed.
@@ -111,33 +95,24 @@ class CudaDevice(Device):
         """
         if not torch.cuda.is_available():
             raise no_device()
-        self._index = rank % torch.cuda.device_count()
-        torch.cuda.set_device(self._index)
-        l2_bytes = torch.cuda.get_device_properties(self._index).L2_cache_size
+        self.torch_device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(self.torch_device)
+        l2_bytes = torch.cuda.get_device_properties(self.torch_device).L2_cache_size
         self._flush = torch.zeros(max(flush_bytes, 2 * l2_bytes) // 4, device=self.torch_device)
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Return the GPU, where torch puts tensors that are measured."""
-        return torch.device("cuda", self._index)
 
     def synchronize(self) -> None:
         """Wait until the GPU has done everything it was given."""
-        torch.cuda.synchronize(self._index)
+        torch.cuda.synchronize(self.torch_device)
 
     def moment(self) -> torch.cuda.Event:
         """A CUDA event, recorded now on the main stream: work of other streams takes time where that waits for it."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.default_stream(self._index))
+        event.record(torch.cuda.default_stream(self.torch_device))
         return event
 
     def ms_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
         """Return the ms from one CUDA event to another by the GPU's clock."""
         return float(first.elapsed_time(second))
-
-    def flush(self) -> None:
-        """Write to at least twice the L2 cache."""
-        self._flush.add_(1)
 
 
 def make_device(spec: DeviceSpec) -> Device:

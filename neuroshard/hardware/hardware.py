@@ -11,16 +11,16 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 from warnings import filterwarnings
 
-from neuroshard.hardware.mirrored_samples import MirroredSample
 from neuroshard.hardware.specs import DeviceSpec, EmbeddingSettings, Link, check_tiers, no_device
-from neuroshard.hardware.step_samples import StepSample
+from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.hardware.two_hosts import NUM_HOSTS, Hosts, two_hosts
 from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGroup, forked_warm, spawned
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Seconds
 from neuroshard.plumbing.timing import TimingProtocol
-from neuroshard.records.samples import CommSample, ComputeSample
+from neuroshard.records.samples import CommSample, ComputeSample, LocalSample
 from neuroshard.tasks.task import Topology
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.home import Tier
@@ -108,38 +108,36 @@ class Hardware:
         """
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
-    def step_meter(
-        self, topology: Topology, timing: TimingProtocol, warn: Warn
-    ) -> AbstractContextManager[Meter[StepSample]]:
+    def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> AbstractContextManager[Meter[Plan]]:
         """Measures training steps of plans for that topology, each device's part in a process of its own; under
         torchrun, in those that it started.
 
         Raises:
             UserError: as `comm_meter`.
         """
-        return self._group_meter(topology.num_devices, self._steps(timing), topology.host_size, warn)
+        return self._group_meter(topology.num_devices, self._steps(protocol), topology.host_size, warn)
 
-    def mirror_meter(self, timing: TimingProtocol, warn: Warn) -> Meter[MirroredSample]:
+    def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
         """Measures single ranks' local work in training steps, on the first device, in a process of its own."""
-        make = partial(_make_mirror_bench, self.device, self.embedding, timing)
+        make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
-    def follow(self, steps: TimingProtocol | None = None) -> None:
+    def follow(self, steps: StepProtocol | None = None) -> None:
         """Take part, as one of torchrun's processes other than rank 0, in the exchanges that rank 0 measures.
 
         Or in training `steps` that are timed so.
         """
-        from neuroshard.hardware.torchrun import follow
+        from neuroshard.hardware.group import Torchrun
 
         how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)
-        follow(how)
+        Torchrun(how).follow()
 
     @property
     def _exchanges(self) -> Joining[CommSample]:
         return Joining(self.device, self.comm_timing, self.timeout_s, _exchange_bench)
 
-    def _steps(self, timing: TimingProtocol) -> Joining[StepSample]:
-        return Joining(self.device, timing, self.timeout_s, partial(_step_bench, self.embedding))
+    def _steps(self, protocol: StepProtocol) -> Joining[Plan]:
+        return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
 
     @contextmanager
     def _group_meter(
@@ -160,9 +158,9 @@ class Hardware:
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(f"torchrun started {started} processes, but num_devices={num_devices}; make them equal")
-        from neuroshard.hardware.torchrun import TorchrunLeader  # imports torch: only where it is used
+        from neuroshard.hardware.group import Torchrun  # imports torch: only where it is used
 
-        return TorchrunLeader(how)
+        return Torchrun(how)
 
     def _context(self) -> ForkServerContext | SpawnContext:
         return forked_warm() if self.device.kind == "cpu" else spawned()
@@ -198,15 +196,15 @@ def _exchange_bench(device: "Device", timing: TimingProtocol, timeout_s: float) 
 
 
 def _make_mirror_bench(
-    spec: DeviceSpec, settings: EmbeddingSettings, timing: TimingProtocol, rank: int, _count: int, _port: int
-) -> Bench[MirroredSample]:
+    spec: DeviceSpec, settings: EmbeddingSettings, protocol: StepProtocol, rank: int, _count: int, _port: int
+) -> Bench[LocalSample]:
     _hush()
     from neuroshard.hardware.device import make_device
     from neuroshard.hardware.mirror_bench import MirrorBench
 
     device = make_device(spec)
-    device.prepare(rank, timing.flush_bytes)
-    return MirrorBench(device, settings, timing)
+    device.prepare(rank, protocol.timing.flush_bytes)
+    return MirrorBench(device, settings, protocol)
 
 
 def _hush() -> None:
@@ -218,12 +216,12 @@ def _hush() -> None:
 
 
 def _step_bench(
-    settings: EmbeddingSettings, device: "Device", timing: TimingProtocol, timeout_s: float
-) -> Bench[StepSample]:
+    settings: EmbeddingSettings, protocol: StepProtocol, device: "Device", _timing: TimingProtocol, timeout_s: float
+) -> Bench[Plan]:
     _hush()
     from neuroshard.hardware.step_bench import StepBench
 
-    return StepBench(device, settings, timing, timeout_s)
+    return StepBench(device, settings, protocol, timeout_s)
 
 
 def _make_joined(

@@ -216,11 +216,8 @@ def _make(_store: object, rank: int, size: int, _timeout: object) -> Mirror:
 
 def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> torch.Tensor:
     """The rows that are for this rank; without splits all ranks get equally many."""
-    if not splits:
-        each = given.shape[0] // size
-        return given[rank * each : (rank + 1) * each]
-    first = sum(splits[:rank])
-    return given[first : first + splits[rank]]
+    parts = torch.split(given, list(splits)) if splits else given.tensor_split(size)
+    return parts[rank]
 
 
 def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:

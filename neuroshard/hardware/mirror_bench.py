@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
@@ -12,16 +13,14 @@ import torch
 
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.mirror import Tensors, World, mirrored_world, size_bytes
-from neuroshard.hardware.mirrored_samples import MirroredSample, Stretch, WalkedOutcome
-from neuroshard.hardware.phase_clock import PhaseClock
+from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, drawn_batches, renamed, share_of
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import StepSample
+from neuroshard.hardware.step_samples import StepProtocol, Stretch
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.timing import TimingProtocol
-from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.records.samples import LOCAL_PHASES, LocalSample
 
 _WARM_STEPS = 3  # of a build: data-parallel modules exchange more in their second and third
 
@@ -29,13 +28,16 @@ _WARM_STEPS = 3  # of a build: data-parallel modules exchange more in their seco
 class MirrorBench:
     """Measures one rank's steps of plans of one task, all live together."""
 
-    def __init__(self, device: Device, settings: EmbeddingSettings, protocol: TimingProtocol) -> None:
+    def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol) -> None:
         self._device = device
         self._settings = settings
         self._protocol = protocol
 
-    def measure(self, samples: Sequence[MirroredSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """An outcome for each sample, all of one task and rank; its repeats are (R, 3, S), as `WalkedOutcome` says."""
+    def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
+        """An outcome for each sample, all of one task and rank; its repeats are (R, 3, S), of the S stretches `seen`.
+
+        They are ms, and bytes that the collective at a stretch's end is given and gives.
+        """
         task, rank, trail = renamed(samples[0].plan).task, samples[0].rank, Trail(self._device)
         size = task.topology.num_devices
         drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
@@ -45,19 +47,15 @@ class MirrorBench:
 
             def build(number: int) -> Run:
                 """Build a sample's model on this rank; what is returned trains it for a turn."""
-                asked, own = samples[number], [its[rank] for its in shares]
-                sample = StepSample(asked.plan, asked.protocol)
-                trained = Trained(sample, trail, self._device, own, self._settings, seeds[0])
+                plan, own = samples[number].plan, [its[rank] for its in shares]
+                trained = Trained(plan, self._protocol, trail, self._device, own, self._settings, seeds[0])
                 live[number] = _Live(trained, trail, world, [_told(trained, world, its) for its in shares])
-                return partial(live[number].turn, asked.protocol.steps)
+                return partial(live[number].turn, self._protocol.steps)
 
             builds = [partial(build, number) for number in range(len(samples))]
-            outcomes = run_batch(builds, self._protocol, np.random.default_rng(seeds), report)
+            outcomes = run_batch(builds, self._protocol.timing, np.random.default_rng(seeds), report)
         return [
-            WalkedOutcome(
-                its.repeats, its.error, its.busy_s, stretches=live[number].stretches if number in live else ()
-            )
-            for number, its in enumerate(outcomes)
+            replace(its, seen=live[number].stretches if number in live else ()) for number, its in enumerate(outcomes)
         ]
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
-from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, WalkedOutcome, measured_ranks
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_comparable, measured_in_any_order
-from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
+from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, measured_ranks
 from neuroshard.hardware.workers import Meter
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
@@ -42,8 +41,8 @@ def measure_rank(
     Raises:
         UserError: the process can't be started.
     """
-    samples = [MirroredSample(plans[k], job.rank, protocol) for k in job.plans]
-    with hardware.mirror_meter(protocol.timing, warn) as meter:
+    samples = [LocalSample(plans[k], job.rank) for k in job.plans]
+    with hardware.mirror_meter(protocol, warn) as meter:
         outcomes = measured_in_any_order(meter, samples, seed)
     return tuple(LocalStep.of(job.rank, outcome) for outcome in outcomes)
 
@@ -54,11 +53,9 @@ class LocalMeter(Meter[LocalSample]):
 
     Attributes:
         meter: of single ranks' steps.
-        protocol: how steps are timed.
     """
 
-    meter: Meter[MirroredSample]
-    protocol: StepProtocol
+    meter: Meter[LocalSample]
 
     def close(self) -> None:
         """End the process that measures."""
@@ -66,15 +63,14 @@ class LocalMeter(Meter[LocalSample]):
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
         """An outcome for each sample; its repeats are (R, P), as `Repeats` says."""
-        mirrored = [MirroredSample(sample.plan, sample.rank, self.protocol) for sample in samples]
-        return [by_phase(*self.meter.measure([one], [seed])) for one, seed in zip(mirrored, seeds, strict=True)]
+        return [by_phase(*self.meter.measure([one], [seed])) for one, seed in zip(samples, seeds, strict=True)]
 
 
 def by_phase(outcome: Outcome) -> Outcome:
     """A rank's outcome with the ms of all stretches of a phase added up."""
-    if outcome.repeats is None or not isinstance(outcome, WalkedOutcome):
+    if outcome.repeats is None:
         return outcome
-    named = [stretch.phase for stretch in outcome.stretches]
+    named = [stretch.phase for stretch in outcome.seen]
     of_phase = np.array([[phase == its for its in LOCAL_PHASES] for phase in named], dtype=np.float64)
     times_ms = outcome.repeats.times_ms[:, 0] @ of_phase
     return Outcome(replace(outcome.repeats, times_ms=times_ms), outcome.error, outcome.busy_s)
@@ -115,12 +111,6 @@ class MirroredStep:
             np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), step.ms)
         waited_for = np.array([stretch.phase not in PIPELINES[pipeline] for stretch in exchanges[0]], dtype=bool)
         return cls(tuple(step.rank for step in steps), phase_ms, waited_for)
-
-    @property
-    def rank_ms(self) -> FloatArray:
-        """(R,) all local work of each rank."""
-        total: FloatArray = self.phase_ms.sum(axis=(1, 2))
-        return total
 
     @property
     def slowest_ms(self) -> FloatArray:

@@ -1,18 +1,53 @@
-"""How a model is trained on one batch after another: by a loop, or by TorchRec's pipeline, which sends inputs ahead."""
+"""How a model is trained on one batch after another, and what a step's time is charged to.
+
+By a loop, or by TorchRec's pipeline, which sends inputs ahead.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineContext, TrainPipelineSparseDist
 
-from neuroshard.hardware.phase_clock import DENSE, INPUT, PhaseClock
+from neuroshard.hardware.device import Device
 from neuroshard.hardware.stand_in import Batch
+from neuroshard.hardware.step_samples import PHASES
+from neuroshard.plumbing.arrays import FloatArray
 
+INPUT, LOOKUPS, OUTPUT, DENSE, GRADIENTS, BACKWARD, ALL_REDUCE, OPTIMIZER = range(len(PHASES))
 # The loss of a batch, which goes backward, and once more without its graph.
 Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
+
+
+class PhaseClock:
+    """Charges a device's time to the phase that was entered last."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._entered: list[tuple[int, Any]] = []
+
+    def restart(self) -> None:
+        """Forget all phases entered so far."""
+        self._entered = []
+
+    def enter(self, phase: int) -> None:
+        """Charge the time from now on to this phase."""
+        if not self._entered or self._entered[-1][0] != phase:
+            self._entered.append((phase, self._device.moment()))
+
+    def entering(self, phase: int) -> Callable[..., None]:
+        """Make a hook that charges the time from its call on to this phase."""
+        return lambda *_: self.enter(phase)
+
+    def spent_ms(self) -> FloatArray:
+        """(P,) until the last phase was entered; the device is synchronized."""
+        spent = np.zeros(len(PHASES))
+        for (phase, first), (_, second) in zip(self._entered, self._entered[1:], strict=False):
+            spent[phase] += self._device.ms_between(first, second)
+        return spent
 
 
 class Optimizers:
@@ -43,26 +78,12 @@ class Trainee(NamedTuple):
     device: torch.device
 
 
-class Pipeline(Protocol):
-    """Trains a sharded model on batches.
+class Loop:
+    """A loop of one's own: each batch is exchanged in its step, before anything is looked up.
 
     Attributes:
-        ahead: batches whose input is exchanged in a step before their own.
+        ahead: batches whose input a pipeline exchanges in a step before their own.
     """
-
-    ahead: int
-
-    def train(self) -> torch.Tensor:
-        """Train on the next batch; returns its loss."""
-        ...
-
-    def exchange_input(self, batch: Batch) -> None:
-        """Send a batch's splits, lengths and indices to the ranks that look them up, as a step does, and no more."""
-        ...
-
-
-class Loop:
-    """A loop of one's own: each batch is exchanged in its step, before anything is looked up."""
 
     ahead = 0
 
@@ -115,4 +136,4 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         self._clock.enter(DENSE)
 
 
-MADE: Mapping[str, Callable[[Trainee], Pipeline]] = {"none": Loop, "sparse_dist": SparseDist}
+MADE: Mapping[str, Callable[[Trainee], Loop | SparseDist]] = {"none": Loop, "sparse_dist": SparseDist}

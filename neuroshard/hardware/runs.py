@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
-from neuroshard.records.samples import BlockLookups, Repeats
+from neuroshard.records.samples import Repeats
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Outcome:
 
     Attributes:
         busy_s: spent inside its timed and warm-up runs.
-        seen: what was looked up in each of its blocks of rows, if it has any.
+        seen: what was looked up in each of its blocks of rows, if it has any; or the stretches of a rank's step.
     """
 
     repeats: Repeats | None
     error: str | None
     busy_s: float
-    seen: tuple[BlockLookups, ...] = ()
+    seen: tuple[Any, ...] = ()
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Timing TorchRec's training steps: runs in every process of a group, one per device."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
 from time import perf_counter
@@ -20,23 +21,25 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from neuroshard.hardware.device import Device
 from neuroshard.hardware.group import Group
 from neuroshard.hardware.inputs import LEARNING_RATE
-from neuroshard.hardware.phase_clock import (
+from neuroshard.hardware.pipelines import (
     ALL_REDUCE,
     BACKWARD,
     DENSE,
     GRADIENTS,
     INPUT,
     LOOKUPS,
+    MADE,
     OPTIMIZER,
     OUTPUT,
+    Optimizers,
     PhaseClock,
+    Trainee,
 )
-from neuroshard.hardware.pipelines import MADE, Optimizers, Trainee
 from neuroshard.hardware.runs import Outcome, Report, Run, Timed, run_batch
 from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.hardware.stand_in import Batch, StandIn, batches, modules_of, renamed
-from neuroshard.hardware.step_samples import StepSample
-from neuroshard.plumbing.timing import TimingProtocol
+from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
 
 _FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
@@ -46,30 +49,29 @@ _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 class StepBench:
     """Measures steps of plans, all live together, in this process's group; every process calls the same in step."""
 
-    def __init__(self, device: Device, settings: EmbeddingSettings, protocol: TimingProtocol, timeout_s: float) -> None:
+    def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol, timeout_s: float) -> None:
         self._device = device
         self._group = Group(timeout_s)
         self._settings = settings
         self._protocol = protocol
 
-    def measure(self, samples: Sequence[StepSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
+    def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """An outcome for each plan; its repeats are (R, 1 + P + 1, D) ms, of every device.
 
         Of a step, of its phases, and of the lookups of a step in which one device after another looks up.
         """
-        task, group = renamed(samples[0].plan).task, self._group
+        task, group = renamed(samples[0]).task, self._group
         its = batches(task.tables, task.batch_size, group.rank, group.size, seeds[0], self._device.torch_device)
-        builds = [partial(self._build, sample, its, seeds[0]) for sample in samples]
-        return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
+        builds = [partial(self._build, plan, its, seeds[0]) for plan in samples]
+        return self._group.combined(run_batch(builds, self._protocol.timing, np.random.default_rng(seeds), report))
 
-    def _build(self, sample: StepSample, its: Sequence[Batch], seed: int) -> Run:
-        trained = Trained(sample, PhaseClock(self._device), self._device, its, self._settings, seed)
-        queue = _Queue(self._device, self._group)
-        queue.watch(trained.lookups)
-        return partial(self._turn, trained, queue, sample.protocol.steps)
+    def _build(self, plan: Plan, its: Sequence[Batch], seed: int) -> Run:
+        clock = PhaseClock(self._device)
+        return partial(self._turn, Trained(plan, self._protocol, clock, self._device, its, self._settings, seed))
 
-    def _turn(self, trained: "Trained", queue: "_Queue", steps: int) -> Timed:
+    def _turn(self, trained: "Trained") -> Timed:
         """One step untimed, some that all ranks begin together, and one with lookups alone; ms of one."""
+        steps = self._protocol.steps
         trained.step()
         trained.clock.restart()
         self._group.barrier()
@@ -80,42 +82,25 @@ class StepBench:
         self._group.barrier()
         took_ms = (perf_counter() - start) * 1e3
         together = np.array([took_ms, *trained.clock.spent_ms()]) / steps
-        return Timed(np.append(together, self._alone_ms(trained, queue)), took_ms / 1e3)
+        return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
 
-    def _alone_ms(self, trained: "Trained", queue: "_Queue") -> float:
-        """Of the lookups, while no other rank computes."""
+    def _alone_ms(self, trained: "Trained") -> float:
+        """Of the lookups, while no other rank computes: a rank waits for those before it, and then for the others."""
+        before, after = self._group.rank, self._group.size - self._group.rank
         trained.clock.restart()
-        with queue:
+        with ExitStack() as hooked:
+            for lookup in trained.lookups:
+                hooked.enter_context(lookup.register_forward_pre_hook(lambda *_: self._let_pass(before), prepend=True))
+                hooked.enter_context(lookup.register_forward_hook(lambda *_: self._let_pass(after)))
             trained.step()
         self._device.synchronize()
         return float(trained.clock.spent_ms()[LOOKUPS])
 
-
-class _Queue:
-    """Where ranks wait for each other while it is entered, so that they look up one after another."""
-
-    def __init__(self, device: Device, group: Group) -> None:
-        self._device, self._group = device, group
-        self._waits = False
-
-    def __enter__(self) -> None:
-        self._waits = True
-
-    def __exit__(self, *_: object) -> None:
-        self._waits = False
-
-    def watch(self, lookups: Iterable[nn.Module]) -> None:
-        """Make lookups wait for those of all ranks before this one, and then for the others."""
-        before, after = self._group.rank, self._group.size - self._group.rank
-        for lookup in lookups:
-            lookup.register_forward_pre_hook(lambda *_: self._let_pass(before), prepend=True)
-            lookup.register_forward_hook(lambda *_: self._let_pass(after))
-
     def _let_pass(self, count: int) -> None:
-        if self._waits:
-            self._device.synchronize()
-            for _ in range(count):
-                self._group.barrier()
+        """Wait until so many ranks have looked up."""
+        self._device.synchronize()
+        for _ in range(count):
+            self._group.barrier()
 
 
 class Trained:
@@ -123,20 +108,21 @@ class Trained:
 
     def __init__(
         self,
-        sample: StepSample,
+        plan: Plan,
+        protocol: StepProtocol,
         clock: PhaseClock,
         device: Device,
         its: Sequence[Batch],
         settings: EmbeddingSettings,
         seed: int,
     ) -> None:
-        plan = renamed(sample.plan)
+        plan = renamed(plan)
         task = plan.task
         torch.manual_seed(seed)
         where = device.torch_device
         self.clock = clock
         self._model = DistributedModelParallel(
-            StandIn(task.tables, sample.protocol.dense),
+            StandIn(task.tables, protocol.dense),
             device=where,
             plan=to_sharding_plan(plan, modules_of(task.tables), compute_device=where.type),
             sharders=_sharders(settings),
@@ -147,7 +133,7 @@ class Trained:
         self.sharded = [module for module in self._model.modules() if isinstance(module, ShardedModule)]
         for module in self.sharded:
             _watch(module, clock)
-        make = MADE[sample.protocol.pipeline]
+        make = MADE[protocol.pipeline]
         self.pipeline = make(Trainee(self._model, self._forward, optimizers, cycle(its), clock, where))
 
     @property

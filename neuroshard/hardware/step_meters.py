@@ -1,14 +1,14 @@
 """Timing training steps of plans: build after build, each in processes of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from neuroshard.hardware.hardware import Hardware, Warn, under_torchrun
 from neuroshard.hardware.runs import Outcome
-from neuroshard.hardware.step_samples import BuildTimes, StepProtocol, StepSample
+from neuroshard.hardware.step_samples import BuildTimes, StepProtocol
 from neuroshard.hardware.workers import Meter, Sample
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
@@ -19,50 +19,34 @@ from neuroshard.tasks.task import Topology
 _SEED_RANGE = 2**31
 
 
-@dataclass(frozen=True, eq=False)
-class StepMeters:
-    """Times steps in a fresh group of processes for every build; under torchrun in its own, which stay.
-
-    Attributes:
-        kept: measures in torchrun's processes, if there are any.
-    """
-
-    hardware: Hardware
-    protocol: StepProtocol
-    warn: Warn
-    kept: Meter[StepSample] | None
-
-    def build(self, plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
-        """One build of plans of one task, all live together; the seed fixes their order and the lookups.
-
-        Raises:
-            UserError: the processes can't be started.
-        """
-        if self.kept is not None:
-            return measure_build(self.kept, plans, self.protocol, seed)
-        with self.hardware.step_meter(plans[0].task.topology, self.protocol.timing, self.warn) as meter:
-            return measure_build(meter, plans, self.protocol, seed)
+# Builds plans of one task once, all live together; the seed fixes their order and the lookups.
+Builds = Callable[[Sequence[Plan], Sequence[int]], tuple[BuildTimes, ...]]
 
 
 @contextmanager
-def step_meters(hardware: Hardware, protocol: StepProtocol, topology: Topology, warn: Warn) -> Iterator[StepMeters]:
-    """Of the hardware, for plans of such topologies; torchrun's other processes, which wait, take part until the end.
+def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, warn: Warn) -> Iterator[Builds]:
+    """What times steps on the hardware, every build of plans for such topologies in a fresh group of processes.
+
+    Under torchrun in its own, which stay: those that wait take part until the end.
 
     Raises:
-        UserError: torchrun started another number of them.
+        UserError: torchrun started another number of them; when it builds: the processes can't be started.
     """
-    if not under_torchrun():
-        yield StepMeters(hardware, protocol, warn, None)
+    if under_torchrun():
+        with hardware.step_meter(topology, protocol, warn) as meter:
+            yield partial(measure_build, meter)
         return
-    with hardware.step_meter(topology, protocol.timing, warn) as meter:
-        yield StepMeters(hardware, protocol, warn, meter)
+
+    def build(plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
+        with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
+            return measure_build(meter, plans, seed)
+
+    yield build
 
 
-def measure_build(
-    meter: Meter[StepSample], plans: Sequence[Plan], protocol: StepProtocol, seed: Sequence[int]
-) -> tuple[BuildTimes, ...]:
+def measure_build(meter: Meter[Plan], plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
     """One build of every plan, all live together; the seed fixes their order and the lookups."""
-    outcomes = measured_in_any_order(meter, [StepSample(plan, protocol) for plan in plans], seed)
+    outcomes = measured_in_any_order(meter, plans, seed)
     return tuple(
         BuildTimes(error=one.error) if one.repeats is None else _times(one.repeats.times_ms) for one in outcomes
     )

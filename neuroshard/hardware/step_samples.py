@@ -1,17 +1,21 @@
-"""Training steps: how they are timed, what a group of processes is asked, and what one build of a plan took."""
+"""Training steps: how they are timed, what one build of a plan took, and one rank's local work beside mirrors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from neuroshard.hardware.runs import Outcome
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import unknown_name
-from neuroshard.plumbing.schema import PositiveCount
+from neuroshard.plumbing.schema import Count, PositiveCount
 from neuroshard.plumbing.timing import TimingProtocol
 
 # How batches follow each other, and in which phases of local work (`LOCAL_PHASES`) something is sent that nobody waits
 # for at once.
 PIPELINES: Mapping[str, tuple[str, ...]] = {"none": (), "sparse_dist": ("input",)}
+_MOST_RANKS = 8  # of a plan that are measured
 PHASES = (
     "input exchange",
     "lookups",
@@ -61,14 +65,6 @@ class StepProtocol:
 
 
 @dataclass(frozen=True)
-class StepSample:
-    """A plan whose steps are to be timed by a group of as many processes as it has devices."""
-
-    plan: Plan
-    protocol: StepProtocol
-
-
-@dataclass(frozen=True)
 @checked
 class BuildTimes:
     """What one build of a plan took.
@@ -85,3 +81,64 @@ class BuildTimes:
     phase_ms: tuple[float, ...] = ()
     alone_ms: float = 0.0
     error: str | None = None
+
+
+@dataclass(frozen=True)
+@checked
+class Stretch:
+    """Local work of one phase until the next begins, or until an exchange does.
+
+    Attributes:
+        phase: of `LOCAL_PHASES`.
+        until: the collective that it ends at; "" where another phase begins.
+    """
+
+    phase: str
+    until: str
+
+
+@dataclass(frozen=True)
+@checked
+class LocalStep:
+    """One rank's local work in a step of a plan, without any exchange.
+
+    Attributes:
+        rank: it is.
+        stretches: (S,) in the order of the step; every rank of a plan comes to the same collectives.
+        ms: (S,) of each, the median over turns.
+        sent_bytes, received_bytes: (S,) what the rank gives to the collective at the end, and gets.
+        error: what stopped it; then there are no stretches.
+    """
+
+    rank: Count
+    stretches: tuple[Stretch, ...] = ()
+    ms: tuple[float, ...] = ()
+    sent_bytes: tuple[float, ...] = ()
+    received_bytes: tuple[float, ...] = ()
+    error: str | None = None
+
+    @classmethod
+    def of(cls, rank: int, outcome: Outcome) -> "LocalStep":
+        """Take the medians over an outcome's repeats, or its error."""
+        if outcome.repeats is None:
+            return cls(rank, error=outcome.error)
+        ms, sent, received = np.median(outcome.repeats.times_ms, axis=0).tolist()
+        return cls(rank, outcome.seen, tuple(ms), tuple(sent), tuple(received))
+
+
+def measured_ranks(plan: Plan) -> tuple[int, ...]:
+    """The ranks of a plan that are measured, in order: all up to `_MOST_RANKS`; of more those that stand out.
+
+    These look up the most bytes, write the most outputs, hold the most shards, bytes or rows' parts, and look up the
+    least; of equal ones the first.
+    """
+    size = plan.task.topology.num_devices
+    if size <= _MOST_RANKS:
+        return tuple(range(size))
+    loads, counts = plan.device_loads.loads, plan.device_loads.counts
+    device = np.repeat(np.arange(size), counts)
+    looked_up = np.bincount(device, loads.lookups * loads.dim * loads.bytes_per_element, size)
+    outputs = np.bincount(device, loads.output_bytes, size)
+    held = np.array(plan.device_bytes)
+    most = [int(np.argmax(amounts)) for amounts in (looked_up, outputs, counts, held)]
+    return tuple(sorted({*most, int(np.argmin(looked_up))}))

@@ -74,32 +74,6 @@ class Joining(Generic[Sample]):
     make_bench: "Callable[[Device, TimingProtocol, float], Bench[Sample]]"
 
 
-@dataclass(frozen=True)
-class Ready:
-    """What a worker sends once it has set itself up and can be given samples."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """A worker is about to touch sample `index` of its batch."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A worker couldn't be set up this time; the next may."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A worker can't be set up before the user has mended `reason`."""
-
-    reason: str
-
-
 class _Stopped(Exception):
     """A worker died or hung; `blamed` is the sample it was at."""
 
@@ -107,14 +81,6 @@ class _Stopped(Exception):
         super().__init__(reason)
         self.reason = reason
         self.blamed = blamed
-
-
-@dataclass(frozen=True)
-class _Deadline:
-    """The moment `at` which a silence has lasted for `limit_s`."""
-
-    at: float
-    limit_s: float
 
 
 def spawned() -> SpawnContext:
@@ -223,38 +189,35 @@ class WorkerGroup(Meter[Sample]):
 
     def _await_ready(self) -> None:
         ready: set[int] = set()
-        deadline = self._deadline(_START_TIMEOUT_S)
+        since = self._clock()
         while len(ready) < self._count:
-            for rank, message in self._receive(deadline, [0] * self._count):
-                if isinstance(message, Refused):
+            for rank, message in self._receive(since, _START_TIMEOUT_S, [0] * self._count):
+                if isinstance(message, UserError):
                     self.close()
-                    raise UserError(f"the workers can't be started: {message.reason}")
-                if isinstance(message, Failed):
-                    raise _Stopped(message.reason)
+                    raise UserError(f"the workers can't be started: {message}")
+                if isinstance(message, _Stopped):
+                    raise message
                 ready.add(rank)
 
     def _follow(self) -> list[Outcome]:
         """Read until every worker has given its outcomes; rank 0's are returned."""
         finished: dict[int, list[Outcome]] = {}
         current = [0] * self._count
-        deadline = self._deadline(self._timeout_s)
+        since = self._clock()
         while len(finished) < self._count:
-            for rank, message in self._receive(deadline, current):
-                deadline = self._deadline(self._timeout_s)
-                if isinstance(message, Started):
-                    current[rank] = message.index
+            for rank, message in self._receive(since, self._timeout_s, current):
+                since = self._clock()
+                if isinstance(message, int):
+                    current[rank] = message
                 else:
                     finished[rank] = message
         return finished[0]
 
-    def _deadline(self, limit_s: float) -> _Deadline:
-        return _Deadline(self._clock() + limit_s, limit_s)
-
-    def _receive(self, deadline: _Deadline, current: list[int]) -> list[tuple[int, Any]]:
+    def _receive(self, since: float, limit_s: float, current: list[int]) -> list[tuple[int, Any]]:
         """Messages that are there, by rank; may be none. `current` is the sample that each worker is at.
 
         Raises:
-            _Stopped: a worker has died, or the deadline has passed.
+            _Stopped: a worker has died, or nothing has come for `limit_s`.
         """
         sentinels = [process.sentinel for process in self._processes]
         ready = wait([*self._pipes, *sentinels], timeout=_POLL_S)
@@ -269,8 +232,8 @@ class WorkerGroup(Meter[Sample]):
             for rank, sentinel in enumerate(sentinels):
                 if sentinel in ready:
                     raise self._death(rank, current)
-            if self._clock() > deadline.at:
-                raise _Stopped(f"timed out: a worker said nothing for {deadline.limit_s:g} s", min(current))
+            if self._clock() - since > limit_s:
+                raise _Stopped(f"timed out: a worker said nothing for {limit_s:g} s", min(current))
         return messages
 
     def _death(self, rank: int, current: list[int]) -> _Stopped:
@@ -311,23 +274,28 @@ def _free_port() -> int:
 def _serve(
     make_bench: Callable[[int, int, int], Bench[Any]], rank: int, count: int, port: int, pipe: Connection
 ) -> None:
-    """A worker's life: set up, then measure batches until the pipe closes."""
+    """A worker's life: set up, then measure batches until the pipe closes.
+
+    It sends None once it can be given samples; or a UserError of what the user has to mend before, or `_Stopped` where
+    the next start may go better. Then, of each batch, the number of every sample that it is about to touch, and the
+    outcomes.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     try:
         bench = make_bench(rank, count, port)
     except UserError as error:
-        pipe.send(Refused(str(error)))
+        pipe.send(UserError(str(error)))
         return
     except ImportError as error:
-        pipe.send(Refused(f"{type(error).__name__}: {error}"))
+        pipe.send(UserError(f"{type(error).__name__}: {error}"))
         return
     except (RuntimeError, OSError) as error:
-        pipe.send(Failed(f"{type(error).__name__}: {error}"))
+        pipe.send(_Stopped(f"{type(error).__name__}: {error}"))
         return
     try:
-        pipe.send(Ready())
+        pipe.send(None)
         while True:
             samples, seeds = pipe.recv()
-            pipe.send(bench.measure(samples, seeds, lambda index: pipe.send(Started(index))))
+            pipe.send(bench.measure(samples, seeds, pipe.send))
     except (EOFError, BrokenPipeError):
         return  # the parent has gone, and nobody is left to tell

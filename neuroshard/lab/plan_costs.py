@@ -1,23 +1,23 @@
 """Plans on hardware: every device's shards timed, then the exchanges that follow from them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from neuroshard.cost import parts
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.parts import Step, Took, When, Work
-from neuroshard.hardware import Hardware, Outcome
+from neuroshard.hardware import Hardware
 from neuroshard.hardware.plan_samples import exchanges, input_exchange, kernel_calls
 from neuroshard.lab.meters import Meters
-from neuroshard.lab.plan_records import CallNumbers, Numbers, PlanRecords
+from neuroshard.lab.plan_records import Numbers, PlanRecords
 from neuroshard.lab.recorder import Recorder
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.plumbing.units import readable_bytes
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample
+from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample
 
 Advance = Callable[[int], None]
 _EXCHANGES = 1  # a stream of random numbers
@@ -70,7 +70,7 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 
 
 def _measure_compute(
-    plans: Sequence[Plan], meters: Meters, numbers: CallNumbers, seed: int, advance: Advance
+    plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
     """(D,) ms of every plan, a device's calls added up; and errors, by the numbers of the plans that they stopped."""
     called = [
@@ -102,18 +102,25 @@ def _measure_exchanges(
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.parts)
 
-    def take(some: Sequence[CommSample]) -> Iterator[Outcome]:
-        return recorder.measure(numbers.due(some, rng))
-
     def measured(its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Took:
-        """Measure the exchanges of all plans in a direction; note what fails."""
-        each = zip(its, start_ms, np.zeros_like(start_ms), strict=True)
-        chains = [_Chain(some, direction, starts, none) for some, starts, none in each]
-        ended = _measure_chains(chains, take, advance)
-        for number, chain in enumerate(ended):
-            if chain.error is not None:
-                errors.setdefault(number, f"exchange: {chain.error}")
-        return np.stack([chain.taken_ms for chain in ended]), None
+        """Measure the exchanges of all plans in a direction: first ones, second ones, and so on; note what fails.
+
+        A device begins a plan's next exchange when it has ended the one before.
+        """
+        taken, left = np.zeros_like(start_ms), dict(enumerate(its))
+        while left := {number: some for number, some in left.items() if some}:
+            ready = start_ms + taken
+            delays = (ready - ready.min(axis=1, keepdims=True)).tolist()
+            due = [replace(some[0], start_ms=tuple(delays[number])) for number, some in left.items()]
+            for number, outcome in zip(list(left), recorder.measure(numbers.due(due, rng)), strict=True):
+                if outcome.repeats is None:
+                    errors.setdefault(number, f"exchange: {outcome.error}")
+                    left[number] = ()
+                else:
+                    taken[number] += typical_ms(outcome.repeats.times_ms)[direction]
+                    left[number] = left[number][1:]
+                advance(1)
+        return taken, None
 
     def both_ways(direction: int) -> Callable[[FloatArray], Took]:
         return lambda ready: measured([exchanges(plan, direction) for plan in plans], direction, ready)
@@ -128,49 +135,6 @@ def _measure_exchanges(
         works.append(Work(parts.INPUT, When.INPUT, lambda ready: measured(its, FORWARD, np.zeros_like(ready))))
     step = Step.of(works, compute.shape)
     return [errors.get(number) or Cost(step[number].parts) for number in range(len(plans))]
-
-
-@dataclass(frozen=True, eq=False)
-class _Chain:
-    """Exchanges of one plan that follow one another; a device begins the next when it has ended the one before.
-
-    Attributes:
-        left: those that are still to be measured.
-        direction: FORWARD, with the delays, or BACKWARD, where all begin together.
-        start_ms: (D,) when each device begins with the first.
-        taken_ms: (D,) from then on, of those that have been measured.
-        error: what stopped one of them.
-    """
-
-    left: tuple[CommSample, ...]
-    direction: int
-    start_ms: FloatArray
-    taken_ms: FloatArray
-    error: str | None = None
-
-    def next(self) -> CommSample:
-        """The first that is left, with the devices' delays."""
-        ready = self.start_ms + self.taken_ms
-        return replace(self.left[0], start_ms=tuple((ready - ready.min()).tolist()))
-
-    def after(self, outcome: Outcome) -> "_Chain":
-        """What is left when the next has been measured."""
-        if outcome.repeats is None:
-            return replace(self, left=(), error=outcome.error)
-        taken = self.taken_ms + typical_ms(outcome.repeats.times_ms)[self.direction]
-        return replace(self, left=self.left[1:], taken_ms=taken)
-
-
-def _measure_chains(
-    chains: list[_Chain], take: Callable[[Sequence[CommSample]], Iterator[Outcome]], advance: Advance
-) -> list[_Chain]:
-    """The chains with all their exchanges measured: the first ones of all chains, then the second ones, and so on."""
-    chains = list(chains)
-    while waiting := [i for i, chain in enumerate(chains) if chain.left]:
-        for i, outcome in zip(waiting, take([chains[i].next() for i in waiting]), strict=True):
-            chains[i] = chains[i].after(outcome)
-            advance(1)
-    return chains
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:

@@ -1,7 +1,8 @@
 """What is measured of plans, kept as data that models can be fitted to, in the directory of the run that measures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Generic
@@ -27,15 +28,17 @@ class Numbers(Generic[Sample]):
     Attributes:
         parts: where measurements are kept; None: nowhere.
         known: of samples as they were drawn.
+        named: samples by the names that they are kept under.
     """
 
     parts: Parts[Sample] | None = None
     known: dict[Sample, int] = field(default_factory=dict)
+    named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
         """Number the samples, and give each lookups of its own; exchanges that differ in delays alone share a split."""
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
-        return [self._numbered(sample, seed) for sample, seed in zip(samples, seeds, strict=True)]
+        return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
         again = sample in self.known
@@ -45,32 +48,10 @@ class Numbers(Generic[Sample]):
 
 
 @dataclass(frozen=True)
-class CallNumbers(Numbers[ComputeSample]):
-    """The numbers of kernel calls, whose tables are written down first, under names that no other table has.
-
-    A plan's copies look up their own device's samples only, so they aren't the table that tasks know by that name.
-
-    Attributes:
-        directory: of the tables; None: they are written nowhere.
-    """
-
-    directory: DataDirectory | None = None
-
-    def due(self, samples: Sequence[ComputeSample], rng: np.random.Generator) -> list[Due[ComputeSample]]:
-        """Number the calls, as those of other names."""
-        if self.directory is None:
-            return super().due(samples, rng)
-        tables = self.directory.tables()
-        named = [replace(call, tables=tuple(_named(table, tables) for table in call.tables)) for call in samples]
-        self.directory.write_tables(tuple(tables.values()))
-        return super().due(named, rng)
-
-
-@dataclass(frozen=True)
 class PlanRecords:
     """The kernel calls and exchanges of plans that a run measures; by themselves, kept nowhere."""
 
-    calls: CallNumbers = field(default_factory=CallNumbers)
+    calls: Numbers[ComputeSample] = field(default_factory=Numbers)
     exchanges: Numbers[CommSample] = field(default_factory=Numbers)
 
     @classmethod
@@ -87,11 +68,23 @@ class PlanRecords:
             there = directory.tables()
         directory.begin(Manifest.of_plans(here, asdict(hardware)), tuple(there.values()))
         calls, exchanges = directory.compute(), directory.comm()
-        return cls(CallNumbers(calls, _known(calls), directory), Numbers(exchanges, _known(exchanges)))
+        named = partial(_named_calls, directory)
+        return cls(Numbers(calls, _known(calls), named), Numbers(exchanges, _known(exchanges)))
 
 
 def _known(parts: Parts[Sample]) -> dict[Sample, int]:
     return {as_drawn(m.sample): m.sample_id for m in parts.read()}
+
+
+def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
+    """Kernel calls whose tables have been written down first, under names that no other table has.
+
+    A plan's copies look up their own device's samples only, so they aren't the table that tasks know by that name.
+    """
+    tables = directory.tables()
+    named = [replace(call, tables=tuple(_named(table, tables) for table in call.tables)) for call in calls]
+    directory.write_tables(tuple(tables.values()))
+    return named
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:

@@ -109,13 +109,15 @@ TABLES_SCHEMA = pa.schema(
 )
 
 
-def compute_rows(measurements: Sequence[Measurement[ComputeSample]]) -> pa.Table:
-    """Compute measurements as a Parquet table."""
-    rows = [_common_row(m) | _compute_row(m.sample) for m in measurements]
-    return pa.Table.from_pylist(rows, schema=COMPUTE_SCHEMA)
+def rows(
+    schema: pa.Schema, fields: Callable[[Sample], Mapping[str, Any]], measurements: Sequence[Measurement[Sample]]
+) -> pa.Table:
+    """Measurements as a Parquet table; `fields` are those of a sample of their kind."""
+    return pa.Table.from_pylist([{**_common_row(m), **fields(m.sample)} for m in measurements], schema=schema)
 
 
-def _compute_row(sample: ComputeSample) -> dict[str, Any]:
+def compute_fields(sample: ComputeSample) -> dict[str, Any]:
+    """A kernel call, as a row holds it."""
     return {
         "tables": [table.name for table in sample.tables],
         "dims": [table.dim for table in sample.tables],
@@ -132,13 +134,8 @@ def _compute_row(sample: ComputeSample) -> dict[str, Any]:
     }
 
 
-def comm_rows(measurements: Sequence[Measurement[CommSample]]) -> pa.Table:
-    """Exchange measurements as a Parquet table."""
-    rows = [_common_row(m) | _comm_row(m.sample) for m in measurements]
-    return pa.Table.from_pylist(rows, schema=COMM_SCHEMA)
-
-
-def _comm_row(sample: CommSample) -> dict[str, Any]:
+def comm_fields(sample: CommSample) -> dict[str, Any]:
+    """An exchange, as a row holds it."""
     return {
         "collective": name_of(sample.collective),
         "size_bytes": list(sample.size_bytes),
@@ -147,10 +144,9 @@ def _comm_row(sample: CommSample) -> dict[str, Any]:
     }
 
 
-def local_rows(measurements: Sequence[Measurement[LocalSample]]) -> pa.Table:
-    """Measurements of local work as a Parquet table; plans as their files hold them."""
-    rows = [_common_row(m) | {"plan": json.dumps(m.sample.plan.to_json()), "rank": m.sample.rank} for m in measurements]
-    return pa.Table.from_pylist(rows, schema=LOCAL_SCHEMA)
+def local_fields(sample: LocalSample) -> dict[str, Any]:
+    """A rank's local work, as a row holds it: the plan as plan files do."""
+    return {"plan": json.dumps(sample.plan.to_json()), "rank": sample.rank}
 
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
@@ -267,7 +263,7 @@ def compute_reader(tables: Mapping[str, Table]) -> Callable[[object], Measuremen
             if name not in tables:
                 raise UserError(f"sample {read.sample_id} uses table {name!r}, which tables.parquet doesn't hold")
         its = tuple(map(sized, read.tables, read.dims, read.features, repeat(read.pooled)))
-        return _measurement(_named(read, lambda: read.sample(its)), read, ())
+        return _measurement(read, lambda: read.sample(its), ())
 
     return read_compute
 
@@ -279,8 +275,7 @@ def read_comm(row: object) -> Measurement[CommSample]:
         UserError: it is malformed.
     """
     read = parse(row, _CommRow, "sample")
-    sample = _named(read, read.sample)
-    return _measurement(sample, read, (2, sample.num_devices))
+    return _measurement(read, read.sample, (2, len(read.size_bytes)))
 
 
 def read_local(row: object) -> Measurement[LocalSample]:
@@ -290,21 +285,14 @@ def read_local(row: object) -> Measurement[LocalSample]:
         UserError: it is malformed.
     """
     read = parse(row, _LocalRow, "sample")
-    return _measurement(_named(read, read.sample), read, (len(LOCAL_PHASES),))
+    return _measurement(read, read.sample, (len(LOCAL_PHASES),))
 
 
-def _named(row: _Row, make: Callable[[], Sample]) -> Sample:
-    """The sample that `make` gives, or the error with the sample's number."""
-    try:
-        return make()
-    except UserError as error:
-        raise UserError(f"sample {row.sample_id}: {error}") from None
-
-
-def _measurement(sample: Sample, read: _Row, shape: tuple[int, ...]) -> Measurement[Sample]:
+def _measurement(read: _Row, sample: Callable[[], Sample], shape: tuple[int, ...]) -> Measurement[Sample]:
+    """The measurement in a row, of repeats of such shape; errors name the sample by its number."""
     try:
         return Measurement(
-            sample, read.sample_id, read.split, read.seed, read.repeats(shape), read.error, read.second_pass
+            sample(), read.sample_id, read.split, read.seed, read.repeats(shape), read.error, read.second_pass
         )
     except ValueError as error:
         raise UserError(f"sample {read.sample_id}: {error}") from None

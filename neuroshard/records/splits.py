@@ -1,7 +1,5 @@
 """Tables for training, validation and testing: the test set holds tables never seen in training."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from neuroshard.plumbing.errors import UserError
@@ -11,22 +9,10 @@ TRAIN, VALID, TEST = "train", "valid", "test"
 REFERENCE = "reference"  # of samples that are measured with every batch: they tell the machine's speed, nothing else
 _VALID_EVERY = 5  # sample of plans, by its number, is never trained on
 _SHARES = {TRAIN: 0.8, VALID: 0.1, TEST: 0.1}
+Split = dict[str, tuple[Table, ...]]  # disjoint; every sample draws from the tables of one split only
 
 
-@dataclass(frozen=True)
-class TableSplit:
-    """Disjoint groups of tables; every sample draws from one group only."""
-
-    train: tuple[Table, ...]
-    valid: tuple[Table, ...]
-    test: tuple[Table, ...]
-
-    def group(self, split: str) -> tuple[Table, ...]:
-        """The tables of `split`."""
-        return {TRAIN: self.train, VALID: self.valid, TEST: self.test}[split]
-
-
-def split_tables(tables: tuple[Table, ...], seed: int) -> TableSplit:
+def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
     """80/10/10 of the tables, at least one in each group, drawn by `seed`.
 
     Raises:
@@ -40,7 +26,7 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> TableSplit:
     held_out = max(1, round(_SHARES[TEST] * len(tables)))
     parts = np.split(order, [held_out, 2 * held_out])
     test, valid, train = (tuple(tables[i] for i in sorted(part)) for part in parts)
-    return TableSplit(train, valid, test)
+    return {TRAIN: train, VALID: valid, TEST: test}
 
 
 def split_of(number: int) -> str:

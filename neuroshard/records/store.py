@@ -6,6 +6,7 @@ measured again is in parts of its own; nothing is replaced, and of each sample t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic
 
@@ -124,15 +125,18 @@ class DataDirectory:
 
     def compute(self) -> Parts[ComputeSample]:
         """The compute measurements."""
-        return Parts(self.path / "compute", parquet_schema.compute_rows, parquet_schema.compute_reader(self.tables()))
+        to_rows = partial(parquet_schema.rows, parquet_schema.COMPUTE_SCHEMA, parquet_schema.compute_fields)
+        return Parts(self.path / "compute", to_rows, parquet_schema.compute_reader(self.tables()))
 
     def comm(self) -> Parts[CommSample]:
         """The exchange measurements."""
-        return Parts(self.path / "comm", parquet_schema.comm_rows, parquet_schema.read_comm)
+        to_rows = partial(parquet_schema.rows, parquet_schema.COMM_SCHEMA, parquet_schema.comm_fields)
+        return Parts(self.path / "comm", to_rows, parquet_schema.read_comm)
 
     def local(self) -> Parts[LocalSample]:
         """The measurements of local work in training steps."""
-        return Parts(self.path / "local", parquet_schema.local_rows, parquet_schema.read_local)
+        to_rows = partial(parquet_schema.rows, parquet_schema.LOCAL_SCHEMA, parquet_schema.local_fields)
+        return Parts(self.path / "local", to_rows, parquet_schema.read_local)
 
 
 def _read_parquet(path: Path) -> list[Row]:

@@ -16,7 +16,7 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec.groups import Groups
-from neuroshard.torchrec.known_tables import warn_of_guesses, with_statistics
+from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.sequences import deduplicated
@@ -100,7 +100,10 @@ class Asked:
         looked_up = with_statistics(guessed, self.known)
         pairs = list(zip(tables.values(), looked_up, strict=True))
         expanded = [table for parameter, table in pairs if parameter.deduplicated]
-        samples, memory = self.batch_size * devices, self._memory_of(tables.values())
+        samples = self.batch_size * devices
+        memory = self.memory or MemoryUse(_optimizer(tables.values()), batches_in_flight=1)
+        if self.pipeline is not None:
+            memory = replace(memory, pipeline=self.pipeline)
         return Task(
             tuple(deduplicated(table, samples, devices) if it.deduplicated else table for it, table in pairs),
             Topology(
@@ -115,14 +118,6 @@ class Asked:
             memory,
             replace(self.rules, rules=self.rules.rules + _rules(tables)),
         )
-
-    def _memory_of(self, tables: Iterable[Parameter]) -> MemoryUse:
-        memory = self.memory or MemoryUse(_optimizer(tables), batches_in_flight=1)
-        return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
-
-    def warn(self, tables: Mapping[str, Parameter]) -> None:
-        """Log what is assumed of the tables by name."""
-        warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, self.known)
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:

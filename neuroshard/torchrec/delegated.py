@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
@@ -17,7 +18,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.kernels import DENSE
 from neuroshard.torchrec.modules import listed
-from neuroshard.torchrec.options import estimate_storage, memory_of_tables, sharding_options, storage_taken
+from neuroshard.torchrec.options import estimate, memory_of_tables, sharding_options, storage_taken
 from neuroshard.torchrec.parameters import WHOLE, Parameter
 from neuroshard.torchrec.quiet import without_copies_remarks
 
@@ -161,7 +162,7 @@ def without(
         return topology
     options = sharding_options(sharding_plan, parameters, asked.batch_size, topology)
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
-    estimate_storage(options, sharders, topology, asked.constraints)
+    estimate(EmbeddingStorageEstimator(topology=topology, constraints=dict(asked.constraints)), options, sharders)
     left, memory = deepcopy(topology), memory_of_tables(topology)
     beside = _bytes_beside_tables(parameters) // topology.world_size
     for device, taken in zip(left.devices, storage_taken(options, topology), strict=True):

@@ -10,20 +10,18 @@ from neuroshard.layouts import Layout
 from neuroshard.plumbing.errors import UserError
 from neuroshard.words.home import DEFAULT_CACHED, ON_DEVICE, Home, Tier
 
-_KERNELS = {
-    Tier.DEVICE: EmbeddingComputeKernel.FUSED,
-    Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING,
-    Tier.HOST: EmbeddingComputeKernel.FUSED_UVM,
+KERNELS: dict[Tier, str] = {
+    Tier.DEVICE: EmbeddingComputeKernel.FUSED.value,
+    Tier.CACHED: EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+    Tier.HOST: EmbeddingComputeKernel.FUSED_UVM.value,
 }
-_IN_STORES = (
-    EmbeddingComputeKernel.KEY_VALUE,
-    EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
-    EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE,
-    EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
-)
-KERNELS: dict[Tier, str] = {tier: kernel.value for tier, kernel in _KERNELS.items()}
 DENSE: str = EmbeddingComputeKernel.DENSE.value
-KEY_VALUE: tuple[str, ...] = tuple(kernel.value for kernel in _IN_STORES)
+KEY_VALUE: tuple[str, ...] = (
+    EmbeddingComputeKernel.KEY_VALUE.value,
+    EmbeddingComputeKernel.SSD_VIRTUAL_TABLE.value,
+    EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE.value,
+    EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE.value,
+)
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 

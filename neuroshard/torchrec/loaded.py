@@ -24,32 +24,22 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
     Raises:
         UserError: it doesn't fit.
     """
+    asked = model.asked
     try:
-        return _loaded(loader, model, models)
+        enumerator = EmbeddingEnumerator(asked.topology, asked.batch_size, dict(asked.constraints))
+        space = enumerator.enumerate(model.module, list(model.sharders))
+        stored = loader.plan_context_hash()
+        if stored is not None:
+            context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
+            if stored != hash_planner_context_inputs_str(*context):
+                raise UserError("it was made for another job by its context hash, or under another PYTHONHASHSEED")
+        options = loader.load()
+        if not options:
+            raise UserError("there is none")
+        found = to_sharding_plan(extract_plan(space, options), asked.topology)
+        return _checked(joined(found, asked.given), model, models)
     except (PlannerError, AssertionError) as error:  # the latter: a reservation that keeps no topology
         raise UserError(str(error).strip().splitlines()[0]) from error
-
-
-def _loaded(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """As `loaded_plan`.
-
-    Raises:
-        UserError: it doesn't fit.
-        PlannerError: TorchRec says so.
-    """
-    asked = model.asked
-    enumerator = EmbeddingEnumerator(asked.topology, asked.batch_size, dict(asked.constraints))
-    space = enumerator.enumerate(model.module, list(model.sharders))
-    stored = loader.plan_context_hash()
-    if stored is not None:
-        context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
-        if stored != hash_planner_context_inputs_str(*context):
-            raise UserError("it was made for another job by its context hash, or under another PYTHONHASHSEED")
-    options = loader.load()
-    if not options:
-        raise UserError("there is none")
-    found = to_sharding_plan(extract_plan(space, options), asked.topology)
-    return _checked(joined(found, asked.given), model, models)
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:

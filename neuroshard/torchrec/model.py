@@ -13,10 +13,11 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from neuroshard.plans.plan import Plan
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
+from neuroshard.torchrec.known_tables import warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide
 from neuroshard.torchrec.options import PASSED_ON, sharding_options
 from neuroshard.torchrec.parameters import SPLIT, WHOLE, Parameter, named
-from neuroshard.torchrec.sharding_plan import from_sharding_plan, parameter_name, to_sharding_plan
+from neuroshard.torchrec.sharding_plan import parameter_name, to_sharding_plan
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Model:
             _log.warning("the given plan holds module %r, none that is sharded here: its memory isn't counted", path)
         division.warn_of_unknown(asked.constraints)
         tables = named(division.planned)
-        asked.warn(tables)
+        warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
         return cls(module, sharders, division, tables, left, asked)
 
     def on(self, asked: Asked) -> "Model":
@@ -106,14 +107,6 @@ class Model:
             module_plan: Any = sharding_plan.plan[parameter.path]
             _pass_on(parameter, module_plan[parameter.name])
         return joined(sharding_plan, self.asked.given)
-
-    def plan_in(self, sharding_plan: ShardingPlan, plan: Plan) -> Plan:
-        """What a plan of the whole model, ours changed by somebody, says of the tables of `plan`.
-
-        Raises:
-            UserError: its shards lie such that TorchRec would fail with them or train other rows than it should.
-        """
-        return from_sharding_plan(plan.task, self.ours_in(sharding_plan))
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """What a plan of the whole model says of the tables that are planned here."""

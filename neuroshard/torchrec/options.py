@@ -1,13 +1,10 @@
 """A plan as TorchRec's sharding options, which say what shards take: what its reports and callbacks are given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
 from torchrec.distributed.planner.enumerators import get_partition_by_type
-from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
-from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
-from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption, Storage
+from torchrec.distributed.planner.types import Shard, ShardingOption, Storage
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan, ShardingType
@@ -75,28 +72,10 @@ def _shards(parameter: Parameter, sharding: ParameterSharding, num_devices: int)
     return [Shard(list(shard.shard_sizes), list(shard.shard_offsets), rank=rank) for shard, rank in pairs]
 
 
-def estimate_storage(
-    options: Sequence[ShardingOption],
-    sharders: Sequence[ModuleSharder[Any]],
-    topology: TorchRecTopology,
-    constraints: Mapping[str, ParameterConstraints],
-) -> None:
-    """Fill in the `storage` of all shards by TorchRec's own estimate."""
-    estimator = EmbeddingStorageEstimator(topology=topology, constraints=dict(constraints))
-    estimator.estimate(list(options), sharder_data(sharders))
-
-
-def estimate_perf(
-    options: Sequence[ShardingOption],
-    sharders: Sequence[ModuleSharder[Any]],
-    topology: TorchRecTopology,
-    constraints: Mapping[str, ParameterConstraints],
-) -> None:
-    """Fill in the `perf` of all shards by TorchRec's own estimate."""
-    estimator: Any = EmbeddingPerfEstimatorFactory.create(
-        DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=dict(constraints)
-    )
-    estimator.estimate(list(options), sharder_data(sharders))
+def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequence[ModuleSharder[Any]]) -> None:
+    """Fill in what one of TorchRec's estimators says of all shards."""
+    by_name = {sharder_name(sharder.module_type): sharder for sharder in sharders}
+    estimator.estimate(list(options), build_sharder_data_map(by_name))
 
 
 def memory_of_tables(topology: TorchRecTopology) -> str:
@@ -120,8 +99,3 @@ def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology)
     for rank, _, _, gigabytes in caches:
         taken[rank] += Storage(0, gigabytes << 30)
     return taken
-
-
-def sharder_data(sharders: Sequence[ModuleSharder[Any]]) -> dict[str, Any]:
-    """What TorchRec's estimators take of sharders, by name of the sharder."""
-    return dict(build_sharder_data_map({sharder_name(sharder.module_type): sharder for sharder in sharders}))

@@ -36,6 +36,11 @@ _AMPLE = 1 << 50  # bytes: costs don't hang on memory
 _LAYOUTS = {word: layout for layout in LAYOUTS.values() for word in layout.words}
 
 
+def _told(part: str, mark: Any) -> Any:
+    """A method that tells a part of a shard's ms, marked as TorchRec's decorators do, which have no types."""
+    return mark(lambda config, ctx: float(getattr(config._perf(ctx), part)))
+
+
 class SimulatorPerfConfig(HardwarePerfConfig):
     """Estimates every shard by cost models, as far as a shard can be estimated alone: subclasses name the models.
 
@@ -46,32 +51,15 @@ class SimulatorPerfConfig(HardwarePerfConfig):
     simulator: ClassVar[Simulator]
     known: ClassVar[Mapping[str, Table]] = {}
 
+    forward_compute_ms = _told("fwd_compute", forward_compute)
+    backward_compute_ms = _told("bwd_compute", backward_compute)
+    forward_communication_ms = _told("fwd_comms", fwd_comms)
+    backward_communication_ms = _told("bwd_comms", bwd_comms)
+    input_ms = _told("input_dist_comms", input_dist_comms)  # 0: TorchRec's totals leave the exchange of indices out
+    prefetch_ms = _told("prefetch_compute", prefetch_compute)  # 0: what a cache takes is in the kernels' ms
+
     def __init__(self) -> None:
         self._last: tuple[ShardPerfContext, Perf] | None = None
-
-    def forward_compute_ms(self, ctx: ShardPerfContext) -> float:
-        """The part of the kernels' ms that the forward pass takes."""
-        return float(self._perf(ctx).fwd_compute)
-
-    def backward_compute_ms(self, ctx: ShardPerfContext) -> float:
-        """The part of the kernels' ms that the backward pass takes."""
-        return float(self._perf(ctx).bwd_compute)
-
-    def forward_communication_ms(self, ctx: ShardPerfContext) -> float:
-        """What a shard adds to an exchange forward, ms."""
-        return float(self._perf(ctx).fwd_comms)
-
-    def backward_communication_ms(self, ctx: ShardPerfContext) -> float:
-        """What a shard adds to an exchange backward, ms."""
-        return float(self._perf(ctx).bwd_comms)
-
-    def input_ms(self, ctx: ShardPerfContext) -> float:
-        """Return 0: TorchRec's totals leave the exchange of indices out."""
-        return 0.0
-
-    def prefetch_ms(self, ctx: ShardPerfContext) -> float:
-        """Return 0: what a cache takes is in the kernels' ms."""
-        return 0.0
 
     def _perf(self, ctx: ShardPerfContext) -> Perf:
         """All of a shard's ms; TorchRec asks for one after the other."""
@@ -96,17 +84,6 @@ class SimulatorPerfConfig(HardwarePerfConfig):
             forward, backward = (ms * plan.task.output_columns for ms in each)
         ahead, back = of_both_ways(float(cost.compute[0]), ctx.bwd_compute_multiplier)
         return Perf(fwd_compute=ahead, fwd_comms=forward, bwd_compute=back, bwd_comms=backward)
-
-
-for _mark, _method in (
-    (forward_compute, SimulatorPerfConfig.forward_compute_ms),
-    (backward_compute, SimulatorPerfConfig.backward_compute_ms),
-    (fwd_comms, SimulatorPerfConfig.forward_communication_ms),
-    (bwd_comms, SimulatorPerfConfig.backward_communication_ms),
-    (input_dist_comms, SimulatorPerfConfig.input_ms),
-    (prefetch_compute, SimulatorPerfConfig.prefetch_ms),
-):
-    _mark(_method)  # as TorchRec's decorators do, which have no types
 
 
 def _alone(ctx: ShardPerfContext, known: Table | None) -> Plan:

@@ -159,7 +159,7 @@ class NeuroShardPlanner(ShardingPlanner):
         self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
         reports = [stats] if isinstance(stats, Stats) else list(stats or ())
-        self._reports = Reports(simulator, reports, list(callbacks or ()), debug)
+        self._reports = Reports(reports, list(callbacks or ()), debug)
         self.last_plan: Plan | None = None
         self.last_cost: Cost | None = None
         self.last_groups: Groups | None = None
@@ -291,8 +291,8 @@ class NeuroShardPlanner(ShardingPlanner):
     def _restored(self, model: Model, kept: KeptPlan, started: float) -> ShardingPlan:
         found = _Way(model, self._finder_of(model), model.restored(kept.sharding_plan), kept.plan)
         self._remember(found, found.plan)
-        as_it_is = replace(self._reports_of(found), callbacks=())  # they had it before it was kept
-        as_it_is.told(model, found.whole, found.plan, perf_counter() - started)
+        as_it_is = replace(self._reports, callbacks=())  # they had it before it was kept
+        as_it_is.told(found.finder.simulator, model, found.whole, found.plan, perf_counter() - started)
         return found.whole
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
@@ -370,7 +370,7 @@ class NeuroShardPlanner(ShardingPlanner):
         model, took_s = found.model, perf_counter() - started
         if remark := late_remark(took_s, model.asked.timeout_s):
             _log.warning(remark)
-        whole, plan = self._reports_of(found).told(model, found.whole, found.plan, took_s)
+        whole, plan = self._reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, plan)
         if self._keep and (group is None or dist.get_rank(group) == 0):
             its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(model.left))
@@ -398,9 +398,6 @@ class NeuroShardPlanner(ShardingPlanner):
         task = model.asked.task(model.tables, model.left)
         counted = Simulator(groups.counted(simulator.models, task), simulator.count_input)
         return replace(self._finder, simulator=counted)
-
-    def _reports_of(self, found: "_Way") -> Reports:
-        return replace(self._reports, simulator=found.finder.simulator)
 
     def _remember(self, found: "_Way", plan: Plan | None) -> None:
         """The plan, and what it costs, which is logged."""

@@ -5,7 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.planners import to_sharding_plan
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import (
     Perf,
     PlanDebugStats,
@@ -25,7 +28,8 @@ from neuroshard.torchrec.asked import device_memory
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.estimators import of_both_ways
 from neuroshard.torchrec.model import Model
-from neuroshard.torchrec.options import estimate_perf, estimate_storage
+from neuroshard.torchrec.options import estimate
+from neuroshard.torchrec.sharding_plan import from_sharding_plan
 
 _log = logging.getLogger(__name__)
 Callback = Callable[[list[ShardingOption]], list[ShardingOption]]
@@ -36,33 +40,33 @@ class Reports:
     """What is told of every plan, and to whom.
 
     Attributes:
-        simulator: that predicts costs.
         stats: TorchRec's reports.
         callbacks: are given the plan, and give back the one to be used.
         debug: what reports are told.
     """
 
-    simulator: Simulator
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
     debug: bool
 
     def told(
-        self, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
+        self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
         """The plan of the whole model and ours in it, after callbacks had it and reports said what it is.
+
+        `simulator` predicts what ours costs.
 
         Raises:
             UserError: a callback moved shards such that TorchRec would fail, or train other rows than it should.
         """
         if not self.stats and not self.callbacks:
             return sharding_plan, plan
-        asked, options = model.asked, self._options(model, sharding_plan, plan)
+        asked, options = model.asked, _options(simulator, model, sharding_plan, plan)
         for callback in self.callbacks:
             options = callback(options)
         if self.callbacks:
             sharding_plan = joined(sharding_plan, to_sharding_plan(options, asked.topology))
-            plan = None if plan is None else model.plan_in(sharding_plan, plan)
+            plan = None if plan is None else from_sharding_plan(plan.task, model.ours_in(sharding_plan))
         for report in self.stats:
             report.log(
                 sharding_plan=sharding_plan,
@@ -79,20 +83,25 @@ class Reports:
                 debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=asked.timeout_s),
             )
         if self.stats and plan is not None:
-            _log.info(_told_of(plan, self.simulator, device_memory(asked.topology)))
+            _log.info(_told_of(plan, simulator, device_memory(asked.topology)))
         return sharding_plan, plan
 
-    def _options(self, model: Model, sharding_plan: ShardingPlan, plan: Plan | None) -> list[ShardingOption]:
-        """The plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
-        options = model.options(sharding_plan, plan)
-        ours, others = options[: len(model.tables)], options[len(model.tables) :]
-        topology, constraints = model.asked.topology, model.asked.constraints
-        estimate_storage(options, model.sharders, topology, constraints)
-        estimate_perf(others, model.sharders, topology, constraints)
-        if plan is not None:
-            cost, models = self.simulator.cost(plan.task, plan), self.simulator.models
-            set_perf(ours, plan, cost, models, topology.bwd_compute_multiplier)
-        return options
+
+def _options(
+    simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
+) -> list[ShardingOption]:
+    """The plan as sharding options: what shards take is TorchRec's estimate, what ours cost the simulator's."""
+    options = model.options(sharding_plan, plan)
+    ours, others = options[: len(model.tables)], options[len(model.tables) :]
+    topology, constraints = model.asked.topology, dict(model.asked.constraints)
+    storage = EmbeddingStorageEstimator(topology=topology, constraints=constraints)
+    estimate(storage, options, model.sharders)
+    perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
+    estimate(perf, others, model.sharders)
+    if plan is not None:
+        cost, models = simulator.cost(plan.task, plan), simulator.models
+        set_perf(ours, plan, cost, models, topology.bwd_compute_multiplier)
+    return options
 
 
 def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:

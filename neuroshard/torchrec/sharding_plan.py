@@ -109,19 +109,14 @@ def _parameter(
 ) -> ParameterSharding:
     """Of the placements of one table, in order of columns and then rows, and their devices' names."""
     copied, home = kind is ShardingType.DATA_PARALLEL, places[0][0].home
+    shards = [ShardMetadata([it.shard.row, it.shard.column], [it.shard.rows, it.shard.dim], at) for it, at in places]
     return ParameterSharding(
         sharding_type=kind.value,
         compute_kernel=kernel_of(layout, home),
         cache_params=cache_params(home, cache),
         ranks=[placed.device for placed, _ in places],
-        sharding_spec=None
-        if copied
-        else EnumerableShardingSpec([_metadata(placed.shard, place) for placed, place in places]),
+        sharding_spec=None if copied else EnumerableShardingSpec(shards),
     )
-
-
-def _metadata(shard: Shard, place: str) -> ShardMetadata:
-    return ShardMetadata([shard.row, shard.column], [shard.rows, shard.dim], place)
 
 
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:

@@ -13,7 +13,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.records.splits import TableSplit
+from neuroshard.records.splits import TEST, TRAIN, VALID, Split
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.pretrain.refine.choose import Chosen, Source, content_key, exchange_key, filled, in_turn, unseen
 from neuroshard.stages.pretrain.refine.propose import PlanSamples, most_doubtful, part_name, plans_for, random_plan
@@ -35,11 +35,11 @@ class DrawsCalls(Protocol):
         """What decides which are drawn."""
         ...
 
-    def check(self, split: TableSplit) -> None:
+    def check(self, split: Split) -> None:
         """Raise UserError unless it can draw from these tables."""
         ...
 
-    def draw(self, split: TableSplit, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
+    def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
         """One combination at a global batch size, and the name of the split that its tables are of."""
         ...
 
@@ -194,9 +194,9 @@ class Candidates:
             yield self.exchanges.draw(devices, task.batch_size, rng, self.devices_per_host(devices))[0]
 
     @property
-    def _any_table(self) -> TableSplit:
+    def _any_table(self) -> Split:
         """Random combinations are of any tables: what is held out is some samples, not some tables."""
-        return TableSplit(self.tables, self.tables, self.tables)
+        return dict.fromkeys((TRAIN, VALID, TEST), self.tables)
 
     @property
     def _exchanging(self) -> tuple[Task, ...]:

@@ -18,8 +18,7 @@ from neuroshard.cost.traffic import Traffic
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
 from neuroshard.hardware.mirror_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.mirrored_samples import LocalStep
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.hardware.step_samples import LocalStep, StepProtocol
 from neuroshard.lab.plan_costs import Advance
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator

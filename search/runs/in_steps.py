@@ -16,7 +16,7 @@ from rich.text import Text
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.step_meters import StepMeters, check_steps, step_meters
+from neuroshard.hardware.step_meters import Builds, check_steps, step_builds
 from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.lab.plan_costs import Advance
 from neuroshard.plans.picture import save_png
@@ -150,13 +150,13 @@ class InSteps:
 
     def follow(self, hardware: Hardware) -> None:
         """Take part in the steps."""
-        hardware.follow(self.protocol.timing)
+        hardware.follow(self.protocol)
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
         """Under torchrun the processes stay. The exchange of indices is in every step, or hidden by its pipeline."""
-        with step_meters(hardware, self.protocol, tasks[0].topology, warn) as meters:
-            yield partial(_measured, meters)
+        with step_builds(hardware, self.protocol, tasks[0].topology, warn) as builds:
+            yield partial(_measured, hardware, builds)
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
         """Count the build of all plans as one."""
@@ -176,15 +176,15 @@ class InSteps:
         by_task, tasks, facts = begun(entries, "torchrec", asdict(self.protocol), hardware, seed, directory)
         with (
             progress_bar() as progress,
-            step_meters(hardware, self.protocol, tasks[0].topology, printer(progress)) as meters,
+            step_builds(hardware, self.protocol, tasks[0].topology, printer(progress)) as builds,
         ):
-            found = tuple(self._of_task(*one, meters, seed, directory.path, progress) for one in by_task.items())
+            found = tuple(self._of_task(*one, builds, seed, directory.path, progress) for one in by_task.items())
         result = StepsResult(directory.path, tuple(entries), found)
         result.save(facts)
         return result
 
     def _of_task(
-        self, task: int, entries: Sequence[Evaluated], meters: StepMeters, seed: int, run: Path, progress: Progress
+        self, task: int, entries: Sequence[Evaluated], builds: Builds, seed: int, run: Path, progress: Progress
     ) -> "TaskSteps":
         plans = plans_of(entries)
         again = [*plans, plans[0]]
@@ -192,17 +192,19 @@ class InSteps:
         bar = progress.add_task(f"builds, task {task}", total=self.protocol.builds, completed=len(journal.read()))
 
         def build(before: Sequence[Build]) -> Build:
-            built = Build(meters.build(again, [seed, task, len(before)]))
+            built = Build(builds(again, [seed, task, len(before)]))
             progress.advance(bar)
             return built
 
         return TaskSteps(task, tuple(entries), StepTimes.of(journal.filled(self.protocol.builds, build)))
 
 
-def _measured(meters: StepMeters, plans: Sequence[Plan], seed: int, advance: Advance, _run: Path) -> list[MeasuredOnce]:
+def _measured(
+    hardware: Hardware, builds: Builds, plans: Sequence[Plan], seed: int, advance: Advance, _run: Path
+) -> list[MeasuredOnce]:
     """Build every plan and time its training steps: the median over the build, or the error that stopped it."""
-    check_steps(plans, meters.hardware)
-    built = meters.build(plans, [seed])
+    check_steps(plans, hardware)
+    built = builds(plans, [seed])
     advance(1)
     return [
         MeasuredOnce(error=one.error, step_ms=None if one.error else float(np.median(one.step_ms))) for one in built

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Link, Outcome
-from neuroshard.hardware.mirrored_samples import Stretch, WalkedOutcome
+from neuroshard.hardware.step_samples import Stretch
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol
@@ -63,7 +63,7 @@ class FakeHardware(Hardware):
     def comm_meter(self, num_devices, warn):
         return FakeMeter((2, 2, num_devices))
 
-    def mirror_meter(self, timing, warn):
+    def mirror_meter(self, protocol, warn):
         return FakeSteps(())
 
 
@@ -78,7 +78,7 @@ class FakeSteps(FakeMeter):
         outcome = super()._outcome(seed)
         steps = Repeats(np.full((2, 3, 1), 2.5), np.zeros(2))
         stretches = (Stretch("input", "all_to_all"),)
-        return outcome if outcome.error else WalkedOutcome(steps, None, 0.01, stretches=stretches)
+        return outcome if outcome.error else Outcome(steps, None, 0.01, stretches)
 
 
 def collect_run(out, kind=FakeHardware, samples=18):

@@ -50,7 +50,7 @@ class _Hosts:
 
 def test_tables_of_a_plan_are_of_its_split(drawn):
     for sample, split in drawn:
-        names = {table.name for table in SPLIT.group(split)}
+        names = {table.name for table in SPLIT[split]}
         assert {table.name for table in sample.plan.task.tables} <= names
 
 

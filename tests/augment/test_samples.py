@@ -29,7 +29,7 @@ def test_combinations_keep_their_caps(seed, max_dim, max_tables, max_bytes):
     assert 1 <= len(sample.tables) <= max_tables
     assert sample.size_bytes <= max_bytes
     assert all(table.dim <= max_dim and (table.dim & (table.dim - 1)) == 0 for table in sample.tables)
-    assert {table.name for table in sample.tables} <= {table.name for table in split.group(name)}
+    assert {table.name for table in sample.tables} <= {table.name for table in split[name]}
 
 
 def test_combinations_cover_every_width_and_count():
@@ -218,9 +218,9 @@ def test_exchanges_range_from_balanced_to_lopsided():
 def test_splits_are_disjoint_and_complete():
     split = split_tables(TABLES, 7)
     assert split == split_tables(TABLES, 7)
-    names = [table.name for group in (split.train, split.valid, split.test) for table in group]
+    names = [table.name for group in split.values() for table in group]
     assert sorted(names) == sorted(table.name for table in TABLES)
-    assert (len(split.valid), len(split.test)) == (3, 3)
+    assert (len(split["valid"]), len(split["test"])) == (3, 3)
     with pytest.raises(UserError, match="at least 3"):
         split_tables(TABLES[:2], 0)
 

@@ -46,7 +46,7 @@ def _compute(count, seed=0):
     rng = np.random.default_rng(seed)
     made = []
     for i in range(count):
-        group = SPLIT.group(NAMES[i % 5])
+        group = SPLIT[NAMES[i % 5]]
         tables = tuple(
             group[j] for j in rng.choice(len(group), size=rng.integers(1, min(5, len(group)) + 1), replace=False)
         )

@@ -12,7 +12,7 @@ import neuroshard as ns
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.moves import table_changes
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records.splits import TableSplit
+from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.methods.replan import Replan
@@ -62,7 +62,7 @@ def _refused(target, plan):
 
 def _drawn(tables):
     """Forms of calls and of plans that are drawn to be measured."""
-    split, rng = TableSplit(tables, tables, tables), np.random.default_rng(0)
+    split, rng = dict.fromkeys((TRAIN, VALID, TEST), tables), np.random.default_rng(0)
     calls = ComputeAugmentation(forms=tuple(FORMS), sharers=(2,))
     plans = PlanAugmentation(num_devices=(4,), max_batch_size=64)
     drawn = Counter(calls.draw(split, 64, rng)[0].form.value for _ in range(40))

@@ -36,14 +36,11 @@ class _Exchanges:
 
     def _run(self, sample):
         exchange = make_exchange(sample, self.circles, torch.device("cpu"))
-        buffers = [value for value in vars(exchange).values() if isinstance(value, torch.Tensor)]
-        for name in ("_pooled", "_partial", "_gradient", "_given"):
-            if hasattr(exchange, name):
-                getattr(exchange, name).fill_(10**self.rank)
+        exchange.buffers[0].fill_(10**self.rank)
         exchange.forward()
-        forward = [buffer.tolist() for buffer in buffers]
+        forward = [buffer.tolist() for buffer in exchange.buffers]
         exchange.backward()
-        return forward, [buffer.tolist() for buffer in buffers]
+        return forward, [buffer.tolist() for buffer in exchange.buffers]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +87,7 @@ def test_all_reduce_adds_up_whole_gradients(run):
 def test_input_brings_every_device_the_indices_of_its_tables(run):
     sizes = (32, 0, 320, 64)
     for rank, (forward, _) in enumerate(run(_sample(sizes, Collective.INPUT))):
-        counted, got = forward[1], forward[3]
+        got, counted = forward[1], forward[3]
         own = sizes[rank] // 8 // DEVICES
         assert counted == [own] * DEVICES
         assert got == [10**other for other in range(DEVICES) for _ in range(own)]

@@ -15,11 +15,10 @@ from neuroshard.hardware.device import CpuDevice
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.mirror_bench import MirrorBench, Trail
 from neuroshard.hardware.mirror_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.mirrored_samples import LocalStep, MirroredSample, Stretch, WalkedOutcome, measured_ranks
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import PIPELINES, StepProtocol, StepSample
+from neuroshard.hardware.step_samples import PIPELINES, LocalStep, StepProtocol, Stretch, measured_ranks
 from neuroshard.lab.meters import meters_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Repeats
@@ -39,7 +38,7 @@ def _steps_of_a_real_rank(rank, plan, protocol, folder):
     trail = Trail(device)
     join_relay(rank, 2, folder / "meet", trail.meeting)
     its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
-    trained = Trained(StepSample(plan, protocol), trail, device, its, EmbeddingSettings(), SEED)
+    trained = Trained(plan, protocol, trail, device, its, EmbeddingSettings(), SEED)
     for _ in range(STEPS):
         trail.restart()
         trained.step()
@@ -48,8 +47,8 @@ def _steps_of_a_real_rank(rank, plan, protocol, folder):
 
 def _steps_beside_mirrors(rank, plan, protocol, folder):
     device = CpuDevice(pin=False)
-    bench = MirrorBench(device, EmbeddingSettings(), PROTOCOL.timing)
-    (outcome,) = bench.measure([MirroredSample(plan, rank, protocol)], [SEED], lambda _: None)
+    bench = MirrorBench(device, EmbeddingSettings(), protocol)
+    (outcome,) = bench.measure([LocalSample(plan, rank)], [SEED], lambda _: None)
     (folder / f"mirrored{rank}").write_bytes(pickle.dumps(outcome))
 
 
@@ -61,11 +60,11 @@ def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
     for rank in range(2):
         real, mirrored = (pickle.loads((tmp_path / name).read_bytes()) for name in (f"{rank}", f"mirrored{rank}"))
         assert mirrored.error is None
-        assert mirrored.stretches == real.stretches
+        assert mirrored.seen == real.stretches
         (amounts,) = mirrored.repeats.times_ms
         np.testing.assert_array_equal(amounts[1:], real.amounts[1:])  # bytes sent and received
         assert amounts[0].min() >= 0
-        assert {"all_to_all", "all_reduce", "reduce_scatter", "all_gather"} < {one.until for one in mirrored.stretches}
+        assert {"all_to_all", "all_reduce", "reduce_scatter", "all_gather"} < {one.until for one in mirrored.seen}
 
 
 def test_ranks_of_many_take_their_steps():
@@ -76,7 +75,7 @@ def test_ranks_of_many_take_their_steps():
     first, last = (measure_rank(job, [plan], PROTOCOL, [SEED], hardware, print)[0] for job in (jobs[0], jobs[-1]))
     assert (first.error, last.error) == (None, None)
     step = MirroredStep.of([first, last])
-    assert step.step_ms >= step.rank_ms.max()
+    assert step.step_ms >= step.phase_ms.sum(axis=(1, 2)).max()
     assert step.slowest_ms.min() > 0
     pooled = next(i for i, one in enumerate(last.stretches) if (one.phase, one.until) == ("outputs", "all_to_all"))
     its = [plan.task.tables[2], plan.task.tables[5]]
@@ -100,7 +99,7 @@ def test_local_work_of_many_worlds_is_measured_in_one_process():
 def test_phases_add_up_to_a_step():
     stretches = (Stretch("input", "all_to_all"), Stretch("input", ""), Stretch("backward", "all_reduce"))
     amounts = np.array([[[1.0, 2.0, 4.0], [0, 0, 0], [0, 0, 0]]])
-    whole = WalkedOutcome(Repeats(amounts, np.zeros(1)), None, 0.5, stretches=stretches)
+    whole = Outcome(Repeats(amounts, np.zeros(1)), None, 0.5, stretches)
     (times_ms,) = by_phase(whole).repeats.times_ms
     took = dict(zip(LOCAL_PHASES, times_ms.tolist(), strict=True))
     assert (took.pop("input"), took.pop("backward")) == (3.0, 4.0)
@@ -123,7 +122,7 @@ def test_a_step_waits_for_the_last_rank_at_every_exchange():
     ]
     step = MirroredStep.of(steps)
     assert step.ranks == (0, 5)
-    assert step.rank_ms.tolist() == [10.0, 11.0]
+    assert step.phase_ms.sum(axis=(1, 2)).tolist() == [10.0, 11.0]
     assert step.slowest_ms.tolist()[:4] == [2.0, 2.0, 3.0, 5.0]
     assert step.step_ms == 12.0
     with pytest.raises(ValueError, match="different exchanges"):
@@ -146,7 +145,7 @@ def test_a_pipelines_ranks_do_not_wait_where_they_send_indices():
     looped, piped = MirroredStep.of(ranks), MirroredStep.of(ranks, "sparse_dist")
     assert (looped.step_ms, looped.exposed_ms(7.0)) == (3.0 + 4.0 + 4.0 + 6.0 + 2.0, 7.0)
     assert piped.step_ms == (1.0 + 4.0) + (1.0 + 3.0 + 6.0) + 2.0
-    assert piped.rank_ms.tolist() == looped.rank_ms.tolist()
+    assert piped.phase_ms.sum(axis=(1, 2)).tolist() == looped.phase_ms.sum(axis=(1, 2)).tolist()
     # Rank 0 sends its indices last, 4 ms after outputs, and is the last to come to the gradients, after 10 ms.
     assert [piped.exposed_ms(ms) for ms in (0.0, 6.0, 7.0)] == [0.0, 0.0, 1.0]
     late = replace(ranks[1], ms=(3.0, 1.0, 2.0, 6.0, 1.0, 2.0))  # now rank 1 does, after 8 ms

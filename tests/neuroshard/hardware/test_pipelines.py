@@ -7,10 +7,10 @@ import pytest
 
 from neuroshard.hardware import EmbeddingSettings
 from neuroshard.hardware.device import CpuDevice
-from neuroshard.hardware.phase_clock import PhaseClock
+from neuroshard.hardware.pipelines import PhaseClock
 from neuroshard.hardware.stand_in import batches, renamed
 from neuroshard.hardware.step_bench import Trained
-from neuroshard.hardware.step_samples import PHASES, PIPELINES, StepProtocol, StepSample
+from neuroshard.hardware.step_samples import PHASES, PIPELINES, StepProtocol
 from tests.kit.processes import on_gloo
 from tests.kit.step_plans import mixed_plan
 
@@ -25,8 +25,8 @@ def _trained(rank, plan, optimizer, folder):
     device, found = CpuDevice(pin=False), {}
     its = batches(renamed(plan).task.tables, plan.task.batch_size, rank, 2, SEED, device.torch_device)
     for pipeline in PIPELINES:
-        sample = StepSample(plan, StepProtocol(dense=(8,), pipeline=pipeline))
-        trained = Trained(sample, PhaseClock(device), device, its, EmbeddingSettings(optimizer), SEED)
+        protocol = StepProtocol(dense=(8,), pipeline=pipeline)
+        trained = Trained(plan, protocol, PhaseClock(device), device, its, EmbeddingSettings(optimizer), SEED)
         losses = [trained.step().item() for _ in range(STEPS)]
         weights = [one.detach().numpy() for module in trained.sharded for one in module.parameters()]
         found[pipeline] = losses, weights, trained.clock.spent_ms()

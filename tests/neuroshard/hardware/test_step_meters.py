@@ -6,13 +6,11 @@ import pytest
 from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.step_meters import check_steps, measure_build
-from neuroshard.hardware.step_samples import PHASES, StepProtocol
+from neuroshard.hardware.step_samples import PHASES
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import Repeats
 from neuroshard.testing import toy_task
-
-PROTOCOL = StepProtocol(builds=2, turns=3, steps=1)
 
 
 def _plans(task, count):
@@ -28,8 +26,8 @@ class _Meter:
         self.asked = []
 
     def measure(self, samples, seeds):
-        self.asked.append([sample.plan for sample in samples])
-        return [self._outcome(sample.plan) for sample in samples]
+        self.asked.append(samples)
+        return [self._outcome(plan) for plan in samples]
 
     def _outcome(self, plan):
         shards = len(plan.device_tables[0])
@@ -44,21 +42,21 @@ def test_plans_are_built_in_another_order_each_time_and_answered_in_their_own():
     plans = _plans(toy_task(9, num_devices=2), 2) * 3
     meter = _Meter()
     for number in range(4):
-        built = measure_build(meter, plans, PROTOCOL, [0, 0, number])
+        built = measure_build(meter, plans, [0, 0, number])
         assert [one.step_ms for one in built] == [(len(plan.device_tables[0]),) * 3 for plan in plans]
         assert built[0].phase_ms == (len(plans[0].device_tables[0]), *(0.0,) * 7)  # the mean over ranks
         assert built[0].alone_ms == 2.0
     orders = [[plans.index(plan) for plan in asked] for asked in meter.asked]
     assert len({tuple(order) for order in orders}) > 1
     again = _Meter()
-    measure_build(again, plans, PROTOCOL, [0, 0, 0])
+    measure_build(again, plans, [0, 0, 0])
     assert again.asked[0] == meter.asked[0]
 
 
 def test_a_build_that_failed_says_why():
     task = toy_task(2, num_devices=2)
     lopsided = assemble(task, [(i, table.dim, 1) for i, table in enumerate(task.tables)])
-    (failed,) = measure_build(_Meter(), [lopsided], PROTOCOL, [0])
+    (failed,) = measure_build(_Meter(), [lopsided], [0])
     assert (failed.step_ms, failed.error) == ((), "broken")
 
 
