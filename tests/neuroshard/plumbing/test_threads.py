@@ -8,6 +8,7 @@ from threadpoolctl import threadpool_info
 
 import neuroshard as ns
 from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing import threads
 from neuroshard.plumbing.threads import blas_threads, in_threads, useful_threads
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.testing import random_models, toy_task
@@ -48,13 +49,16 @@ def test_threads_do_not_change_plans():
         assert many == direct
 
 
-def test_parts_are_worked_on_side_by_side_and_in_order():
-    together = Barrier(3, timeout=PATIENCE_S)
+def test_parts_are_worked_on_side_by_side_and_in_order(monkeypatch):
+    monkeypatch.setattr(threads, "useful_threads", lambda: 3)
+    together, seen = Barrier(3, timeout=PATIENCE_S), set()
 
     def work(part):
         together.wait()  # all three must be here at once
+        seen.add(get_ident())
         return part * part
 
-    assert in_threads(work, [3, 1, 2]) == [9, 1, 4]
+    assert in_threads(work, [3, 1, 2, 6, 5, 4]) == [9, 1, 4, 36, 25, 16]
+    assert len(seen) == 3
     assert in_threads(lambda part: get_ident() + part, [0]) == [get_ident()]  # one part needs no thread
     assert 1 <= useful_threads() <= 8
