@@ -152,9 +152,8 @@ def test_on_a_gpu_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, ho
 @pytest.mark.parametrize("home", [Home(Tier.CACHED, 0.25), Home(Tier.HOST)])
 def test_a_cpu_has_no_second_tier(home):
     sample = ComputeSample(toy_tables(2), 16, home=home)
-    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory") as caught:
+    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory"):
         fused_run(sample, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
-    assert "\n" not in str(caught.value)
 
 
 def test_mixed_precisions_are_refused():

@@ -68,8 +68,7 @@ def test_wrong_values_are_refused_or_harmless(bundles, form):
         _write(bundles / "changed", tree, tensors)
         try:
             models = CostModels.load(bundles / "changed")
-        except UserError as error:
-            assert "\n" not in str(error), seed
+        except UserError:
             refused += 1
             continue
         loaded += 1

@@ -97,9 +97,8 @@ def _rows(devices, *blocks, column=0, dim=16):
     ],
 )
 def test_what_nobody_serves_is_refused(task, placements, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         Plan(task, tuple(placements))
-    assert "\n" not in str(caught.value)
 
 
 def test_rows_of_some_columns_on_all_devices_are_refused():

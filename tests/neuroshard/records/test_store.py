@@ -238,9 +238,8 @@ def test_corrupt_parts_are_named(directory):
     parts.write(0, _compute())
     path = parts.path(0)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"part-00000.parquet is corrupt.*; delete it") as caught:
+    with pytest.raises(UserError, match=r"part-00000.parquet is corrupt.*; delete it"):
         parts.read()
-    assert "\n" not in str(caught.value)
     pq.write_table(pq.read_table(directory.path / "tables.parquet"), path)
     with pytest.raises(UserError, match="doesn't hold measurements"):
         parts.read()

@@ -191,9 +191,8 @@ def test_own_histograms_are_kept(tmp_path):
 def test_bad_files_are_refused(tmp_path, text, message):
     path = tmp_path / "tables.csv"
     path.write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         ns.load_tables(str(path))
-    assert "\n" not in str(caught.value)
 
 
 def test_unknown_sources_and_settings_name_the_nearest():
@@ -272,7 +271,6 @@ def test_numbers_may_be_written_as_spreadsheets_do(tmp_path):
 def test_what_a_csv_file_leaves_open_is_refused_with_its_line(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as caught:
         _own(tmp_path, text)
-    assert "\n" not in str(caught.value)
     assert "tables.csv" in str(caught.value)
 
 

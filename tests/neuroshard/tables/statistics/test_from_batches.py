@@ -209,9 +209,8 @@ GOOD = {"a": ([0], [0, 1]), "b": ([0], [0, 1])}
     ],
 )
 def test_wrong_batches_are_named(change, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         ns.tables_from_batches(SHAPES, [GOOD, GOOD | change], 1)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
