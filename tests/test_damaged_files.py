@@ -276,7 +276,7 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=TRIES, deadline=None)
+@settings(max_examples=TRIES)
 @given(
     st.sampled_from(["search", "evaluate", "collect"]), st.lists(st.lists(WORDS, max_size=6).map("".join), max_size=2)
 )
@@ -298,7 +298,7 @@ KEYS = [
 VALUES = ["0", "-1", "3.5", "null", "x", "[1]", "{a: 1}", "1e400", "true", "''", "99999999999999999999", "nan"]
 
 
-@settings(max_examples=TRIES, deadline=None)
+@settings(max_examples=TRIES)
 @given(st.sampled_from(KEYS), st.sampled_from(VALUES))
 @pytest.mark.timeout(3600)
 def test_settings_of_any_kind_are_one_line(key, value):

@@ -80,7 +80,7 @@ def test_columns_alone_are_the_same_either_way():
 
 
 @given(st.integers(1, 1024))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_every_feature_is_exchanged(features):
     """Pooled embeddings and lengths of each; indices, and gradients of copies, are those of the table."""
     task = replace(TASK, tables=tuple(replace(table, features=features) for table in TABLES))

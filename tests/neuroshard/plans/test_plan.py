@@ -26,7 +26,6 @@ def placements(draw):
 
 
 @given(placements())
-@settings(max_examples=60, deadline=None)
 def test_assembled_plans_cover_every_column_once(placement):
     task, pieces = placement
     plan = assemble(task, pieces)
@@ -40,7 +39,7 @@ def test_assembled_plans_cover_every_column_once(placement):
 
 
 @given(placements())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_json_is_exact(placement):
     plan = assemble(*placement)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.layouts import in_columns, in_copies, in_rows
@@ -58,7 +58,6 @@ def test_limits_leave_equal_halves(dim, most, narrowest):
 
 
 @given(st.floats(0.1, 50), st.integers(1, 5), st.integers(4, 5000))
-@settings(max_examples=40, deadline=None)
 def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_size):
     """In columns and in rows alike: all of it goes to the devices of its samples, nothing is added up."""
     table = replace(TABLE, pooling_factor=pooling, features=features)

@@ -182,7 +182,7 @@ LARGEST = Table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, ONCE, features=MAX_F
 @example(replace(LARGEST, rows=1, pooled=False), MemoryUse("adam", 0), MAX_BATCH_SIZE)
 @example(Table("t", (1 << 40) - 1, 65532, 0.1, ONCE), MemoryUse("adam", 3), MAX_BATCH_SIZE - 1)
 @example(Table("t", 1, 4, 0.1, ONCE), MemoryUse("sgd", 1), 10)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_bytes_are_exact_or_refused(table, use, batch_size):
     """As whole numbers of any size, over everything that a table, a batch and their use may be."""
     expected, shards = _exact_bytes(table, use, batch_size), Loads.of([table], batch_size)
@@ -198,7 +198,7 @@ def test_bytes_are_exact_or_refused(table, use, batch_size):
 
 
 @given(st.lists(tables, min_size=2, max_size=6), uses, st.integers(4, MAX_BATCH_SIZE), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_bytes_of_devices_are_exact(some, use, batch_size, data):
     some = [replace(table, name=f"t{i}") for i, table in enumerate(some)]
     total = sum(_exact_bytes(table, use, batch_size) for table in some)
