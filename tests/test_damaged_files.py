@@ -229,10 +229,7 @@ READERS = {
     "record of a run that goes on": ("runs/one/records/task-0000.json", _resume),
     "settings of a run that goes on": ("runs/one/settings.json", _resume),
     "tasks of a run that goes on": ("runs/one/tasks.json", _resume),
-    "results of a finished run": (
-        "runs/one/results.parquet",
-        _finished,
-    ),
+    "results of a finished run": ("runs/one/results.parquet", _finished),
     "finalists": ("runs/one/finalists/task-0000.json", _finalists),
     "pass over finalists": ("runs/one/finalists/task-0000/pass-0000.json", _finalists),
     "plans of a finished run": (

@@ -252,14 +252,7 @@ def test_completion_in_a_shell(tmp_path):
         ("t", "nothing", [], []),
         ("model=r", "search", [], [f"model=roofline:{name}" for name in choices("roofline")]),
         ("c", "models", [], ["cpu"]),
-        (
-            "har",
-            "evaluate",
-            ["plan.json"],
-            [
-                "hardware=",
-            ],
-        ),
+        ("har", "evaluate", ["plan.json"], ["hardware="]),
         ("har", "search", [], ["hardware="]),
         ("plan", "explain", [], ["plans="]),
         ("out=x", "search", [], []),

@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
 from neuroshard.hardware import embedding
 from neuroshard.hardware.embedding import Arenas, build_operator, fused_run

@@ -59,8 +59,7 @@ def _loads(rank, widths, what):
 
 
 @pytest.mark.parametrize(
-    ("widths", "what"),
-    [([(8, 0), (8, 1)], "shards"), ([(4, 0), (12, 1)], "nothing"), ([(4, 0), (12, 1)], "whole")],
+    ("widths", "what"), [([(8, 0), (8, 1)], "shards"), ([(4, 0), (12, 1)], "nothing"), ([(4, 0), (12, 1)], "whole")]
 )
 def test_weights_load_into_shards_of_one_width_and_whole_ones_into_any(widths, what):
     pytest.importorskip("torchrec")

@@ -10,11 +10,7 @@ import neuroshard as ns
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
 from neuroshard.testing import linear_models, toy_task
-from neuroshard.torchrec.estimators import (
-    SimulatorPerfModel,
-    SimulatorShardEstimator,
-    TaskStorageEstimator,
-)
+from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator, TaskStorageEstimator
 
 TOPOLOGY = Topology(4, "cuda", created_by_factory=True)
 

@@ -57,10 +57,7 @@ def test_rules_limit_halving(rule):
     limits = Constraints((rule,))
     assert _widths(
         Greedy("size").find(_task([128, 4], 1000, 1000 * 68 * 4, constraints=limits), SIMULATOR).plan, 0
-    ) == [
-        64,
-        64,
-    ]
+    ) == [64, 64]
     with pytest.raises(InfeasibleError, match="even at 64 columns"):
         Greedy("size").find(_task([128, 4], 1000, 1000 * 36 * 4, constraints=limits), SIMULATOR)
 
