@@ -10,7 +10,7 @@ from neuroshard.hardware.drawn_lookups import draw_batch, draw_counts, draw_look
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import histogram, zipf_reuse
-from neuroshard.testing import toy_tables
+from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.form import Form
 
 
@@ -66,7 +66,7 @@ def test_the_same_seed_draws_the_same():
 def test_hot_rows_are_different_ones_of_the_table():
     """Few rows of many, and most rows of few."""
     for rows in (10**7, 150):
-        table = Table("t", rows, 4, 1.0, (1.0, *(0.0,) * 16))
+        table = Table("t", rows, 4, 1.0, ONCE)
         indices, _ = draw_lookups(table, 100, _generator(0))
         assert len(indices.unique()) == 100
         assert rows // 3 < float(indices.double().mean()) < 2 * rows // 3

@@ -16,7 +16,7 @@ from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
-from neuroshard.testing import toy_tables
+from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.form import Form
 from neuroshard.words.home import Home, Tier
 
@@ -81,7 +81,7 @@ def test_sequence_tables_have_an_output_for_every_lookup(features):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_blocks_of_sequence_tables_train_with_and_without_lookups(optimizer):
-    table = Table("t", 1000, 8, 0.1, (1.0, *(0.0,) * 16), pooled=False)
+    table = Table("t", 1000, 8, 0.1, ONCE, pooled=False)
     for rows in (500, 1):
         sample = ComputeSample((table,), 16, Form.ROWS, (RowBlock(0, rows),))
         prepared = fused_run(sample, EmbeddingSettings(optimizer), CPU, Arenas(), np.random.default_rng(0))

@@ -20,6 +20,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import (
+    ONCE,
     OpaqueCompute,
     random_ensemble,
     random_form_models,
@@ -30,7 +31,6 @@ from neuroshard.testing import (
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from neuroshard.words.home import ON_DEVICE, Home, Tier
 
-ONCE = (1.0, *(0.0,) * 16)
 IN_HOST = Home(Tier.HOST)
 MODEL = RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1))
 

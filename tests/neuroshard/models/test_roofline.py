@@ -17,11 +17,10 @@ from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables import Table
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
+from neuroshard.testing import ONCE, PhysicalCommConformance, PhysicalComputeConformance
 from neuroshard.words.collective import Collective
 from neuroshard.words.shard import Placement, Shard
 
-ONCE = (1.0, *(0.0,) * 16)
 CALL_MS, SORT_MS = 0.13, 0.123e-6  # of a call, and of a lookup going backward
 
 

@@ -15,10 +15,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.shard import Placement, Shard
 
-ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 10, 16, 2.0, ONCE)
 
 

@@ -16,12 +16,12 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import linear_models
+from neuroshard.testing import ONCE, linear_models
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 
 BATCH = 64
-TABLE = Table("s", 100, 16, 2.5, (1.0, *(0.0,) * 16), features=2, pooled=False)
+TABLE = Table("s", 100, 16, 2.5, ONCE, features=2, pooled=False)
 TASK = Task((TABLE, replace(TABLE, name="p", pooled=True)), Topology(4, 1 << 20, devices_per_host=2), BATCH)
 POOLED = in_columns(TASK, [(1, 16, 2)])
 ROOFLINE = Simulator(CostModels.load("roofline:h100"))

@@ -19,11 +19,11 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import Placement, Shard
 
 GOLDEN = Path(__file__).parent / "golden"
-ONCE = (1.0, *(0.0,) * 16)
 GIB = 1 << 30
 
 

@@ -11,8 +11,8 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints, load_constraints
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 
-ONCE = (1.0, *(0.0,) * 16)
 TABLES = tuple(Table(name, 100, dim, 2.0, ONCE) for name, dim in (("user_a", 16), ("user_b", 16), ("item", 32)))
 
 

@@ -16,10 +16,10 @@ from neuroshard.plumbing.units import MAX_BYTES, readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.home import Home, Tier
 
-ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 1000, 8, 2.5, ONCE)
 
 

@@ -10,10 +10,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from tests.kit.processes import on_gloo
 
 ROWS, DIM = 20, 16
-ONCE = (1.0, *(0.0,) * 16)
 
 
 def _collection():

@@ -17,7 +17,7 @@ from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
+from neuroshard.testing import ONCE, constrained_task, linear_models, random_models, toy_task
 
 
 def _random_held(task, rng):
@@ -179,7 +179,7 @@ def test_even_layouts_leave_no_shard_too_large(most):
 
 def test_many_devices_get_many_splits():
     """Where the published search's ten splits leave most devices empty."""
-    tables = tuple(Table(f"t{i}", 1000, 64, 8.0, (1.0, *(0.0,) * 16)) for i in range(3))
+    tables = tuple(Table(f"t{i}", 1000, 64, 8.0, ONCE) for i in range(3))
     task, simulator = Task(tables, Topology(24, 1 << 30), 256), Simulator(linear_models(24))
     published = simulator.cost(task, BeamSearch(max_splits=2).find(task, simulator).plan).total_ms
     searcher = NeuroShard(max_splits=2, improvement=Improvement(shakes=0, max_plans=1))

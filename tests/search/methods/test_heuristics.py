@@ -9,10 +9,9 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import linear_models, sequence_task, toy_task
+from neuroshard.testing import ONCE, linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
 
-ONCE = (1.0, *(0.0,) * 16)
 NAMES = ("random", *(f"{score}_greedy" for score in SCORES))
 SIMULATOR = Simulator(linear_models(4))
 

@@ -17,10 +17,9 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
+from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from tests.search.kernels.oracle import oracle_search
 
-ONCE = (1.0, *(0.0,) * 16)
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}
 INSTALLED = {"models": {"model": "cpu"}}
 FEWER_SHAKES = {"improvement": {"shakes": 20}}

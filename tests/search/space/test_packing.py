@@ -11,9 +11,7 @@ from neuroshard.stages.search.space.packing import pack, smallest_factor
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import constrained_task, linear_models, toy_task
-
-ONCE = (1.0, *(0.0,) * 16)
+from neuroshard.testing import ONCE, constrained_task, linear_models, toy_task
 
 
 def _sizes(count, seed, num_devices):
