@@ -9,6 +9,7 @@ from neuroshard.testing.conformance import (
     SumModelConformance,
 )
 from neuroshard.testing.toys import (
+    ONCE,
     LinearComm,
     LinearCompute,
     OpaqueCompute,
@@ -28,6 +29,7 @@ from neuroshard.testing.toys import (
 )
 
 __all__ = [
+    "ONCE",
     "CommModelConformance",
     "ComputeModelConformance",
     "LinearComm",

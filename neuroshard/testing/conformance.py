@@ -87,8 +87,6 @@ class SearcherConformance:
             if isinstance(found, Plan):
                 assert found.violations == ()
                 assert found == again
-            else:
-                assert "\n" not in str(found)
 
     def test_repeats_exactly(self) -> None:
         """The same call gives the same plan."""
@@ -113,7 +111,6 @@ class SearcherConformance:
         task = Task(tables, Topology(2, sum(table.size_bytes for table in tables) // 3), 256)
         error = _error_of(self.make(), task, Simulator(linear_models(2)))
         assert isinstance(error, InfeasibleError)
-        assert "\n" not in str(error)
         assert "iB" in str(error)
 
     def test_keeps_constraints_or_refuses(self) -> None:
@@ -126,7 +123,6 @@ class SearcherConformance:
                 assert found.violations == ()
             else:
                 assert isinstance(found, InfeasibleError)
-                assert "\n" not in str(found)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
         """Under a model that isn't a sum limits are kept and calls repeat, or an error says what is needed."""
@@ -157,7 +153,6 @@ class SearcherConformance:
             assert found.violations == ()
             assert found == again
         else:
-            assert "\n" not in str(found)
             assert isinstance(found, InfeasibleError) or "model" in str(found)
         return found
 

@@ -21,11 +21,10 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing.toys import linear_models
+from neuroshard.testing.toys import ONCE, linear_models
 
 _BATCH_SIZE = 256
 _DIM = 4  # the narrowest shard
-_ONCE = (1.0, *(0.0,) * 16)
 _STATE_FLOATS = {"sgd": (0, 0), "rowwise_adagrad": (0, 1), "adam": (2, 0)}
 
 Spread = tuple[int, ...]  # (D,) columns of one table on each device
@@ -190,7 +189,7 @@ def tiny_task(
     features, kinds = (np.random.default_rng([seed, stream]) for stream in (1, 2))
     num_devices, count = int(rng.integers(2, 4)), int(rng.integers(1, 5))
     tables = tuple(
-        Table(f"t{i}", int(rng.integers(1, most_rows)), 4 * int(rng.integers(1, 5)), float(rng.uniform(0.1, 3)), _ONCE)
+        Table(f"t{i}", int(rng.integers(1, most_rows)), 4 * int(rng.integers(1, 5)), float(rng.uniform(0.1, 3)), ONCE)
         for i in range(count)
     )
     tables = tuple(

@@ -256,9 +256,8 @@ def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
     _busy_run(tmp_path / "quiet", []).run()
     for begin, parts in ((1, 6), (0, 8)):
         said = r"compute: noise p90 100.0% \(drift .*max_noise=0.5: .* too busy .* start the same command again"
-        with pytest.raises(UserError, match=said) as caught:
+        with pytest.raises(UserError, match=said):
             _busy_run(tmp_path / "busy", range(begin, 1000), more_passes=2).run()
-        assert "\n" not in str(caught.value)
         assert len(list((tmp_path / "busy" / "compute").glob("*.parquet"))) == parts
     _busy_run(tmp_path / "busy", []).run()
     assert _records(tmp_path / "busy") == _records(tmp_path / "quiet")
@@ -330,9 +329,8 @@ def test_impossible_batch_sizes_are_refused(tmp_path):
 
 def test_a_cpu_has_no_second_tier(tmp_path):
     run = collect_run(tmp_path / "data")
-    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory") as caught:
+    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory"):
         replace(run, compute=replace(run.compute, tiers=("device", "cached")))
-    assert "\n" not in str(caught.value)
     on_cuda = replace(run.hardware, device=DeviceSpec("cuda"))
     replace(run, hardware=on_cuda, compute=replace(run.compute, tiers=("device", "cached")))
 

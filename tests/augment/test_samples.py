@@ -21,7 +21,6 @@ TABLES = toy_tables(30)
 
 
 @given(st.integers(0, 10_000), st.sampled_from([8, 32, 128]), st.integers(1, 15), st.integers(40_000, 10_000_000))
-@settings(max_examples=60, deadline=None)
 def test_combinations_keep_their_caps(seed, max_dim, max_tables, max_bytes):
     augmentation = ComputeAugmentation(max_dim, 1, max_tables, max_bytes)
     split = split_tables(TABLES, 0)
@@ -84,7 +83,6 @@ def test_combinations_lie_in_the_memories_that_are_listed():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["columns", "rows"]))
-@settings(max_examples=60, deadline=None)
 def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables, form):
     augmentation = ComputeAugmentation(
         128, 1, max_tables, 10_000_000, forms=(form,), sharers=(2, 3), pooled=(False,), max_output_bytes=1 << 20
@@ -123,7 +121,6 @@ def test_a_table_that_fits_at_no_width_is_refused():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.integers(200_000, 10_000_000))
-@settings(max_examples=60, deadline=None)
 def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tables, max_bytes):
     augmentation = ComputeAugmentation(128, 1, max_tables, max_bytes, forms=("rows",), sharers=(2, 3, 8))
     sample, _ = augmentation.draw(split_tables(TABLES, 0), 256, np.random.default_rng(seed))
@@ -170,7 +167,7 @@ def test_forms_and_collectives_come_as_often_as_they_are_listed():
 
 @pytest.mark.parametrize("collective", Collective)
 @given(seed=st.integers(0, 10_000), num_devices=st.sampled_from([2, 4, 6, 8]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_exchanges_of_every_collective_are_possible(collective, seed, num_devices):
     augmentation = CommAugmentation(collectives=(name_of(collective),), max_gradient_bytes=1 << 20)
     sample, name = augmentation.draw(num_devices, 256, np.random.default_rng(seed), num_devices // 2)

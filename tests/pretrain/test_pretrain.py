@@ -174,9 +174,8 @@ def test_models_worse_than_what_they_were_fitted_from_are_not_written(data, by_s
     (data / "further").mkdir()
     further = {"init": str(data / "bundle"), "least_calls": 8, **BRIEF_SETS}
     said = r"worse than init=.*bundle, on the same test samples: compute \d+\.\d% instead of \d+\.\d% .*keep_worse=true"
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=said):
         _pretrain(data, "further", **further).run()
-    assert "\n" not in str(caught.value)
     assert not list((data / "further").iterdir())
     result = _pretrain(data, "further", keep_worse=True, **further).run()
     assert result.metrics["compute"].test.mape > 1.1 * result.before["compute"]
@@ -275,9 +274,8 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     spare = tmp_path_factory.mktemp("spare")
     monkeypatch.setattr("tempfile.tempdir", str(spare))
     _full_disk(monkeypatch, data / "bundle")
-    with pytest.raises(UserError, match=r"No space left.*unchanged, the fitted models are in .*spare") as caught:
+    with pytest.raises(UserError, match=r"No space left.*unchanged, the fitted models are in .*spare"):
         _pretrain(data, seed=1, **short).run()
-    assert "\n" not in str(caught.value)
     (kept,) = spare.iterdir()
     dims = np.array([[40.0, 80.0, 20.0]])
     costs = [

@@ -18,7 +18,7 @@ from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.files import exclusive
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint
-from tests.kit.commands import run_command
+from tests.kit.commands import done, run_command
 
 TABLES = "name,rows,dim,pooling_factor\n"
 
@@ -55,19 +55,16 @@ def _refused(capsys, message, *arguments):
 
 
 def test_usage_names_every_command(capsys):
-    code, out, _ = run_command(capsys)
-    assert code == 0
+    out = done(capsys)
     assert all(command in out for command in cli.COMMANDS)
 
 
 def test_search_finds_and_writes_a_plan(here, capsys):
-    code, out, _ = run_command(capsys, *_search(here, "out=found"))
-    assert code == 0
+    out = done(capsys, *_search(here, "out=found"))
     assert "solved 1 of 1 tasks" in out
     assert Path("found/plans/task-0000.json").exists()
     before = Path("found/results.parquet").stat().st_mtime_ns
-    code, again, _ = run_command(capsys, *_search(here, "out=found"))
-    assert (code, again) == (0, out)
+    assert done(capsys, *_search(here, "out=found")) == out
     assert Path("found/results.parquet").stat().st_mtime_ns == before
     for other in ("searcher=random", "searcher.beam_width=2", "topology.memory_bytes=1000000"):
         code, _, err = run_command(capsys, *_search(here, "out=found", other))
@@ -89,8 +86,7 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
 
 
 def test_sweeps_run_every_combination(here, capsys):
-    code, _, err = run_command(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
-    assert code == 0, err
+    done(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
     assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
 
 
@@ -99,7 +95,7 @@ def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
     assert code == 2
     (line,) = [line for line in err.splitlines() if "error: " in line]
     assert "the tables take 16.6 KiB, 4 devices of 1.46 KiB hold 5.86 KiB; give each at least 4.23 KiB" in line
-    assert run_command(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))[0] == 0
+    done(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))
 
 
 def test_wrong_tables(here, capsys):
@@ -123,6 +119,9 @@ SAME_PLACE = "would write to the same out="
         ("hardware=cuda does nothing: searches measure plans with verify=", ["hardware=cuda"]),
         ("hardware.timeout_s=5 does nothing", ["hardware.timeout_s=5", "verify=none"]),
         ("finalists=3 does nothing", ["finalists=3"]),
+        ("finalists=0 must be a whole number of at least 1", ["verify=hardware", "finalists=0"]),
+        ("passes=1 must be a whole number of at least 2", ["verify=hardware", "passes=1"]),
+        ("did you mean 'hardware'?", ["verify=harware"]),
         ("write searcher.grid.points=..., searcher.grid.max_factor=...", ["searcher.grid=2"]),
         ("beam_width='many'", ["searcher.beam_width=many"]),
         ("made for 4 devices, the task has 2", ["topology.num_devices=2"]),
@@ -153,6 +152,11 @@ SAME_PLACE = "would write to the same out="
             "more than 10,000 jobs",
             ["-m", "searcher=random", "searcher.seed=range(0,100000000)", "out='x${searcher.seed}'"],
         ),
+        (
+            "'_target_' in topology.memory_bytes can't be set",
+            ["topology.memory_bytes={_target_: shutil.copyfile, src: '../tables.csv', dst: 'copied.csv'}"],
+        ),
+        ("unknown target 'soc'; did you mean 'sok'?", ["target=soc"]),
         ("can't be set", ["-m", "hydra.launcher._target_=pandas.read_pickle"]),
         ("Could not override 'hydra.launcher.nothing'", ["-m", "hydra.launcher.nothing=1"]),
         ("Could not find 'hydra/launcher/nothing'", ["-m", "hydra/launcher=nothing"]),
@@ -211,7 +215,7 @@ def test_plan_that_leaves_out_columns(here, capsys):
 
 
 def test_help_lists_choices_and_settings(capsys, here):
-    _, out, _ = run_command(capsys, "search", "--help")
+    out = done(capsys, "search", "--help")
     assert "dim_greedy" in out
     assert "memory_bytes" in out
 
@@ -252,14 +256,7 @@ def test_completion_in_a_shell(tmp_path):
         ("t", "nothing", [], []),
         ("model=r", "search", [], [f"model=roofline:{name}" for name in choices("roofline")]),
         ("c", "models", [], ["cpu"]),
-        (
-            "har",
-            "evaluate",
-            ["plan.json"],
-            [
-                "hardware=",
-            ],
-        ),
+        ("har", "evaluate", ["plan.json"], ["hardware="]),
         ("har", "search", [], ["hardware="]),
         ("plan", "explain", [], ["plans="]),
         ("out=x", "search", [], []),
@@ -291,26 +288,23 @@ def test_listings_say_what_they_are(here, capsys):
 
 
 def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
-    code, _, err = run_command(capsys, *_search(here, "searcher.choice=null", "searcher.grid={points: 1}", "out=a"))
-    assert code == 0, err
+    done(capsys, *_search(here, "searcher.choice=null", "searcher.grid={points: 1}", "out=a"))
 
 
 def test_a_plan_is_exported_by_its_path(here, capsys):
-    run_command(capsys, *_search(here, "searcher=random", "out=found"))
+    done(capsys, *_search(here, "searcher=random", "out=found"))
     plan = "found/plans/task-0000.json"
     code, _, err = run_command(capsys, "export", plan)
     assert code == 2
     assert "neuroshard export needs to=...: sok | hugectr | torchrec | json" in err
-    code, _, err = run_command(capsys, "export", plan, "to=json", "out=plain.json")
-    assert code == 0, err
+    done(capsys, "export", plan, "to=json", "out=plain.json")
     assert Path("plain.json").exists()
 
 
 def test_constraints_and_memory_on_the_command_line(here, capsys):
     rules = ["constraints.apart=[[a,b,c]]", "constraints.pinned=[{table: c, dim: 8, devices: [3]}]"]
     memory = ["memory=training", "topology.memory_bytes=[120000,120000,120000,70000]", "topology.reserved_bytes=1000"]
-    code, _, err = run_command(capsys, *_search(here, "out=found", *rules, *memory))
-    assert code == 0, err
+    done(capsys, *_search(here, "out=found", *rules, *memory))
     plan = Plan.load("found/plans/task-0000.json")
     assert plan.violations == ()
     assert plan.task.memory.optimizer == "rowwise_adagrad"
@@ -324,25 +318,21 @@ def test_a_file_of_contradictory_constraints(here, capsys):
 
 
 def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
-    run_command(capsys, *_search(here, "out=first", "searcher=random"))
+    done(capsys, *_search(here, "out=first", "searcher=random"))
     start = f"searcher.start={Path.cwd()}/first/plans/task-0000.json"
-    code, out, err = run_command(capsys, *_search(here, "out=second", "searcher=replan", start))
-    assert code == 0, err
+    out = done(capsys, *_search(here, "out=second", "searcher=replan", start))
     assert "moves" in out
     assert "predicted" in out
 
 
 def test_models_are_listed_and_described(here, capsys):
-    code, out, _ = run_command(capsys, "models")
-    assert code == 0
+    out = done(capsys, "models")
     assert "cpu" in out
     assert "roofline:h200" in out
-    code, out, _ = run_command(capsys, "models", "cpu")
-    assert code == 0
+    out = done(capsys, "models", "cpu")
     assert {"hardware", "data", "metrics"} <= json.loads(out).keys()
-    assert run_command(capsys, "models", "cpu+torchrec")[:2] == (0, out)
-    code, out, _ = run_command(capsys, "models", "roofline:h100")
-    assert code == 0
+    assert done(capsys, "models", "cpu+torchrec") == out
+    out = done(capsys, "models", "roofline:h100")
     told = json.loads(out)
     assert told["figures"]["memory_gb_per_s"] == 3350.0
     assert told["beside published points"]["alltoall, 8 devices"].startswith("21 published, off by")
@@ -352,30 +342,24 @@ def test_models_are_listed_and_described(here, capsys):
 
 def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):
     fewer = ("searcher.split_factors=[2]", "searcher.sort_by=[perf]", "out=found")
-    code, out, err = run_command(capsys, *_search(here, "searcher=torchrec", *fewer))
-    assert code == 0, err
+    out = done(capsys, *_search(here, "searcher=torchrec", *fewer))
     assert "solved 1 of 1 tasks" in out
     assert json.loads(Path("found/run.json").read_text())["searcher"] == "torchrec"
 
 
+FEW_TASKS = ("tables.num_tables=20", "tasks.draw.count=6", "tasks.draw.min_tables=5", "tasks.draw.max_tables=5")
+BRIEFLY = ("learner.updates=1", "learner.cost_network.placements=5", "learner.cost_network.steps=2")
+
+
 def _train(here, *more):
-    few = ("tables.num_tables=20", "tasks.draw.count=6", "tasks.draw.min_tables=5", "tasks.draw.max_tables=5")
-    return ("train-policy", f"model={here}/models", "batch_size=256", "num_valid=2", *few, *more)
+    return ("train-policy", f"model={here}/models", "batch_size=256", "num_valid=2", *FEW_TASKS, *BRIEFLY, *more)
 
 
 @pytest.mark.parametrize("searcher", ["dreamshard", "autoshard"])
 def test_a_policy_is_trained_then_used(capsys, here, searcher):
-    fast = (
-        "learner.rounds=2",
-        "learner.updates=1",
-        "learner.cost_network.placements=5",
-        "learner.cost_network.steps=2",
-    )
-    code, out, err = run_command(capsys, *_train(here, f"searcher={searcher}", *fast, "out=trained"))
-    assert code == 0, err
+    out = done(capsys, *_train(here, f"searcher={searcher}", "learner.rounds=2", "out=trained"))
     assert "on the validation tasks (best of 2 rounds)" in out
-    code, out, err = run_command(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
-    assert code == 0, err
+    out = done(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
     assert "solved 1 of 1 tasks" in out
 
 
@@ -401,20 +385,9 @@ def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
 def test_sweeps_run_in_parallel_and_go_on(capsys, here):
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "out='swept/${method}'")
     for _ in range(2):
-        code, _, err = run_command(capsys, *_search(here, "-m", "searcher=random,dim_greedy", *parallel))
-        assert code == 0, err
+        done(capsys, *_search(here, "-m", "searcher=random,dim_greedy", *parallel))
     found = {json.loads(path.read_text())["searcher"] for path in Path("swept").rglob("run.json")}
     assert found == {"random", "dim_greedy"}
-
-
-def test_values_build_nothing(here, capsys):
-    victim = here / "victim.txt"
-    victim.write_text("kept")
-    copy = f"{{_target_: shutil.copyfile, src: '{here}/tables.csv', dst: '{victim}'}}"
-    _refused(
-        capsys, "'_target_' in topology.memory_bytes can't be set", *_search(here, f"topology.memory_bytes={copy}")
-    )
-    assert victim.read_text() == "kept"
 
 
 def test_the_version_is_told(capsys):
@@ -422,14 +395,12 @@ def test_the_version_is_told(capsys):
 
 
 def test_the_defaults_of_a_search_have_a_plan(here, capsys):
-    code, out, err = run_command(capsys, "search", "searcher=size_greedy")
-    assert code == 0, err
+    out = done(capsys, "search", "searcher=size_greedy")
     assert "solved 1 of 1 tasks" in out
 
 
 def test_a_table_file_is_a_table_source(here, capsys):
-    code, out, err = run_command(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
-    assert code == 0, err
+    out = done(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
     assert "3 tables in 3 shards on 4 devices" in out
     assert "device 0: " in out
 
@@ -450,8 +421,7 @@ def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
 def test_nothing_is_written_but_to_out(here, capsys, launcher):
     sweep = ("-m", "searcher=random,dim_greedy", f"hydra/launcher={launcher}", f"out='{here}/swept/${{method}}'")
-    code, out, err = run_command(capsys, *_search(here, *sweep))
-    assert code == 0, err
+    out = done(capsys, *_search(here, *sweep))
     assert re.search(r"searcher\W+solved.*random\W+1/1.*dim_greedy\W+1/1", out, re.DOTALL)
     plan = f"{here}/swept/random/plans/task-0000.json"
     for command in (
@@ -459,15 +429,13 @@ def test_nothing_is_written_but_to_out(here, capsys, launcher):
         ("explain", plan, f"model={here}/models", f"out={here}/page.html"),
         ("report", f"{here}/swept", f"out={here}/report"),
     ):
-        code, _, err = run_command(capsys, *command)
-        assert code == 0, err
+        done(capsys, *command)
     assert list(Path().iterdir()) == []
     assert {path.name for path in (here / "swept").iterdir()} == {"random", "dim_greedy"}
 
 
 def test_a_run_goes_on_with_the_same_models_only(here, capsys):
-    code, _, err = run_command(capsys, *_search(here, "searcher=random", "out=x"))
-    assert code == 0, err
+    done(capsys, *_search(here, "searcher=random", "out=x"))
     save_bundle(here / "models", random_models(seed=7), Card())
     code, _, err = run_command(capsys, *_search(here, "searcher=random", "out=x"))
     assert code == 2
@@ -483,15 +451,13 @@ def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monke
 
 def test_paths_are_paths_and_nothing_else(here, capsys):
     for out in ("'~/x'", "http:/x"):
-        code, _, err = run_command(capsys, *_search(here, "searcher=random", f"out={out}"))
-        assert code == 0, err
+        done(capsys, *_search(here, "searcher=random", f"out={out}"))
     assert Path("~/x/results.parquet").exists()
     assert Path("http:/x/results.parquet").exists()
 
 
 def test_sizes_are_written_as_people_do(here, capsys):
-    code, _, err = run_command(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
-    assert code == 0, err
+    done(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
     assert Plan.load("a/plans/task-0000.json").task.topology.memory_bytes == 3 << 29
 
 
@@ -506,13 +472,7 @@ def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    fast = (
-        "learner.rounds=1",
-        "learner.updates=1",
-        "learner.cost_network.placements=5",
-        "learner.cost_network.steps=2",
-    )
-    code, out, err = run_command(capsys, *_train(here, *fast, "out=trained"))
+    code, out, err = run_command(capsys, *_train(here, "learner.rounds=1", "out=trained"))
     assert code == 2
     assert "No space left on device" in err.splitlines()[-1]
     assert "defect" not in out + err

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads, LoadSets
@@ -115,7 +115,6 @@ def test_sets_of_columns_alone_are_called_in_their_own_order():
     st.lists(st.tuples(st.integers(1, 1024), st.floats(0.1, 50), st.sampled_from(list(Form))), min_size=1, max_size=5),
     st.integers(4, 10_000),
 )
-@settings(max_examples=60, deadline=None)
 def test_every_feature_has_an_output_of_its_own_in_every_form(drawn, batch_size):
     """And none needs other lookups: those of a table are of all its features."""
     tables = tuple(Table(f"t{i}", 100, 16, pooling, REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn))

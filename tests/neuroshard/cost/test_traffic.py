@@ -11,12 +11,12 @@ from neuroshard.layouts import in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import toy_task
+from neuroshard.testing import ONCE, toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.shard import Placement, Shard
 
 BATCH = 64
-TABLE = Table("a", 10, 16, 2.0, (1.0, *(0.0,) * 16))
+TABLE = Table("a", 10, 16, 2.0, ONCE)
 TABLES = tuple(replace(TABLE, name=name) for name in "abcd")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), BATCH)
 PLAN = Plan(
@@ -80,7 +80,7 @@ def test_columns_alone_are_the_same_either_way():
 
 
 @given(st.integers(1, 1024))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_every_feature_is_exchanged(features):
     """Pooled embeddings and lengths of each; indices, and gradients of copies, are those of the table."""
     task = replace(TASK, tables=tuple(replace(table, features=features) for table in TABLES))

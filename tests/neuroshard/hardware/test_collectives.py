@@ -73,10 +73,7 @@ def test_hosts_reduce_among_themselves_and_exchange_across(run):
     assert [forward[1] for forward, _ in seen] == [[11.0] * 64] * 2 + [[1100.0] * 32] * 2
     assert [len(backward[0]) for _, backward in seen] == [128, 128, 64, 64]
     seen = run(_sample((256, 256, 128, 128), Collective.HOST_ALL_TO_ALL))
-    assert [forward[1] for forward, _ in seen] == [
-        [1.0] * 32 + [100.0] * 16,
-        [10.0] * 32 + [1000.0] * 16,
-    ] * 2
+    assert [forward[1] for forward, _ in seen] == [[1.0] * 32 + [100.0] * 16, [10.0] * 32 + [1000.0] * 16] * 2
 
 
 def test_all_reduce_adds_up_whole_gradients(run):

@@ -10,7 +10,7 @@ from neuroshard.hardware.drawn_lookups import draw_batch, draw_counts, draw_look
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import histogram, zipf_reuse
-from neuroshard.testing import toy_tables
+from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.form import Form
 
 
@@ -19,7 +19,6 @@ def _generator(seed):
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
 def test_lookups_match_the_table(seed, batch_size, features):
     table = replace(toy_tables(1, seed)[0], features=features)
     indices, lengths = draw_lookups(table, batch_size, _generator(seed))
@@ -41,7 +40,7 @@ def _table(rows, reuse):
 
 
 @given(rows=st.integers(1, 10**6), pooling=st.floats(0.1, 200), exponent=st.floats(0, 2), seed=st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_drawn_counts_keep_lookups_and_rows(rows, pooling, exponent, seed):
     lookups = max(1, round(512 * pooling))
     counts = draw_counts(_table(rows, zipf_reuse(rows, lookups, exponent)), lookups, _generator(seed))
@@ -67,7 +66,7 @@ def test_the_same_seed_draws_the_same():
 def test_hot_rows_are_different_ones_of_the_table():
     """Few rows of many, and most rows of few."""
     for rows in (10**7, 150):
-        table = Table("t", rows, 4, 1.0, (1.0, *(0.0,) * 16))
+        table = Table("t", rows, 4, 1.0, ONCE)
         indices, _ = draw_lookups(table, 100, _generator(0))
         assert len(indices.unique()) == 100
         assert rows // 3 < float(indices.double().mean()) < 2 * rows // 3
@@ -80,7 +79,6 @@ def _blocks(rows, count):
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
-@settings(max_examples=60, deadline=None)
 def test_every_lookup_falls_into_exactly_one_block(seed, batch_size, count, hot_first):
     table = toy_tables(1, seed)[0]
     indices, lengths = draw_lookups(table, batch_size, _generator(seed), hot_first)
@@ -100,7 +98,7 @@ def test_every_lookup_falls_into_exactly_one_block(seed, batch_size, count, hot_
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_partial_sums_of_the_blocks_add_up_to_the_whole(seed, batch_size, count, hot_first):
     table = toy_tables(1, seed)[0]
     weights = torch.randn(table.rows, 4, generator=_generator(seed), dtype=torch.float64)
@@ -117,7 +115,6 @@ def test_partial_sums_of_the_blocks_add_up_to_the_whole(seed, batch_size, count,
 
 
 @given(st.integers(0, 50), st.floats(0.01, 1))
-@settings(max_examples=40, deadline=None)
 def test_where_the_hot_rows_lie_changes_nothing_else(seed, hot_first):
     table = toy_tables(1, seed)[0]
     plain, _ = draw_lookups(table, 256, _generator(seed))
@@ -164,7 +161,6 @@ def test_what_is_seen_in_a_block_is_its_own_histogram():
     rows=st.integers(1, 5000),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_shares_of_blocks_give_different_rows_of_the_table(shares, rows, seed):
     table = replace(_table(rows, zipf_reuse(rows, 512, 1.0)), row_lookups=tuple(np.array(shares) / sum(shares)))
     ordered, lengths = draw_lookups(table, 512, _generator(seed))

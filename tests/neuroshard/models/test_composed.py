@@ -69,16 +69,6 @@ def test_models_of_other_forms_are_asked_call_by_call():
     assert columns_model(OpaqueCompute(), Loads.of([replace(TABLES[0], pooled=True)], 256)) == OpaqueCompute()
 
 
-class TestOneByOneOfSums(SumModelConformance):
-    def make(self):
-        return OneByOne(random_models().compute)
-
-
-class TestOneByOneOfAnyForm(SumModelConformance):
-    def make(self):
-        return OneByOne(OpaqueCompute())
-
-
 @pytest.mark.parametrize("fused", [random_models().compute, OpaqueCompute()])
 def test_a_device_costs_what_its_tables_cost_alone(fused):
     tables = toy_tables(7)

@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels, FreeComm
-from neuroshard.models.composed import WithParts
+from neuroshard.models.composed import OneByOne, WithParts
+from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.precision import Narrowed
+from neuroshard.models.roofline import RooflineCompute
 from neuroshard.testing import (
     CommModelConformance,
     ComputeModelConformance,
@@ -15,6 +19,8 @@ from neuroshard.testing import (
     PhysicalCommConformance,
     PhysicalComputeConformance,
     SumModelConformance,
+    random_by_collective,
+    random_by_form,
     random_ensemble,
     random_models,
     random_regression,
@@ -38,22 +44,33 @@ class TestCompute(_Made, ComputeModelConformance):
     pass
 
 
-@pytest.mark.parametrize("make", [LinearCompute, lambda: random_models().compute], ids=["linear", "neural"])
+SUMS = {
+    "linear": LinearCompute,
+    "neural": lambda: random_models().compute,
+    "one by one, of sums": lambda: OneByOne(random_models().compute),
+    "one by one, of any form": lambda: OneByOne(OpaqueCompute()),
+}
+
+
+@pytest.mark.parametrize("make", SUMS.values(), ids=SUMS)
 class TestSums(_Made, SumModelConformance):
     pass
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: random_ensemble().members[0],
-        random_regression,
-        random_ensemble,
-        lambda: INSTALLED.compute,
-        lambda: WithParts(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
-    ],
-    ids=["additive", "regression", "ensemble", "installed", "with parts"],
-)
+PHYSICAL_COMPUTE = {
+    "additive": lambda: random_ensemble().members[0],
+    "regression": random_regression,
+    "ensemble": random_ensemble,
+    "installed": lambda: INSTALLED.compute,
+    "with parts": lambda: WithParts(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
+    "by form": random_by_form,
+    "roofline": lambda: RooflineCompute(1000.0),
+    "roofline with host": lambda: RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1), "adam"),
+    "datasheet": lambda: CostModels.load("roofline:h100").compute,
+}
+
+
+@pytest.mark.parametrize("make", PHYSICAL_COMPUTE.values(), ids=PHYSICAL_COMPUTE)
 class TestPhysicalCompute(_Made, PhysicalComputeConformance):
     pass
 
@@ -63,18 +80,20 @@ class TestComm(_Made, CommModelConformance):
     pass
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        FreeComm,
-        lambda: LinearComm(4),
-        random_set_comm,
-        lambda: Narrowed(random_set_comm(), 0.5),
-        lambda: INSTALLED.forward,
-        lambda: INSTALLED.backward,
-    ],
-    ids=["free", "linear", "set", "narrowed", "installed forward", "installed backward"],
-)
+PHYSICAL_COMM = {
+    "free": FreeComm,
+    "linear": lambda: LinearComm(4),
+    "set": random_set_comm,
+    "narrowed": lambda: Narrowed(random_set_comm(), 0.5),
+    "installed forward": lambda: INSTALLED.forward,
+    "installed backward": lambda: INSTALLED.backward,
+    "by collective": random_by_collective,
+    "datasheet's exchange": lambda: CostModels.load("roofline:l40s").backward,
+    "datasheet's network": lambda: replace(CostModels.load("roofline:h100").forward, devices_per_host=2),
+}
+
+
+@pytest.mark.parametrize("make", PHYSICAL_COMM.values(), ids=PHYSICAL_COMM)
 class TestPhysicalComm(_Made, PhysicalCommConformance):
     pass
 

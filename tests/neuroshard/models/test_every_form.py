@@ -16,31 +16,12 @@ from neuroshard.models.trust import Margin, Margins, Range
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import (
-    PhysicalCommConformance,
-    PhysicalComputeConformance,
-    random_by_collective,
-    random_by_form,
-    random_ensemble,
-    random_form_models,
-    random_set_comm,
-    toy_tables,
-)
+from neuroshard.testing import random_ensemble, random_form_models, random_set_comm, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Form
 
 MODELS = random_form_models()
 TABLES = tuple(replace(table, rows=table.rows + 8) for table in toy_tables(4))
-
-
-class TestByForm(PhysicalComputeConformance):
-    def make(self):
-        return random_by_form()
-
-
-class TestByCollective(PhysicalCommConformance):
-    def make(self):
-        return random_by_collective()
 
 
 def _task(devices_per_host=None):

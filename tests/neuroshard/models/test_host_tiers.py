@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads, LoadSets
@@ -20,6 +20,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.testing import (
+    ONCE,
     OpaqueCompute,
     random_ensemble,
     random_form_models,
@@ -30,7 +31,6 @@ from neuroshard.testing import (
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from neuroshard.words.home import ON_DEVICE, Home, Tier
 
-ONCE = (1.0, *(0.0,) * 16)
 IN_HOST = Home(Tier.HOST)
 MODEL = RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1))
 
@@ -84,7 +84,6 @@ tables = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(tables, min_size=1, max_size=4), st.lists(st.floats(1e-3, 1), min_size=1, max_size=5))
 def test_larger_caches_cost_no_more_and_device_memory_least(some, shares):
     homes = [ON_DEVICE, *(_cached(share) for share in sorted({*shares, 1.0}, reverse=True))]

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -7,7 +5,6 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import placed_loads
 from neuroshard.models import CostModels
-from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.published_points import Curves
 from neuroshard.models.roofline import RooflineComm, RooflineCompute
 from neuroshard.models.simulator import Simulator
@@ -17,11 +14,10 @@ from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables import Table
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import PhysicalCommConformance, PhysicalComputeConformance
+from neuroshard.testing import ONCE, PhysicalCommConformance
 from neuroshard.words.collective import Collective
 from neuroshard.words.shard import Placement, Shard
 
-ONCE = (1.0, *(0.0,) * 16)
 CALL_MS, SORT_MS = 0.13, 0.123e-6  # of a call, and of a lookup going backward
 
 
@@ -33,34 +29,9 @@ def curves(gb_per_s):
     return Curves(sizes, {"alltoall": once, "reduce_scatter": once, "all_gather": once, "all_reduce": twice})
 
 
-class TestRooflineCompute(PhysicalComputeConformance):
-    def make(self):
-        return RooflineCompute(1000.0)
-
-
-class TestRooflineWithHost(PhysicalComputeConformance):
-    def make(self):
-        return RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1), "adam")
-
-
-class TestDatasheet(PhysicalComputeConformance):
-    def make(self):
-        return CostModels.load("roofline:h100").compute
-
-
 class TestRooflineComm(PhysicalCommConformance):
     def make(self):
         return RooflineComm(curves(100.0), 10.0, 8)
-
-
-class TestDatasheetsExchange(PhysicalCommConformance):
-    def make(self):
-        return CostModels.load("roofline:l40s").backward
-
-
-class TestDatasheetsNetwork(PhysicalCommConformance):
-    def make(self):
-        return replace(CostModels.load("roofline:h100").forward, devices_per_host=2)
 
 
 def test_bytes_over_bandwidth_by_hand():

@@ -8,10 +8,9 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.form import Form
 from neuroshard.words.home import ON_DEVICE, Home, Tier
-
-ONCE = (1.0, *(0.0,) * 16)
 
 
 def _task(names, devices=4, memory=1 << 20, per_host=2, constraints=None, rows=10):

@@ -15,10 +15,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.shard import Placement, Shard
 
-ONCE = (1.0, *(0.0,) * 16)
 TABLE = Table("t", 10, 16, 2.0, ONCE)
 
 
@@ -97,9 +97,8 @@ def _rows(devices, *blocks, column=0, dim=16):
     ],
 )
 def test_what_nobody_serves_is_refused(task, placements, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         Plan(task, tuple(placements))
-    assert "\n" not in str(caught.value)
 
 
 def test_rows_of_some_columns_on_all_devices_are_refused():

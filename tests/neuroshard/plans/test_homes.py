@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE, linear_models
 from neuroshard.words.form import CALLS, Call, Form
 from neuroshard.words.home import ON_DEVICE, Home, Tier
 
-ONCE = (1.0, *(0.0,) * 16)
 TABLES = (Table("a", 1000, 8, 2.0, ONCE), Table("b", 500, 16, 1.0, ONCE), Table("c", 100, 8, 1.0, ONCE, pooled=False))
 HOMES = (Home(Tier.CACHED, 0.25), Home(Tier.HOST), ON_DEVICE)
 TOPOLOGY = Topology(4, 1 << 20, devices_per_host=2, host_memory_bytes=1 << 20)
@@ -152,9 +153,6 @@ def test_homes_are_of_all_tables():
 
 
 def test_models_that_know_no_host_memory_refuse_it():
-    from neuroshard.models.simulator import Simulator
-    from neuroshard.testing import linear_models
-
     pooled = Task(TABLES[:2], TOPOLOGY, 64, fixed_homes=HOMES[:2])
     with pytest.raises(UserError, match="these cost models don't know costs of tables in tier cached; take models"):
         Simulator(linear_models()).models.check(pooled)

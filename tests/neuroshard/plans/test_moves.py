@@ -11,9 +11,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import toy_task
-
-ONCE = (1.0, *(0.0,) * 16)
+from neuroshard.testing import ONCE, toy_task
 
 
 def _task(names, devices=2, **fields):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.layouts import in_columns, in_copies, in_rows
@@ -16,12 +16,12 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import linear_models
+from neuroshard.testing import ONCE, linear_models
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 
 BATCH = 64
-TABLE = Table("s", 100, 16, 2.5, (1.0, *(0.0,) * 16), features=2, pooled=False)
+TABLE = Table("s", 100, 16, 2.5, ONCE, features=2, pooled=False)
 TASK = Task((TABLE, replace(TABLE, name="p", pooled=True)), Topology(4, 1 << 20, devices_per_host=2), BATCH)
 POOLED = in_columns(TASK, [(1, 16, 2)])
 ROOFLINE = Simulator(CostModels.load("roofline:h100"))
@@ -58,7 +58,6 @@ def test_limits_leave_equal_halves(dim, most, narrowest):
 
 
 @given(st.floats(0.1, 50), st.integers(1, 5), st.integers(4, 5000))
-@settings(max_examples=40, deadline=None)
 def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_size):
     """In columns and in rows alike: all of it goes to the devices of its samples, nothing is added up."""
     table = replace(TABLE, pooling_factor=pooling, features=features)

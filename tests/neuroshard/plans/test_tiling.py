@@ -13,10 +13,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import Placement, Shard
 
-ONCE = (1.0, *(0.0,) * 16)
 PLACE = re.compile(r"plan: column (\d+) of table 't', row (\d+), is covered (twice|by no shard)")
 
 

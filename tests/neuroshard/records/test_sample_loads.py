@@ -9,13 +9,12 @@ from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.records.sample_loads import by_group, loads_of, traffic_of
 from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, RowBlock
-from neuroshard.testing import toy_tables
+from neuroshard.testing import ONCE, toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, Form
 from neuroshard.words.home import ON_DEVICE, TIERS, Home, Tier
 
 TABLES = tuple(replace(table, rows=100 + i) for i, table in enumerate(toy_tables(3)))
-ONCE = (1.0, *(0.0,) * 16)
 BLOCKS = RowBlock(50, 50), RowBlock(0, 51)
 ROWS = ComputeSample(TABLES[:2], 256, Form.ROWS, BLOCKS, lookups=(BlockLookups(7, ONCE), BlockLookups(0, ONCE)))
 

@@ -11,7 +11,7 @@ from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.parquet_schema import COMM_SCHEMA, COMPUTE_SCHEMA, read_tables, tables_rows
+from neuroshard.records.parquet_schema import read_tables, tables_rows
 from neuroshard.records.samples import (
     BlockLookups,
     CommSample,
@@ -21,14 +21,14 @@ from neuroshard.records.samples import (
     Repeats,
     RowBlock,
 )
-from neuroshard.testing import toy_tables, toy_task
+from neuroshard.testing import ONCE, toy_tables, toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
 from neuroshard.words.home import Home, Tier
 
 BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
-SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, (1.0, *(0.0,) * 16)))
+SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, ONCE))
 HARDWARE = {"kind": "cpu", "device": "x", "count": 2, "memory_bytes": 1}
 
 
@@ -103,44 +103,45 @@ def test_records_come_back_exactly(directory, kind, measurements):
         _same(saved, loaded)
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"tier": "attic"}, "unknown tier 'attic'"),
-        ({"cached": None}, "sample 7: tier 'cached' with cached=None"),
-        ({"cached": 1.5}, "cached=1.5"),
-        ({"tier": None}, "sample 7: tier 'device' with cached=0.05"),
-        ({"tier": "host"}, "sample 7: tier 'host' with cached=0.05"),
-        ({"form": "copies"}, "sample 7: tables in tier cached of the form copies"),
-    ],
-)
-def test_memories_that_contradict_themselves_are_refused(directory, change, error):
-    parts = directory.compute()
-    parts.write(0, [m for m in _compute() if m.sample_id == 7])
-    (row,) = pq.read_table(parts.path(0)).to_pylist()
-    pq.write_table(pa.Table.from_pylist([row | change], schema=COMPUTE_SCHEMA), parts.path(0))
-    with pytest.raises(UserError, match=error):
-        parts.read()
+CONTRADICTORY = [
+    ("compute", 7, {"tier": "attic"}, "unknown tier 'attic'"),
+    ("compute", 7, {"cached": None}, "sample 7: tier 'cached' with cached=None"),
+    ("compute", 7, {"cached": 1.5}, "cached=1.5"),
+    ("compute", 7, {"tier": None}, "sample 7: tier 'device' with cached=0.05"),
+    ("compute", 7, {"tier": "host"}, "sample 7: tier 'host' with cached=0.05"),
+    ("compute", 7, {"form": "copies"}, "sample 7: tables in tier cached of the form copies"),
+    ("compute", 0, {"features": [3]}, "2 tables but 1 features"),
+    ("compute", 2, {"form": "diagonals"}, "unknown form 'diagonals'"),
+    ("compute", 2, {"form": "copies"}, "2 blocks of rows for 2 tables of the form copies"),
+    ("compute", 2, {"first_rows": [0]}, "must be equally many"),
+    ("compute", 2, {"rows": [2, 1 << 30]}, "has no rows 1 to"),
+    ("compute", 2, {"first_rows": [-1, 0]}, "first_rows"),
+    ("compute", 2, {"hot_first": 1.5}, "hot_first=1.5"),
+    ("compute", 2, {"reuse": [[1.0]] * 2}, "of a length of at least 17"),
+    ("compute", 2, {"lookups": [-1, 0]}, "lookups"),
+    ("local", 3, {"rank": 2}, "sample 3: rank 2 of a plan for 2 devices"),
+    ("local", 3, {"plan": "{}"}, "sample 3: plan"),
+    ("local", 3, {"plan": "no JSON"}, "sample 3: plan"),
+    ("comm", 7, {"collective": "gossip"}, "unknown collective 'gossip'"),
+    ("comm", 7, {"collective": "all_reduce", "size_bytes": [8, 16]}, "all_reduce needs equal sizes"),
+    ("comm", 7, {"collective": "host_all_to_all"}, "host_all_to_all needs devices_per_host"),
+    ("comm", 7, {"collective": "input", "devices_per_host": 3}, "2 devices on hosts of 3 each"),
+    ("comm", 7, {"collective": "input", "size_bytes": [8, -8]}, "size_bytes"),
+    ("comm", 7, {"collective": "input", "size_bytes": [8]}, "1 sizes but 2 start delays"),
+]
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "error"),
-    [
-        ("rank", 2, "sample 3: rank 2 of a plan for 2 devices"),
-        ("plan", "{}", "sample 3: plan"),
-        ("plan", "no JSON", "sample 3: plan"),
-    ],
-)
-def test_plans_that_are_none_are_refused(directory, column, value, error):
-    parts = directory.local()
-    parts.write(0, _local()[:1])
+@pytest.mark.parametrize(("kind", "number", "change", "error"), CONTRADICTORY)
+def test_records_that_contradict_themselves_are_refused(directory, kind, number, change, error):
+    parts = getattr(directory, kind)()
+    measurements = {"compute": _compute, "comm": _comm, "local": _local}[kind]()
+    parts.write(0, [measurement for measurement in measurements if measurement.sample_id == number])
     table = pq.read_table(parts.path(0))
-    broken = pa.array([value], table.schema.field(column).type)
-    pq.write_table(
-        table.set_column(table.schema.get_field_index(column), table.schema.field(column), broken), parts.path(0)
-    )
-    with pytest.raises(UserError, match=error):
+    (row,) = table.to_pylist()
+    pq.write_table(pa.Table.from_pylist([row | change], schema=table.schema), parts.path(0))
+    with pytest.raises(UserError, match=error) as caught:
         parts.read()
+    assert "part-00000.parquet doesn't hold measurements" in str(caught.value)
 
 
 def test_tables_come_back_with_their_features(tmp_path):
@@ -150,68 +151,12 @@ def test_tables_come_back_with_their_features(tmp_path):
     assert tuple(directory.tables().values()) == tables
 
 
-def test_samples_with_too_few_features_are_refused(directory):
-    parts = directory.compute()
-    parts.write(0, _compute()[:1])
-    (row,) = pq.read_table(parts.path(0)).to_pylist()
-    pq.write_table(pa.Table.from_pylist([row | {"features": [3]}]), parts.path(0))
-    with pytest.raises(UserError, match="2 tables but 1 features"):
-        parts.read()
-
-
 def test_what_holds_other_columns_is_measured_anew(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
     with pytest.raises(UserError, match="field 'collective' is missing; delete it, and collect measures it anew"):
         parts.read()
-
-
-@pytest.mark.parametrize(
-    ("collective", "sizes", "devices_per_host", "error"),
-    [
-        ("gossip", [8, 8], None, "unknown collective 'gossip'"),
-        ("all_reduce", [8, 16], None, "all_reduce needs equal sizes"),
-        ("host_all_to_all", [8, 8], None, "host_all_to_all needs devices_per_host"),
-        ("input", [8, 8], 3, "2 devices on hosts of 3 each"),
-        ("input", [8, -8], None, "size_bytes"),
-        ("input", [8], None, "1 sizes but 2 start delays"),
-    ],
-)
-def test_exchanges_that_contradict_themselves_are_refused(directory, collective, sizes, devices_per_host, error):
-    parts = directory.comm()
-    parts.write(0, _comm()[:1])
-    (row,) = pq.read_table(parts.path(0)).to_pylist()
-    row |= {"collective": collective, "size_bytes": sizes, "devices_per_host": devices_per_host}
-    pq.write_table(pa.Table.from_pylist([row], schema=COMM_SCHEMA), parts.path(0))
-    with pytest.raises(UserError, match=error):
-        parts.read()
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "error"),
-    [
-        ("form", "diagonals", "unknown form 'diagonals'"),
-        ("form", "copies", "2 blocks of rows for 2 tables of the form copies"),
-        ("first_rows", [0], "must be equally many"),
-        ("rows", [2, 1 << 30], "has no rows 1 to"),
-        ("first_rows", [-1, 0], "first_rows"),
-        ("hot_first", 1.5, "hot_first=1.5"),
-        ("reuse", [[1.0]] * 2, "of a length of at least 17"),
-        ("lookups", [-1, 0], "lookups"),
-    ],
-)
-def test_blocks_that_contradict_themselves_are_refused(directory, column, value, error):
-    parts = directory.compute()
-    parts.write(0, _compute()[2:3])
-    table = pq.read_table(parts.path(0))
-    index = table.schema.names.index(column)
-    pq.write_table(
-        table.set_column(index, table.schema.field(index), pa.array([value], table.field(index).type)), parts.path(0)
-    )
-    with pytest.raises(UserError, match=error) as caught:
-        parts.read()
-    assert "part-00000.parquet doesn't hold measurements" in str(caught.value)
 
 
 def test_tables_and_manifest_come_back_exactly(directory):
@@ -238,9 +183,8 @@ def test_corrupt_parts_are_named(directory):
     parts.write(0, _compute())
     path = parts.path(0)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"part-00000.parquet is corrupt.*; delete it") as caught:
+    with pytest.raises(UserError, match=r"part-00000.parquet is corrupt.*; delete it"):
         parts.read()
-    assert "\n" not in str(caught.value)
     pq.write_table(pq.read_table(directory.path / "tables.parquet"), path)
     with pytest.raises(UserError, match="doesn't hold measurements"):
         parts.read()

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.tables.misses import Popularity, cache_misses, touched_rows
@@ -74,7 +74,6 @@ tables = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(tables, st.lists(st.floats(0, 1), min_size=2, max_size=6))
 def test_larger_caches_miss_no_more(table, shares):
     rows, lookups, counts = table
@@ -87,7 +86,6 @@ def test_larger_caches_miss_no_more(table, shares):
     assert (np.diff(missed) <= 1e-9 * touched[0]).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(10, 10**7), st.floats(10, 1e6), st.floats(0, 1.3), st.floats(0, 0.9))
 def test_more_lookups_miss_more(rows, lookups, exponent, share):
     """Of rows that are as popular as before, as far as histograms say it: they leave 10% of the rows open."""

@@ -3,7 +3,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard as ns
@@ -59,7 +59,6 @@ def test_slow_parts_of_scipy_are_not_imported():
     assert done.stdout.decode().strip() == "False"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(0, 1), min_size=17, max_size=17),
     st.sampled_from([0.9, 0.5, 0.25, 1 / 8, 0.01]),

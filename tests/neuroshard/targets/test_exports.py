@@ -19,11 +19,11 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.home import Home, Tier
 from neuroshard.words.shard import Placement, Shard
 
 GOLDEN = Path(__file__).parent / "golden"
-ONCE = (1.0, *(0.0,) * 16)
 GIB = 1 << 30
 
 
@@ -125,7 +125,6 @@ def _sok_plans(draw):
     return Plan(task, tuple(placements))
 
 
-@settings(deadline=None)
 @given(_sok_plans())
 def test_sok_reads_what_was_planned(plan):
     exported = ns.export_plan(plan, "sok")
@@ -136,7 +135,6 @@ def test_sok_reads_what_was_planned(plan):
         assert (home.tier is Tier.DEVICE) == (kind == "static")
 
 
-@settings(deadline=None)
 @given(_sok_plans())
 def test_the_snippet_for_sok_says_the_same_on_every_gpu(plan):
     exported, size = ns.export_plan(plan, "sok"), plan.task.topology.num_devices
@@ -245,7 +243,6 @@ def _hugectr_table(draw, task, index):
     return in_columns(task, [(index, dim // count, gpu) for gpu in draw(st.permutations(range(size)))[:count]])
 
 
-@settings(deadline=None)
 @given(_hugectr_plans())
 def test_hugectr_reads_what_was_planned(plan):
     exported = ns.export_plan(plan, "hugectr")
@@ -253,7 +250,6 @@ def test_hugectr_reads_what_was_planned(plan):
     assert sorted(_hugectr_placements(plan.task, content)) == sorted(plan.placements)
 
 
-@settings(deadline=None)
 @given(_hugectr_plans())
 def test_the_snippet_for_hugectr_says_the_same(plan):
     exported, given_to = ns.export_plan(plan, "hugectr"), {}
@@ -274,7 +270,7 @@ def test_sequence_tables_of_hugectr_are_in_groups_of_their_width():
     assert strategy == [["mp", ["a"]], ["mp", ["b", "d"]], ["mp", ["c"]]]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(plan=_hugectr_plans())
 def test_torchrec_reads_what_was_planned(tmp_path_factory, plan):
     from neuroshard.torchrec import from_sharding_plan, load_sharding_plan
@@ -286,7 +282,6 @@ def test_torchrec_reads_what_was_planned(tmp_path_factory, plan):
     assert sorted(from_sharding_plan(plan.task, read).placements) == sorted(plan.placements)
 
 
-@settings(deadline=None)
 @given(st.one_of(_sok_plans(), _hugectr_plans()))
 def test_plain_placements_are_those_of_the_plan(plan):
     content = json.loads(json.dumps(ns.export_plan(plan, "json").content))

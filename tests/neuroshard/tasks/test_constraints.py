@@ -11,8 +11,8 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule, constraints, load_constraints
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 
-ONCE = (1.0, *(0.0,) * 16)
 TABLES = tuple(Table(name, 100, dim, 2.0, ONCE) for name, dim in (("user_a", 16), ("user_b", 16), ("item", 32)))
 
 
@@ -20,60 +20,47 @@ def _task(rules):
     return Task(TABLES, Topology(3, 1 << 30), 64, constraints=rules)
 
 
-def _violations(rules, *placed):
-    return assemble(_task(rules), placed).violations
-
-
 WHOLE = ((0, 16, 0), (1, 16, 1), (2, 32, 2))
 
 
+USERS = ((0, 16, 0), (1, 16, 0))  # both on one device
+PINS = PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))
+
+
 @pytest.mark.parametrize(
-    ("rules", "broken"),
+    ("rules", "placed", "broken"),
     [
-        (Constraints((TableRule("user_*", devices=(0, 1)),)), None),
-        (Constraints((TableRule("user_*", devices=(0, 2)),)), "'user_b' must not lie on device 1"),
-        (Constraints((TableRule("*", max_shards=1),)), None),
-        (Constraints((TableRule("item", min_shards=2),)), "'item' is on 1 devices, not on 2 to 8"),
-        (Constraints(pinned=(PinnedShard("item", 32, (1, 2)),)), None),
-        (Constraints(pinned=(PinnedShard("item", 8, (2,)),)), "pinned shards of table 'item'"),
-        (Constraints(together=(("user_a", "item"),)), "user_a, item are not together"),
-        (Constraints(apart=(("user_a", "user_b", "item"),)), None),
+        (Constraints((TableRule("user_*", devices=(0, 1)),)), WHOLE, None),
+        (Constraints((TableRule("user_*", devices=(0, 2)),)), WHOLE, "'user_b' must not lie on device 1"),
+        (Constraints((TableRule("*", max_shards=1),)), WHOLE, None),
+        (
+            Constraints((TableRule("item", max_shards=1),)),
+            (*USERS, (2, 16, 0), (2, 16, 1)),
+            "on 2 devices, not on 1 to 1",
+        ),
+        (Constraints((TableRule("item", min_shards=2),)), WHOLE, "'item' is on 1 devices, not on 2 to 8"),
+        (
+            Constraints((TableRule("item", min_dim=10),)),
+            (*USERS, (2, 24, 0), (2, 8, 1)),
+            "'item' has a shard of 8 columns, fewer than 12",
+        ),
+        (Constraints(pinned=(PinnedShard("item", 32, (1, 2)),)), WHOLE, None),
+        (Constraints(pinned=(PinnedShard("item", 8, (2,)),)), WHOLE, "pinned shards of table 'item'"),
+        (Constraints(pinned=PINS), (*USERS, (2, 16, 0), (2, 16, 1)), None),
+        (Constraints(pinned=PINS[::-1]), (*USERS, (2, 16, 0), (2, 16, 1)), None),
+        (Constraints(pinned=PINS), (*USERS, (2, 16, 1), (2, 16, 2)), "pinned shards of table 'item'"),
+        (Constraints(together=(("user_a", "item"),)), WHOLE, "user_a, item are not together"),
+        (Constraints(apart=(("user_a", "user_b", "item"),)), WHOLE, None),
+        (Constraints(apart=(("user_a", "user_b"),)), (*USERS, (2, 32, 1)), "user_a, user_b are both on device 0"),
     ],
 )
-def test_broken_constraints_are_named(rules, broken):
-    found = _violations(rules, *WHOLE)
+def test_broken_constraints_are_named(rules, placed, broken):
+    found = assemble(_task(rules), placed).violations
     if broken is None:
         assert found == ()
     else:
         assert len(found) == 1
         assert broken in found[0]
-
-
-def test_more_broken_constraints():
-    assert (
-        "on 2 devices, not on 1 to 1"
-        in _violations(Constraints((TableRule("item", max_shards=1),)), (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1))[
-            0
-        ]
-    )
-    assert (
-        "user_a, user_b are both on device 0"
-        in _violations(Constraints(apart=(("user_a", "user_b"),)), (0, 16, 0), (1, 16, 0), (2, 32, 1))[0]
-    )
-    narrow = Constraints((TableRule("item", min_dim=10),))
-    assert (
-        "'item' has a shard of 8 columns, fewer than 12"
-        in _violations(narrow, (0, 16, 0), (1, 16, 0), (2, 24, 0), (2, 8, 1))[0]
-    )
-    pins = Constraints(pinned=(PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))))
-    assert _violations(pins, (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1)) == ()
-    assert len(_violations(pins, (0, 16, 0), (1, 16, 0), (2, 16, 1), (2, 16, 2))) == 1
-
-
-def test_pins_of_which_one_is_choosier_are_met_in_either_order():
-    pins = PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))
-    for some in (pins, pins[::-1]):
-        assert _violations(Constraints(pinned=some), (0, 16, 0), (1, 16, 0), (2, 16, 0), (2, 16, 1)) == ()
 
 
 def test_many_pins_of_one_table_are_checked_at_once():
@@ -141,9 +128,8 @@ def test_rules_that_match_one_table_all_hold():
     ],
 )
 def test_contradictions_are_refused_before_any_search(rules, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         _task(rules)
-    assert "\n" not in str(caught.value)
 
 
 def test_impossible_rules_are_refused():
@@ -165,9 +151,8 @@ def test_constraints_come_from_files(tmp_path):
 def test_malformed_files_are_refused(tmp_path, text):
     path = tmp_path / "rules.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"rules\.yaml") as caught:
+    with pytest.raises(UserError, match=r"rules\.yaml"):
         load_constraints(str(path))
-    assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="no constraints at"):
         load_constraints(str(tmp_path / "none.yaml"))
 

@@ -10,10 +10,10 @@ from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from tests.kit.processes import on_gloo
 
 ROWS, DIM = 20, 16
-ONCE = (1.0, *(0.0,) * 16)
 
 
 def _collection():
@@ -59,8 +59,7 @@ def _loads(rank, widths, what):
 
 
 @pytest.mark.parametrize(
-    ("widths", "what"),
-    [([(8, 0), (8, 1)], "shards"), ([(4, 0), (12, 1)], "nothing"), ([(4, 0), (12, 1)], "whole")],
+    ("widths", "what"), [([(8, 0), (8, 1)], "shards"), ([(4, 0), (12, 1)], "nothing"), ([(4, 0), (12, 1)], "whole")]
 )
 def test_weights_load_into_shards_of_one_width_and_whole_ones_into_any(widths, what):
     pytest.importorskip("torchrec")

@@ -9,12 +9,8 @@ from torchrec.distributed.planner.types import Shard, ShardingOption, Topology
 import neuroshard as ns
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import assemble
-from neuroshard.testing import linear_models, toy_task
-from neuroshard.torchrec.estimators import (
-    SimulatorPerfModel,
-    SimulatorShardEstimator,
-    TaskStorageEstimator,
-)
+from neuroshard.testing import ONCE, linear_models, toy_task
+from neuroshard.torchrec.estimators import SimulatorPerfModel, SimulatorShardEstimator, TaskStorageEstimator
 
 TOPOLOGY = Topology(4, "cuda", created_by_factory=True)
 
@@ -59,8 +55,7 @@ def test_shards_are_estimated_alone(planned):
 
 
 def test_sequence_tables_exchange_a_row_for_every_lookup():
-    once = (1.0, *(0.0,) * 16)
-    pooled = ns.Table("p", 1000, 16, 7.5, once, features=2)
+    pooled = ns.Table("p", 1000, 16, 7.5, ONCE, features=2)
     task = ns.Task((replace(pooled, name="s", pooled=False), pooled), ns.Topology(2, 1 << 30), 256)
     options = _options(task, assemble(task, [(0, 16, 0), (1, 16, 1)]))
     SimulatorShardEstimator(task, Simulator(ns.CostModels.load("roofline:h100"))).estimate(options, {})

@@ -82,11 +82,7 @@ def test_pods_are_domains_of_fast_links():
 
 @pytest.mark.parametrize(
     ("models", "coded", "warned"),
-    [
-        ("roofline:h100", True, 1),
-        ("roofline:h100+fp16/bf16", True, 0),
-        ("roofline:h100", False, 0),
-    ],
+    [("roofline:h100", True, 1), ("roofline:h100+fp16/bf16", True, 0), ("roofline:h100", False, 0)],
 )
 def test_other_precisions_of_exchanges_than_the_models_count_are_said_once(models, coded, warned, caplog):
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)

@@ -125,10 +125,7 @@ SEWN = [(0, 8, 1), (0, 8, 2), (1, 32, 1), (2, 64, 2)]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "pairs"),
-    [
-        (2, [(WHOLE, SWAPPED), (ASIDE, SWAPPED), (CUT, SWAPPED_CUT)]),
-        (4, [(ASIDE, CUT_IN_FOUR), (CUT_IN_FOUR, SEWN)]),
-    ],
+    [(2, [(WHOLE, SWAPPED), (ASIDE, SWAPPED), (CUT, SWAPPED_CUT)]), (4, [(ASIDE, CUT_IN_FOUR), (CUT_IN_FOUR, SEWN)])],
 )
 def test_tables_move_while_a_job_trains(devices, pairs):
     from fbgemm_gpu.split_embedding_configs import EmbOptimType

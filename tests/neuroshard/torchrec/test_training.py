@@ -8,11 +8,11 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 from neuroshard.words.form import Form
 from neuroshard.words.home import Home, Tier
 from tests.kit.processes import on_gloo, shard_of
 
-ONCE = (1.0, *(0.0,) * 16)
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
 FEATURES = {"a": ["f_a"], "b": ["f_b", "g_b"], "c": ["f_c"]}  # two features share b
 NAMES = [name for names in FEATURES.values() for name in names]

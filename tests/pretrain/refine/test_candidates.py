@@ -17,15 +17,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.refine.candidates import Candidates
 from neuroshard.stages.pretrain.refine.choose import Source, content_key, exchange_key, filled, in_turn, unseen
 from neuroshard.stages.pretrain.refine.propose import PlanSamples, most_doubtful, plans_for, random_plan
-from neuroshard.stages.pretrain.refine.rounds import (
-    Again,
-    Foreseen,
-    Round,
-    Shares,
-    noise_of,
-    rounds_in,
-    well_predicted,
-)
+from neuroshard.stages.pretrain.refine.rounds import Again, Foreseen, Round, Shares, noise_of, rounds_in, well_predicted
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.testing import toy_task
 from neuroshard.testing.toys import LinearComm, random_ensemble, random_form_models

@@ -9,9 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from neuroshard.app import cli
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.workers import forked_warm
 from neuroshard.layouts import in_copies, in_rows
@@ -46,7 +44,7 @@ from neuroshard.testing.devices import MADE_UP, MadeUpCpu, MadeUpExchange, measu
 from neuroshard.testing.devices.made_up_hardware import MadeUpHardware, SlowerBy
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import IN_COLUMNS
-from tests.kit.commands import run_command
+from tests.kit.commands import run_command, shown
 from tests.kit.processes import PATIENCE_S, die_at_file
 
 BATCH_SIZE, DEVICES = 4096, 2
@@ -160,9 +158,7 @@ def test_what_a_run_leaves(home, tmp_path):
     assert len(rows) == sum(len(one.samples) for one in result.rounds)
     assert {row["why"] for row in rows} == {"proposal", "doubt", "random"}
     assert (tmp_path / "out" / "refine.png").stat().st_size > 1000
-    console = Console(record=True, width=160)
-    result.show(console)
-    assert "120 measurements, 0 failed" in console.export_text()
+    assert "120 measurements, 0 failed" in shown(result)
     again = _run(home, tmp_path / "out", enough=0.0).run()
     assert again == result
 
@@ -321,9 +317,7 @@ def test_a_machine_that_is_now_fast_and_now_slow_is_seen_through(home, tmp_path)
     for m in listening.heard[-1]:
         said = (took[m.sample_id] / m.repeats.times_ms).mean()
         assert np.abs(np.log(said / of_round[m.sample_id]) - off.mean()) < 0.06
-    console = Console(record=True, width=160)
-    result.show(console)
-    assert "slower by" in console.export_text()
+    assert "slower by" in shown(result)
 
 
 @pytest.mark.parametrize("live", [3, 64])
@@ -430,31 +424,12 @@ def test_failed_samples_are_counted_and_left_out(home, tmp_path):
     result = _run(home, tmp_path / "half", hardware=_BrokenHardware(made_up=AWAY), **settings).run()
     failed = [one for one in result.rounds[0].samples if one.measured_ms is None]
     assert {one.part for one in failed} == {"compute"}
-    console = Console(record=True, width=160)
-    result.show(console)
-    assert f"20 measurements, {len(failed)} failed" in console.export_text()
+    assert f"20 measurements, {len(failed)} failed" in shown(result)
     before, after = CostModels.load(home), CostModels.load(tmp_path / "half" / "models")
     assert after.forward.scale_ms > before.forward.scale_ms
     assert [m.scale_ms for m in after.compute.members] == [m.scale_ms for m in before.compute.members]
     with pytest.raises(UserError, match="nothing could be measured: MemoryError: too much; what was tried stands in"):
         _run(home, tmp_path / "none", hardware=_BrokenHardware(exchanges_too=True), **settings).run()
-
-
-def test_the_command_refuses_in_a_line(home, tmp_path, capsys):
-    (tmp_path / "tables.csv").write_text("name,rows,dim,pooling_factor\na,100,16,2\nb,50,8,1\n")
-    for setting, message in (
-        ("model=roofline:h100", "Ensemble goes on from ComputeEnsemble only"),
-        ("samples=0", "samples=0 must be a whole number"),
-        ("shares.again=0.9", "again=0.9 must be a number of at most 0.5"),
-        ("compute_model.member.training_further.loss=mape", "unknown loss 'mape'"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["refine", f"tables={tmp_path}/tables.csv", f"out={tmp_path}/out", setting])
-        assert stop.value.code == 2
-        err = capsys.readouterr().err
-        assert message in err
-        assert err.count("\n") == 1
-        assert not (tmp_path / "out").exists()
 
 
 def test_one_device_exchanges_nothing(home, tmp_path):
@@ -482,15 +457,20 @@ def test_a_tiny_run_on_real_hardware(home, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
+        ("model=roofline:h100", "Ensemble goes on from ComputeEnsemble only"),
+        ("samples=0", "samples=0 must be a whole number"),
+        ("shares.again=0.9", "again=0.9 must be a number of at most 0.5"),
+        ("compute_model.member.training_further.loss=mape", "unknown loss 'mape'"),
         ("exchanges.num_devices=[2]", "unknown setting of neuroshard refine 'exchanges.num_devices'"),
         ("calls.forms=[rows]", "unknown setting of neuroshard refine 'calls.forms'"),
         ("exchanges.collectives=[host_all_to_all]", "host_all_to_all needs several hosts"),
         ("calls.tiers=[cached]", "has no second tier of memory"),
     ],
 )
-def test_settings_that_a_run_could_not_use_are_refused(tmp_path, capsys, monkeypatch, setting, message):
+def test_settings_that_a_run_could_not_use_are_refused_in_a_line(tmp_path, capsys, monkeypatch, setting, message):
     monkeypatch.chdir(tmp_path)
     code, _, err = run_command(capsys, "refine", setting)
     assert code == 2
     assert message in err
+    assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

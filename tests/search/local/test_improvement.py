@@ -73,6 +73,5 @@ def test_a_slow_clock_changes_no_plan(name, monkeypatch):
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_at_once(setting, value):
-    with pytest.raises(UserError, match=f"{setting}=") as caught:
+    with pytest.raises(UserError, match=f"{setting}="):
         Improvement(**{setting: value})
-    assert "\n" not in str(caught.value)

@@ -136,19 +136,34 @@ def test_rows_are_not_chosen_where_one_block_has_all_lookups():
     assert [ALL.find(task, SIMULATOR).plan.forms[0] is Form.ROWS for task in tasks] == [True, False, False]
 
 
-def test_a_table_that_no_cut_of_columns_fits_gets_a_plan():
-    """Five billion rows of 32 columns with their optimizer state: 4 columns of it take 93 GiB."""
-    tables = (_table("huge", 5_000_000_000, 32, 1), *criteo()[:3])
-    topology, use = Topology(16, "80GiB", devices_per_host=8), MemoryUse("rowwise_adagrad", batches_in_flight=1)
-    task = Task(tables, topology, BATCH, use)
-    with pytest.raises(InfeasibleError, match=r"'huge' takes 93\.\d GiB even at 4 columns"):
+@pytest.mark.parametrize(
+    ("table", "topology", "memory", "refused"),
+    [
+        (
+            _table("huge", 5_000_000_000, 32, 1),
+            Topology(16, "80GiB", devices_per_host=8),
+            MemoryUse("rowwise_adagrad", batches_in_flight=1),
+            r"'huge' takes 93\.\d GiB even at 4 columns",
+        ),
+        (
+            _table("videos", 80_000_000, 128, 20, pooled=False),
+            Topology(8, "16GiB", devices_per_host=8),
+            MemoryUse(),
+            r"'videos' takes 19\.\d GiB even at 64 columns",
+        ),
+    ],
+    ids=["pooled", "sequence"],
+)
+def test_a_table_that_no_cut_of_columns_fits_lies_in_rows(table, topology, memory, refused):
+    """With their optimizer state, or a half of a sequence table: a shard that takes more than a device holds."""
+    task = Task((table, *criteo()[:3]), topology, BATCH, memory)
+    with pytest.raises(InfeasibleError, match=refused):
         ALONE.find(task, SIMULATOR)
     plan = ALL.find(task, SIMULATOR).plan
-    assert plan.forms[0] is Form.ROWS
-    assert plan.violations == ()
-    exported = to_sharding_plan(plan, "ebc").plan["ebc"]
-    assert exported["huge"].sharding_type == "row_wise"
-    assert exported["huge"].ranks == list(range(16))
+    assert (plan.forms[0], plan.violations) == (Form.ROWS, ())
+    exported = to_sharding_plan(plan, "ebc").plan["ebc"][table.name]
+    assert exported.sharding_type == "row_wise"
+    assert exported.ranks == list(range(topology.num_devices))
 
 
 def test_tables_that_pack_in_no_columns_lie_in_rows():
@@ -323,16 +338,27 @@ def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
     assert len(quick.asked) > 2
 
 
-def test_choices_are_ranked_by_what_their_plans_cost():
+@pytest.mark.parametrize(
+    ("task", "models", "rel"),
+    [
+        (_criteo(16), ROOFLINE, 2e-4),
+        (sequence_task(10), ROOFLINE, 2e-3),
+        (sequence_task(10), random_form_models(), 2e-3),
+    ],
+    ids=["pooled", "sequences, sum", "sequences, by call"],
+)
+def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
     """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
-    task, start = _criteo(16), EvenLayouts()
-    choices = FormChoices.of(task, SIMULATOR, allowed_forms(task, CALLS), start)
-    rng = np.random.default_rng(0)
+    start, simulator, count = EvenLayouts(), Simulator(models), len(task.tables)
+    choices = FormChoices.of(task, simulator, allowed_forms(task, CALLS), start)
+    rng, in_rows_too = np.random.default_rng(0), 0
     for share in (0.0, 0.3, 0.7, 1.0):
-        forms = np.where(rng.uniform(size=26) < share, rng.integers(1, 3, size=26), COLUMNS)
-        forms = np.where(choices.allowed[np.arange(26), forms], forms, COLUMNS)
+        forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
+        forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMNS)
+        in_rows_too += (forms[::2] == ROWS).sum()  # of sequence tables, where there are any
         plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
-        assert choices.quick_ms(forms) == pytest.approx(SIMULATOR.cost(task, plan).total_ms, rel=2e-4)
+        assert choices.quick_ms(forms) == pytest.approx(simulator.cost(task, plan).total_ms, rel=rel)
+    assert in_rows_too
 
 
 def test_choices_that_leave_no_room_cost_infinitely_much():
@@ -400,31 +426,6 @@ def test_sequence_tables_lie_in_rows_where_that_costs_less():
     assert min(gains) >= 0
     assert max(gains) > 0.1
     assert found == {Form.COLUMNS, Form.ROWS}
-
-
-def test_a_sequence_table_that_fits_no_device_lies_in_rows():
-    """Eighty million rows of 128 columns: a half of them takes 19 GiB."""
-    tables = (_table("videos", 80_000_000, 128, 20, pooled=False), *criteo()[:3])
-    task = Task(tables, Topology(8, "16GiB", devices_per_host=8), BATCH)
-    with pytest.raises(InfeasibleError, match=r"'videos' takes 19\.\d GiB even at 64 columns"):
-        ALONE.find(task, SIMULATOR)
-    plan = ALL.find(task, SIMULATOR).plan
-    assert (plan.forms[0], plan.violations) == (Form.ROWS, ())
-    assert to_sharding_plan(plan).plan[""]["videos"].sharding_type == "row_wise"
-
-
-@pytest.mark.parametrize("models", [ROOFLINE, random_form_models()], ids=["sum", "by call"])
-def test_choices_with_sequence_tables_are_ranked_by_what_their_plans_cost(models):
-    task, start, simulator = sequence_task(10), EvenLayouts(), Simulator(models)
-    choices = FormChoices.of(task, simulator, allowed_forms(task, CALLS), start)
-    rng, in_rows_too = np.random.default_rng(0), 0
-    for share in (0.0, 0.3, 0.7, 1.0):
-        forms = np.where(rng.uniform(size=10) < share, rng.integers(1, 3, size=10), COLUMNS)
-        forms = np.where(choices.allowed[np.arange(10), forms], forms, COLUMNS)
-        in_rows_too += (forms[::2] == ROWS).sum()
-        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(shakes=0), max_moved_bytes=0)).plan
-        assert choices.quick_ms(forms) == pytest.approx(simulator.cost(task, plan).total_ms, rel=2e-3)
-    assert in_rows_too
 
 
 def test_sequence_tables_stay_in_columns_where_models_do_not_know_their_rows():

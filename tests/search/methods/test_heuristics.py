@@ -9,10 +9,9 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import linear_models, sequence_task, toy_task
+from neuroshard.testing import ONCE, linear_models, sequence_task, toy_task
 from neuroshard.words.form import Form
 
-ONCE = (1.0, *(0.0,) * 16)
 NAMES = ("random", *(f"{score}_greedy" for score in SCORES))
 SIMULATOR = Simulator(linear_models(4))
 
@@ -57,10 +56,7 @@ def test_rules_limit_halving(rule):
     limits = Constraints((rule,))
     assert _widths(
         Greedy("size").find(_task([128, 4], 1000, 1000 * 68 * 4, constraints=limits), SIMULATOR).plan, 0
-    ) == [
-        64,
-        64,
-    ]
+    ) == [64, 64]
     with pytest.raises(InfeasibleError, match="even at 64 columns"):
         Greedy("size").find(_task([128, 4], 1000, 1000 * 36 * 4, constraints=limits), SIMULATOR)
 

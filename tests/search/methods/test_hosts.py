@@ -20,9 +20,9 @@ from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
-ONCE = (1.0, *(0.0,) * 16)
 GIB = 1 << 30
 FEW_STEPS = Improvement(shakes=3)
 SEARCHERS = (

@@ -17,16 +17,9 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.placement.grid import GridSettings
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import (
-    OpaqueCompute,
-    SearcherConformance,
-    linear_models,
-    random_models,
-    toy_task,
-)
+from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from tests.search.kernels.oracle import oracle_search
 
-ONCE = (1.0, *(0.0,) * 16)
 FEWER_SETTINGS = {"split_factors": [2], "sort_by": ["perf"]}
 INSTALLED = {"models": {"model": "cpu"}}
 FEWER_SHAKES = {"improvement": {"shakes": 20}}
@@ -87,8 +80,7 @@ def test_greedy_balances_its_score():
 
 
 @pytest.mark.parametrize(
-    ("score", "first"),
-    [("size", "rows"), ("dim", "dim"), ("lookup", "pooling_factor"), ("size_lookup", "both")],
+    ("score", "first"), [("size", "rows"), ("dim", "dim"), ("lookup", "pooling_factor"), ("size_lookup", "both")]
 )
 def test_every_score_puts_its_heaviest_table_alone(score, first):
     base = Table("base", 100, 16, 2.0, ONCE)

@@ -16,9 +16,9 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
-ONCE = (1.0, *(0.0,) * 16)
 KIB = 1 << 10
 QUICKLY = NeuroShard(max_splits=2, improvement=Improvement(shakes=1), form_tries=1)
 NAMED = re.compile(r"give each at least ([\d.]+ \wiB)|([\d.]+ \wiB) on each would do")

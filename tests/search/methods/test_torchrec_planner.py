@@ -16,11 +16,9 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import linear_models, toy_task
+from neuroshard.testing import ONCE, linear_models, toy_task
 from neuroshard.torchrec.estimators import TaskStorageEstimator
 from neuroshard.words.form import Form
-
-ONCE = (1.0, *(0.0,) * 16)
 
 
 def _task(dims, cap=1 << 30, num_devices=2):

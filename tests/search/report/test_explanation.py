@@ -23,10 +23,9 @@ from neuroshard.stages.search.report.terminal import show_sections
 from neuroshard.stages.search.runs.explain import ChosenModels, Explain, models_of
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import OpaqueCompute, linear_models, random_form_models, random_models, toy_task
+from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_form_models, random_models, toy_task
 from neuroshard.words.form import Form
 
-ONCE = (1.0, *(0.0,) * 16)
 PER_TABLE, PER_COLUMN, PER_SENT = 0.05, 0.01, 0.002
 
 

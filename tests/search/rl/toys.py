@@ -9,8 +9,8 @@ from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.stages.search.rl.learner import Learner
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.testing import ONCE
 
-ONCE = (1.0, *(0.0,) * 16)
 SMALL = {"table": [16, 8], "cost": [8], "head": 16}
 NETWORK = CostNetworkSettings(table=(16, 8), head=16, placements=24, steps=40, batch_size=16, learning_rate=3e-3)
 

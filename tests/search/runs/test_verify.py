@@ -346,24 +346,6 @@ def test_the_command_verifies(command, tmp_path, capsys):
     assert len(pd.read_parquet(tmp_path / "found" / "finalists.parquet")) == 2
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("finalists=0", "finalists=0 must be a whole number of at least 1"),
-        ("passes=1", "passes=1 must be a whole number of at least 2"),
-        ("verify=harware", "did you mean 'hardware'?"),
-    ],
-)
-def test_the_command_refuses_in_a_line(command, tmp_path, capsys, setting, message):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([one for one in command if one.split("=")[0] != setting.split("=")[0]] + [setting])
-    assert stop.value.code == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "found").exists()
-
-
 def _under_torchrun(*arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "neuroshard"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}

@@ -20,12 +20,11 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
+from neuroshard.testing import ONCE, OpaqueCompute, constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import random_form_models
 from neuroshard.words.form import FORMS, Form
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("columns", "rows", "copies"))
-ONCE = (1.0, *[0.0] * 16)
 TABLES = tuple(Table(name, 400, 16, 2.0, ONCE) for name in "abcd")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 ROOFLINE = Simulator(ns.CostModels.load("roofline:h100"))

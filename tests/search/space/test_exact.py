@@ -23,10 +23,9 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import constrained_task, linear_models
+from neuroshard.testing import ONCE, constrained_task, linear_models
 from neuroshard.testing.exhaustive import checked_plan, tiny_task
 
-ONCE = (1.0, *(0.0,) * 16)
 SPLITTING = (
     BeamSearch(max_splits=2),
     NeuroShard(max_splits=2, improvement=Improvement(shakes=2)),

@@ -17,11 +17,10 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import linear_models
+from neuroshard.testing import ONCE, linear_models
 from neuroshard.testing.exhaustive import TinyTask
 from neuroshard.words.form import Form
 
-ONCE = (1.0, *(0.0,) * 16)
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 QUICKLY = NeuroShard(max_splits=2, improvement=Improvement(shakes=1), form_tries=1)
 

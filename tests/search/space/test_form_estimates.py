@@ -41,8 +41,21 @@ def _task(count=12, num_devices=4, memory_bytes="80GiB"):
     return Task(tables, Topology(num_devices, memory_bytes, devices_per_host=2), BATCH)
 
 
-def _estimates(task):
-    return FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), SIMULATOR))
+def _estimates(task, simulator=SIMULATOR):
+    return FormEstimates.of(task, simulator, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator))
+
+
+def _check_placed(task, forms, places, simulator=SIMULATOR, rel=1e-4):
+    """A step with columns in these places, (table, columns, device) each, costs what its plan does."""
+    plan = Plan(task, (*in_columns(task, places), *Spread(task).others(forms)))
+    units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
+    for index, dim, device in places:
+        units[device, index] = dim // 4
+        given[device] += task.tables[index].output_columns * dim / task.tables[index].dim
+    catalog = Catalog.checked(Base.empty(task), simulator)
+    compute = catalog.model.predict(DeviceLoads(catalog.items).sets(units))
+    total = _estimates(task, simulator).base(forms).step(simulator, compute[None], given[None] / 4)[1].max()
+    assert total == pytest.approx(simulator.cost(task, plan).total_ms, rel=rel)
 
 
 def _cost(task, forms):
@@ -64,11 +77,10 @@ def test_models_with_a_part_for_each_form_are_asked_for_their_own():
     simulator, task = Simulator(models), _task()
     for form in (ROWS, COPIES):
         forms = np.full(12, form)
-        estimates = FormEstimates.of(
-            task, simulator, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator)
-        )
         plan = Plan(task, tuple(Spread(task).others(forms)))
-        assert estimates.costs(forms[None])[0][0] == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
+        assert _estimates(task, simulator).costs(forms[None])[0][0] == pytest.approx(
+            simulator.cost(task, plan).total_ms, rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
@@ -78,9 +90,8 @@ def test_what_a_form_in_use_costs_in_a_whole_step_is_estimated(forms):
         SIMULATOR.models, framework=Framework(0.8, work, {"mean lookups in rows": 2e-5}, {})
     ).in_torchrec()
     task, simulator, forms = _task(), Simulator(counted), np.array(forms)
-    allowed, catalog = allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator)
     plan = Plan(task, tuple(Spread(task).others(forms)))
-    estimated_ms = FormEstimates.of(task, simulator, allowed, catalog).costs(forms[None])[0][0]
+    estimated_ms = _estimates(task, simulator).costs(forms[None])[0][0]
     assert estimated_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=1e-3)
     assert estimated_ms > _cost(task, forms) + 0.5
 
@@ -92,22 +103,10 @@ def test_rows_of_sequence_tables_are_calls_of_their_own(pooled):
     base = _task()
     task = replace(base, tables=tuple(replace(t, pooled=pooled and i % 2 > 0) for i, t in enumerate(base.tables)))
     for simulator in (SIMULATOR, Simulator(models)):
-        estimates = FormEstimates.of(
-            task, simulator, allowed_forms(task, CALLS), Catalog.checked(Base.empty(task), simulator)
-        )
         for forms in (np.full(12, ROWS), np.where(np.arange(12) == 1, COLUMNS, ROWS)):
-            columns = in_columns(task, [(1, task.tables[1].dim, 0)]) if forms[1] == COLUMNS else []
-            plan = Plan(task, (*columns, *Spread(task).others(forms)))
-            units = np.zeros((4, 12), dtype=np.int64)
-            units[0, 1] = task.tables[1].dim // 4 * (forms[1] == COLUMNS)
-            catalog = Catalog.checked(Base.empty(task), simulator)
-            compute = catalog.model.predict(DeviceLoads(catalog.items).sets(units))
-            given = np.zeros(4)
-            given[0] = task.tables[1].output_columns * (forms[1] == COLUMNS)
-            cost = simulator.cost(task, plan).total_ms
-            total = estimates.base(forms).step(simulator, compute[None], given[None] / 4)[1].max()
-            assert total == pytest.approx(cost, rel=1e-3)
-        assert np.isfinite(estimates.costs(forms[None])[0][0])
+            places = [(1, task.tables[1].dim, 0)] if forms[1] == COLUMNS else []
+            _check_placed(task, forms, places, simulator, rel=1e-3)
+        assert np.isfinite(_estimates(task, simulator).costs(forms[None])[0][0])
 
 
 def test_columns_cost_about_what_is_estimated():
@@ -188,16 +187,7 @@ def test_placed_columns_cost_what_their_plan_does():
         forms = rng.choice(len(FORMS), 12)
         columns = np.flatnonzero(forms == COLUMNS)
         places = [(int(table), task.tables[table].dim, int(rng.integers(4))) for table in columns]
-        plan = Plan(task, (*in_columns(task, places), *Spread(task).others(forms)))
-        units = np.zeros((4, 12), dtype=np.int64)
-        for table, dim, device in places:
-            units[device, table] = dim // 4
-        compute = SIMULATOR.models.compute.predict(
-            DeviceLoads(Catalog.checked(Base.empty(task), SIMULATOR).items).sets(units)
-        )
-        units = np.array([plan.device_dims]) / 4
-        total = _estimates(task).base(forms).step(SIMULATOR, compute[None], units)[1].max()
-        assert total == pytest.approx(SIMULATOR.cost(task, plan).total_ms, rel=1e-4)
+        _check_placed(task, forms, places)
 
 
 def _same_loads(one, other):

@@ -9,10 +9,10 @@ from neuroshard.stages.search.space.forms import allowed_forms, known_calls
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import random_form_models
+from neuroshard.testing import ONCE, random_form_models
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
 
-TABLES = tuple(Table(name, 100, 16, 2.0, (1.0, *(0.0,) * 16)) for name in "abcd")
+TABLES = tuple(Table(name, 100, 16, 2.0, ONCE) for name in "abcd")
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 
 

@@ -11,6 +11,10 @@ from neuroshard.stages.search.space.homes import HomeOptions
 from neuroshard.words.home import ON_DEVICE, Home, Tier
 
 HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 0.5), Home(Tier.HOST))
+ALIKE = HomeOptions(
+    HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
+)
+"""Three tables alike."""
 
 
 @st.composite
@@ -69,28 +73,19 @@ def test_choices_are_near_the_best():
 
 
 def test_room_for_all_is_taken():
-    some = HomeOptions(
-        HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
-    )
-    assert some.cheapest(30, 0).tolist() == [0, 0, 0]
-    assert some.cheapest(29, 30).tolist().count(0) == 2
+    assert ALIKE.cheapest(30, 0).tolist() == [0, 0, 0]
+    assert ALIKE.cheapest(29, 30).tolist().count(0) == 2
 
 
 @pytest.mark.parametrize("host", [10, 20, 30])
 def test_host_memory_holds_too(host):
-    some = HomeOptions(
-        HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
-    )
-    chosen = some.cheapest(30 - host + 10, host)
+    chosen = ALIKE.cheapest(30 - host + 10, host)
     assert chosen is not None
-    assert _sums(some, chosen)[2] <= host
+    assert _sums(ALIKE, chosen)[2] <= host
 
 
 def test_nothing_fits_where_both_memories_are_too_small():
-    some = HomeOptions(
-        HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
-    )
-    assert some.cheapest(15, 10) is None
+    assert ALIKE.cheapest(15, 10) is None
 
 
 @given(options(), st.floats(0, 1), st.floats(0, 1))

@@ -17,9 +17,7 @@ from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import constrained_task, linear_models, toy_task
-
-ONCE = (1.0, *(0.0,) * 16)
+from neuroshard.testing import ONCE, constrained_task, linear_models, toy_task
 
 
 def _task(constraints, dims=(16, 16, 32, 8), num_devices=3):

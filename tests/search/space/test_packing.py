@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.models.simulator import Simulator
@@ -11,9 +11,7 @@ from neuroshard.stages.search.space.packing import pack, smallest_factor
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
-from neuroshard.testing import constrained_task, linear_models, toy_task
-
-ONCE = (1.0, *(0.0,) * 16)
+from neuroshard.testing import ONCE, constrained_task, linear_models, toy_task
 
 
 def _sizes(count, seed, num_devices):
@@ -22,7 +20,6 @@ def _sizes(count, seed, num_devices):
 
 
 @given(st.integers(1, 20), st.integers(0, 9), st.integers(1, 6), st.floats(0.8, 2.0))
-@settings(max_examples=60, deadline=None)
 def test_packings_hold_every_column_within_every_cap(count, seed, num_devices, slack):
     task, sizes = _sizes(count, seed, num_devices)
     caps = np.linspace(0.8, 1.2, num_devices) * slack * task.size_bytes / num_devices
@@ -34,7 +31,6 @@ def test_packings_hold_every_column_within_every_cap(count, seed, num_devices, s
 
 
 @given(st.integers(1, 20), st.integers(0, 9), st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
 def test_the_smallest_cap_is_enough_and_near_the_bound(count, seed, num_devices):
     task, sizes = _sizes(count, seed, num_devices)
     cap = int(np.ceil(1000 * smallest_factor(sizes, np.full(num_devices, 1000))))

@@ -60,7 +60,6 @@ def _close(table, other):
     np.testing.assert_allclose(table.row_lookups, other.row_lookups, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 40), st.integers(0, 99))
 def test_batches_are_joined_and_cut_to_global_ones(sizes, global_size, seed):
     """However samples come in batches, sums and histograms are those of counting every global batch by itself."""
@@ -90,7 +89,7 @@ def test_batches_are_joined_and_cut_to_global_ones(sizes, global_size, seed):
         assert sum(table.row_lookups) == pytest.approx(1)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.permutations(range(5)), st.integers(0, 99))
 def test_the_order_of_global_batches_does_not_matter(order, seed):
     rng = np.random.default_rng(seed)
@@ -99,7 +98,7 @@ def test_the_order_of_global_batches_does_not_matter(order, seed):
         _close(table, other)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
 def test_local_batches_make_the_global_ones(devices, steps, seed):
     rng = np.random.default_rng(seed)
@@ -209,9 +208,8 @@ GOOD = {"a": ([0], [0, 1]), "b": ([0], [0, 1])}
     ],
 )
 def test_wrong_batches_are_named(change, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         ns.tables_from_batches(SHAPES, [GOOD, GOOD | change], 1)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +278,6 @@ def test_parts_of_a_batch_are_its_samples():
     assert list(lookups.chunks(5, 5)) == []
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 1 << 40), st.integers(0, 5000), st.integers(0, 99))
 def test_rows_are_counted_as_they_come(rows, lookups, seed):
     indices = (rows * np.random.default_rng(seed).random(lookups) ** 4).astype(np.int64)
@@ -345,7 +342,7 @@ def _tally(shape, batches, most_held):
     return found
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)  # of so many draws some are beyond 4 errors now and then
+@settings(max_examples=15, derandomize=True)  # of so many draws some are beyond 4 errors now and then
 @given(st.floats(0, 1.2), st.integers(0, 999))
 def test_errors_of_a_few_batches_are_what_they_say(exponent, seed):
     """Each batch has other rows in its share, so errors of their mean get smaller."""
