@@ -17,7 +17,6 @@ from neuroshard.plumbing.threads import torch_threads
 from neuroshard.stages.search.rl.agent import Agent, Tensors
 from neuroshard.stages.search.rl.algorithms import Algorithm
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.checkpoint import adam_state, measured_before
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, MeasuredPlacements, fit
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Policy, play, sampling
@@ -149,22 +148,24 @@ class Session:
             for index, state in optimizer.state_dict()["state"].items():
                 found |= {f"optimizer.{name}.{index}.{key}": value for key, value in state.items()}
         if self._measured is not None:
-            found |= {"measured.task": self._measured.task, "measured.held": self._measured.held}
-            found |= {"measured.parts": self._measured.parts}
+            found |= {f"measured.{name}": tensor for name, tensor in vars(self._measured).items()}
         return found
 
     def restore(self, tensors: Tensors) -> None:
         """Go on where `tensors` were taken.
 
         Raises:
-            UserError: they are of another training, or not finite.
+            UserError: they are of another agent, or not finite.
         """
         self.agent.restore(tensors)
         for name, optimizer in self._optimizers.items():
-            state = adam_state(within(tensors, f"optimizer.{name}"), optimizer)
+            state: dict[int, Tensors] = {}
+            for key, tensor in within(tensors, f"optimizer.{name}").items():
+                index, value = key.split(".")
+                state.setdefault(int(index), {})[value] = tensor
             optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
         if measured := within(tensors, "measured"):
-            self._measured = measured_before(measured, self._batch)
+            self._measured = MeasuredPlacements(**measured)
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
