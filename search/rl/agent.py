@@ -16,8 +16,8 @@ from neuroshard.plumbing.files import digest_of, read_json, regular_file, write_
 from neuroshard.plumbing.schema import of_format, parse, shown
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.batch import FEATURES
-from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings
-from neuroshard.stages.search.rl.costs import PlacementCosts, SimulatorCosts
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, PlacementCosts
+from neuroshard.stages.search.rl.costs import SimulatorCosts
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.stages.search.rl.encoder import TableEncoder
 from neuroshard.stages.search.rl.policy import Policy

@@ -7,7 +7,7 @@ import torch
 
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.costs import PlacementCosts
+from neuroshard.stages.search.rl.cost_network import PlacementCosts
 
 
 @dataclass(frozen=True, eq=False)
