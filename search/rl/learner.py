@@ -7,12 +7,15 @@ import numpy as np
 import torch
 
 from neuroshard.cost.cost import Cost
+from neuroshard.hardware import Hardware
+from neuroshard.lab.meters import meters_of
+from neuroshard.lab.plan_costs import measure_plans
 from neuroshard.models.mlp import within
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import Positive, PositiveCount
+from neuroshard.plumbing.schema import Positive, PositiveCount, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.stages.search.rl.agent import Agent, Tensors
 from neuroshard.stages.search.rl.algorithms import Algorithm
@@ -22,7 +25,36 @@ from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Policy, play, sampling
 from neuroshard.tasks.task import Task
 
-Measure = Callable[[Sequence[Plan]], Sequence[Cost | str]]
+
+@dataclass(frozen=True)
+class Simulated:
+    """Placements cost what the simulator predicts."""
+
+    def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
+        """Each plan's predicted cost."""
+        return [simulator.cost(plan.task, plan) for plan in plans]
+
+
+@dataclass(frozen=True)
+@checked
+class OnHardware:
+    """Placements cost what they do on real hardware.
+
+    Attributes:
+        hardware: what plans run on.
+        seed: fixes the lookups.
+    """
+
+    hardware: Hardware
+    seed: Seed = 0
+
+    def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
+        """Each plan's measured cost, or why it couldn't be measured."""
+        with meters_of(self.hardware, print) as meters:
+            return measure_plans(meters, plans, self.seed, lambda _: None)
+
+
+CostSource = Simulated | OnHardware
 
 
 @dataclass(frozen=True)
@@ -65,9 +97,9 @@ class Learner:
 class Session:
     """A training under way: everything that a checkpoint has to hold, and one round at a time."""
 
-    def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, measure: Measure, seed: int):
+    def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, source: CostSource, seed: int):
         torch.manual_seed(seed)
-        self._learner, self._simulator, self._measure, self._seed = learner, simulator, measure, seed
+        self._learner, self._simulator, self._source, self._seed = learner, simulator, source, seed
         self._batch = TaskBatch.of(tasks, "train-policy")
         network = None if learner.cost_network is None else CostNetwork(learner.cost_network)
         self.agent = Agent(learner.policy(), network)
@@ -134,7 +166,8 @@ class Session:
         steps = torch.where(cut, torch.randint(1, items + 1, (count,), generator=generator), items)
         placed = environment.order.argsort(dim=1) < steps[:, None]
         held = final.held & placed[..., None]
-        costs = self._measure([_placed_plan(batch, index, held[index]) for index in range(count)])
+        plans = [_placed_plan(batch, index, held[index]) for index in range(count)]
+        costs = self._source.costs(plans, self._simulator)
         good = [index for index, cost in enumerate(costs) if isinstance(cost, Cost)]
         if not good:
             raise UserError(f"no placement could be measured: {costs[0]}")

@@ -30,8 +30,7 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.rl.agent import Agent, Tensors, save_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.rl.learner import Learner, Session
-from neuroshard.stages.search.rl.measures import CostSource
+from neuroshard.stages.search.rl.learner import CostSource, Learner, Session
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -83,7 +82,7 @@ class TrainPolicy:
 
     def _train(self, directory: RunDirectory, simulator: Simulator) -> "TrainResult":
         train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
-        session = Session(self.learner, train, simulator, lambda plans: self.source.costs(plans, simulator), self.seed)
+        session = Session(self.learner, train, simulator, self.source, self.seed)
         directory.begin(self._settings(), self.tasks)  # nothing is left where no session can be had
         path = directory.path
         history, best = _restored(path, session)
