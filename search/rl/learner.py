@@ -130,7 +130,8 @@ class Session:
 
     def _update(self, generator: torch.Generator) -> float:
         learner = self._learner
-        batch = self._some_tasks(generator, learner.tasks).repeat(learner.episodes)
+        some = torch.randint(len(self._batch), (learner.tasks,), generator=generator)
+        batch = self._batch.take(some).repeat(learner.episodes)
         environment = Environment(batch, self.agent.costs(self._simulator), self._order(batch, generator))
         episodes = play(self.agent.policy, environment, sampling(generator))
         loss = learner.algorithm.loss(self.agent.policy, environment, episodes, learner.episodes)
@@ -144,9 +145,6 @@ class Session:
     def _order(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
         order = self._learner.order
         return None if order is None else order.of(batch, generator)
-
-    def _some_tasks(self, generator: torch.Generator, count: int) -> TaskBatch:
-        return self._batch.take(torch.randint(len(self._batch), (count,), generator=generator))
 
     def _fit_costs(self, network: CostNetwork, generator: torch.Generator) -> float:
         more = self._collect(network, generator)
