@@ -65,12 +65,7 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
 
 
 def _of_calls(
-    plan: Plan,
-    changes: Sequence[Change],
-    its: IntArray,
-    gone: IntArray,
-    new: tuple[IntArray, Loads],
-    model: SumModel,
+    plan: Plan, changes: Sequence[Change], its: IntArray, gone: IntArray, new: tuple[IntArray, Loads], model: SumModel
 ) -> FloatArray:
     """(n,) ms of one kernel call, of the plan's loads at `its`: a device's sum of vectors, less that of what it holds
     of the table plus that of what it would, in 64 bits.

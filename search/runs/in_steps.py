@@ -27,7 +27,7 @@ from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import print_lines, printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, plans_of
+from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.means import Measure, begun
 from neuroshard.tasks.task import Task
@@ -241,11 +241,9 @@ class TaskSteps:
 
     def table(self) -> Grid:
         """Make the table that people read: a row for each plan."""
-        grid = Grid(title=f"Training steps, task {self.task}")
-        grid.add_column("plan by")
-        grid.add_column(FORMS_TITLE, justify="right")
-        for column in ("predicted ms", "step ms", "beside the first: predicted", "trained", "least to most"):
-            grid.add_column(column, justify="right")
+        beside = ("beside the first: predicted", "trained", "least to most")
+        columns = ("plan by", FORMS_TITLE, "predicted ms", "step ms", *beside)
+        grid = grid_of(f"Training steps, task {self.task}", columns)
         for entry, row in zip(self.entries, self.rows(), strict=True):
             grid.add_row(
                 Text(entry.method),
@@ -260,10 +258,7 @@ class TaskSteps:
 
     def phases(self) -> Grid:
         """Make the table of every plan's ms of each phase, for people."""
-        grid = Grid(title=f"Phases of a step, ms, task {self.task}")
-        grid.add_column("plan by")
-        for column in (*PHASES, LOOKUPS_ALONE):
-            grid.add_column(column, justify="right")
+        grid = grid_of(f"Phases of a step, ms, task {self.task}", ("plan by", *PHASES, LOOKUPS_ALONE))
         for row in self.phase_rows():
             grid.add_row(Text(row["method"]), *(f"{row[name]:.2f}" for name in (*PHASES, LOOKUPS_ALONE)))
         return grid
