@@ -40,8 +40,7 @@ from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.rl.cost_network import CostNetworkSettings
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
-from neuroshard.stages.search.rl.learner import Session
-from neuroshard.stages.search.rl.measures import Simulated
+from neuroshard.stages.search.rl.learner import Session, Simulated
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
 from neuroshard.tables.sources import load_tables
@@ -154,7 +153,7 @@ def _training(root):
 def _train_on(root):
     """One more round after what the checkpoint tells."""
     simulator = Simulator(random_models())
-    session = Session(LEARNER, TASKS[:2], simulator, lambda plans: Simulated().costs(plans, simulator), 0)
+    session = Session(LEARNER, TASKS[:2], simulator, Simulated(), 0)
     history, best = _restored(root / "trained", session)
     session.round(len(history), lambda: None)
     session.agent.restore(best)

@@ -1,10 +1,9 @@
 """TorchRec's own planner on our tasks: the peer that every other method is compared with."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
@@ -22,57 +21,8 @@ from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
 from neuroshard.words.home import Home, Tier
 
-if TYPE_CHECKING:  # TorchRec is optional, and slow to import
-    from torchrec.distributed.planner.types import PerfModel, ShardEstimator
-    from torchrec.distributed.planner.types import Topology as TorchRecTopology
-
 _SORTS = ("storage", "perf")
-
-
-class Estimates(ABC):
-    """Whose cost model TorchRec's planner searches with."""
-
-    @abstractmethod
-    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
-        """What fills in the `perf` of every shard that TorchRec may choose."""
-
-    @abstractmethod
-    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
-        """What rates a proposal, all of its shards placed."""
-
-
-@dataclass(frozen=True)
-class TorchRecEstimates(Estimates):
-    """TorchRec's own arithmetic, with its default bandwidths of a GPU."""
-
-    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
-        """TorchRec's default: bytes over bandwidths, for every shard alone."""
-        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
-
-        return EmbeddingPerfEstimator(topology)
-
-    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
-        """TorchRec's default: the largest sum over a device."""
-        from torchrec.distributed.planner.perf_models import NoopPerfModel
-
-        return NoopPerfModel(topology)
-
-
-@dataclass(frozen=True)
-class SimulatorEstimates(Estimates):
-    """Our simulator's cost models: TorchRec's search, under our predictions."""
-
-    def shard_estimator(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "ShardEstimator":
-        """Return an estimator that costs every shard by the simulator, as if it were alone on its device."""
-        from neuroshard.torchrec import SimulatorShardEstimator
-
-        return SimulatorShardEstimator(task, simulator)
-
-    def perf_model(self, task: Task, simulator: Simulator, topology: "TorchRecTopology") -> "PerfModel":
-        """Proposals rated by their predicted plan cost."""
-        from neuroshard.torchrec import SimulatorPerfModel
-
-        return SimulatorPerfModel(task, simulator)
+_ESTIMATES = ("torchrec", "simulator")
 
 
 @dataclass(frozen=True)
@@ -85,7 +35,8 @@ class TorchRecSearch(Searcher):
         split_factors: column cuts to try: whole, halves, quarters, eighths. One run for each: column-wise shards are
             this part of a table's width. TorchRec calls the width min_partition, and has one for a table.
         sort_by: orders in which shards are placed: storage, perf. One run for each; TorchRec's default is "storage".
-        estimates: what it searches with.
+        estimates: whose costs it searches with. torchrec: its own arithmetic, with its default bandwidths of a GPU;
+            simulator: our cost models.
         forms: that its planner may choose: columns, rows, copies. Rows are row_wise, on several hosts table_row_wise
             too; copies are data_parallel. Of these, what the models know and the task allows.
         cached: of a table's rows that caches have room for, where hosts have memory for tables. One run for each: its
@@ -94,7 +45,7 @@ class TorchRecSearch(Searcher):
 
     split_factors: Sequence[int] = (1, 2, 4, 8)
     sort_by: Sequence[str] = _SORTS
-    estimates: Estimates = field(default_factory=TorchRecEstimates)
+    estimates: str = "torchrec"
     forms: tuple[str, ...] = ("columns",)
     cached: tuple[CacheShare, ...] = (0.05, 0.2, 0.5)
 
@@ -103,6 +54,8 @@ class TorchRecSearch(Searcher):
         for name in self.sort_by:
             if name not in _SORTS:
                 raise unknown_name("sort_by", name, _SORTS)
+        if self.estimates not in _ESTIMATES:
+            raise unknown_name("estimates", self.estimates, _ESTIMATES)
 
     @property
     def takes_sequences(self) -> bool:
@@ -160,7 +113,7 @@ def _plans(settings: TorchRecSearch, task: Task, simulator: Simulator) -> Iterat
         yield Plan(task, from_sharding_plan(renamed, sharding_plan).placements)
 
 
-def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str) -> Any:
+def _planner(estimates: str, task: Task, simulator: Simulator, constraints: dict[str, Any], sort_by: str) -> Any:
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
     from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
@@ -179,18 +132,31 @@ def _planner(estimates: Estimates, task: Task, simulator: Simulator, constraints
         sizes = {"custom_topology_data": CustomTopologyData(each, devices)}
     topology = Topology(devices, "cuda", local_world_size=host, created_by_factory=True, **sizes)
     batch_size = max(task.batch_size // devices, 1)
-    estimators = [estimates.shard_estimator(task, simulator, topology), TaskStorageEstimator(task)]
+    estimator, perf_model = _cost_model(estimates, task, simulator, topology)
+    estimators = [estimator, TaskStorageEstimator(task)]
     return EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
         enumerator=EmbeddingEnumerator(topology, batch_size, constraints, estimators),
         storage_reservation=FixedPercentageStorageReservation(0.0),
         partitioner=GreedyPerfPartitioner(SortBy(sort_by)),
-        performance_model=estimates.perf_model(task, simulator, topology),
+        performance_model=perf_model,
         stats=[],
         constraints=constraints,
         debug=False,
     )
+
+
+def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any) -> tuple[Any, Any]:
+    """What fills in the `perf` of every shard that TorchRec may choose, and what rates a proposal with all placed."""
+    from torchrec.distributed.planner.perf_models import NoopPerfModel
+    from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+
+    from neuroshard.torchrec import SimulatorPerfModel, SimulatorShardEstimator
+
+    if estimates == "simulator":
+        return SimulatorShardEstimator(task, simulator), SimulatorPerfModel(task, simulator)
+    return EmbeddingPerfEstimator(topology), NoopPerfModel(topology)  # bytes over bandwidths; the largest sum
 
 
 def _constraints(task: Task, index: int, forms: Sequence[bool], factor: int, share: float) -> Any:
@@ -227,21 +193,8 @@ def _module(tables: Sequence[Table]) -> tuple[Any, list[Any]]:
     for table in tables:
         if not table.pooled:
             raise UserError(f"searcher=torchrec places pooled tables only, and {table.name!r} is a sequence table")
-    import torch
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-    from torchrec.types import DataType
 
-    types = {2: DataType.FP16, 4: DataType.FP32}
-    configs = [
-        EmbeddingBagConfig(
-            name=table.name,
-            num_embeddings=table.rows,
-            embedding_dim=table.dim,
-            feature_names=[f"{table.name}_values_{number}" for number in range(table.features)],
-            data_type=types[table.bytes_per_element],
-        )
-        for table in tables
-    ]
-    return EmbeddingBagCollection(configs, device=torch.device("meta")), [EmbeddingBagCollectionSharder()]
+    from neuroshard.hardware.stand_in import StandIn
+
+    return StandIn(tables, ()).pooled, [EmbeddingBagCollectionSharder()]

@@ -13,7 +13,7 @@ from neuroshard.plans.picture import plan_png
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.stages.search.report.explanation import Explanation, NextMove, ShardShare
 from neuroshard.stages.search.report.page import Grid, Picture, Section
-from neuroshard.stages.search.report.split_worth import SplitWorth
+from neuroshard.stages.search.report.what_if import SplitWorth
 from neuroshard.words.home import Tier
 
 _MOST_DEVICES, _LONGEST, _SHORTEST = 16, 6, 3  # of more devices, a short table has those that compute so

@@ -14,8 +14,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.local.plain import local_steps
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.report.split_worth import SplitWorth, split_worths
-from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
+from neuroshard.stages.search.report.what_if import Change, SplitWorth, changed_compute_ms, split_worths
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.bound import lower_bound_ms
 from neuroshard.stages.search.space.catalog import Catalog

@@ -1,10 +1,9 @@
 """What runs left, as tables."""
 
-import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,18 +11,18 @@ import pandas as pd
 
 from neuroshard.plumbing import parquet
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import read_json
+from neuroshard.plumbing.files import digest_of, read_json
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse
 from neuroshard.records.run_directory import RunDirectory, RunFile, runs_below
-from neuroshard.stages.search.report.names import NamedRun, named
-from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
+from neuroshard.stages.search.report.names import named
+from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.tasks.draw import from_file
 
 _COSTS = ["predicted_ms", "margin_ms", "seconds"]
 _SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path", "caveat"]
 _MEASURED = ["run", "method", "task", *_COSTS, "measured_ms", "solved"]
 _LEARNED = ["run", "method", "round", "valid_ms"]
-_Search = tuple[NamedRun, tuple[SearchRecord, ...]]
+_Search = tuple[str, SearchRun]  # with what its tasks are
 
 
 @dataclass(frozen=True)
@@ -144,11 +143,10 @@ def _unless_nan(value: object) -> object:
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
     """Read a search; name its tasks by a digest that tells sets of them apart, and describe them in `sets`."""
     _need_files(folder, "results.parquet", "tasks.json")
-    run = SearchRun.load(folder)
-    digest = hashlib.sha256((folder / "tasks.json").read_bytes()).hexdigest()
+    run, digest = SearchRun.load(folder), digest_of(folder / "tasks.json")
     if digest not in sets:  # the runs of a sweep have the same tasks
         sets[digest] = _described(folder / "tasks.json")
-    return NamedRun(str(folder), digest, run.searcher, run.model, run.settings), run.records
+    return digest, run
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
@@ -161,7 +159,7 @@ def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> l
         for text, digests in alike.items()
         for number, digest in enumerate(digests, 1)
     }
-    return [(replace(run, tasks=names[run.tasks]), rows) for run, rows in searches]
+    return [(names[digest], run) for digest, run in searches]
 
 
 def _need_files(folder: Path, *names: str) -> None:
@@ -180,13 +178,13 @@ def _references(path: Path) -> dict[str, float]:
 
 
 def _searched(searches: Sequence[_Search]) -> list[dict[str, Any]]:
-    names = named([run for run, _ in searches])
+    names = named(searches)
     return [
         asdict(record)
-        | {"tasks": run.tasks, "path": run.path, "solved": record.error is None}
+        | {"tasks": tasks, "path": str(run.path), "solved": record.error is None}
         | asdict(names[run.path])
-        for run, records in searches
-        for record in records
+        for tasks, run in searches
+        for record in run.records
     ]
 
 

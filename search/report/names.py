@@ -4,26 +4,17 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from neuroshard.records.run_directory import flat
+from neuroshard.stages.search.results.search_results import SearchRun
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _SETTING = re.compile(rf"([\w.]+)=({_NUMBER})")
 _LARGEST = 1e18
 _SEED = "seed"  # a number that is no quantity
 _MOST_DIFFERENCES = 3  # named; of more, the directory says more
-
-
-@dataclass(frozen=True)
-class NamedRun:
-    """A search run: where it is, what its tasks are, and how it was searched."""
-
-    path: str
-    tasks: str
-    method: str
-    model: str
-    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,19 +26,19 @@ class Name:
     value: float | None
 
 
-def named(runs: Sequence[NamedRun]) -> dict[str, Name]:
-    """The names of runs, by path.
+def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, Name]:
+    """The names of runs, by path; each is given with what its tasks are.
 
     Runs of one method on the same tasks are told apart by their models, their settings, or else their paths. A method
     named "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
     """
-    groups: dict[tuple[str, str], list[NamedRun]] = defaultdict(list)
-    for run in runs:
-        groups[run.tasks, run.method].append(run)
+    groups: dict[tuple[str, str], list[SearchRun]] = defaultdict(list)
+    for tasks, run in runs:
+        groups[tasks, run.searcher].append(run)
     return {path: name for group in groups.values() for path, name in _of_group(group).items()}
 
 
-def _of_group(group: Sequence[NamedRun]) -> dict[str, Name]:
+def _of_group(group: Sequence[SearchRun]) -> dict[Path, Name]:
     """Name the runs of one method on the same tasks so that they can be told apart."""
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for given in settings.values() for key in given)
@@ -58,9 +49,9 @@ def _of_group(group: Sequence[NamedRun]) -> dict[str, Name]:
         for run in group
     }
     if len(differing) > _MOST_DIFFERENCES or len(set(marks.values())) < len(group):
-        marks = {run.path: (run.path,) for run in group}
+        marks = {run.path: (str(run.path),) for run in group}
     swept = _swept(differing[0], settings) if len(differing) == 1 and not models else {}
-    return {run.path: _name(run.method, marks[run.path], differing, swept.get(run.path)) for run in group}
+    return {run.path: _name(run.searcher, marks[run.path], differing, swept.get(run.path)) for run in group}
 
 
 def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: float | None) -> Name:
@@ -72,7 +63,7 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
     return Name(method + suffix, None, None)
 
 
-def _swept(key: str, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, float]:
     """The values of a setting by path, if all are numbers, each another one."""
     values = {path: given.get(key) for path, given in settings.items()}
     numbers = {path: float(value) for path, value in values.items() if value is not None and _is_number(value)}

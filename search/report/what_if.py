@@ -1,15 +1,24 @@
-"""What devices would compute if they held other columns of one table: asked many times at once, no plan is built."""
+"""What devices would compute, and plans cost, if tables lay otherwise: asked many times at once, no plan is built."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.traffic import Traffic
+from neuroshard.layouts import COLUMNS, Layout, given_bytes
 from neuroshard.models import ComputeModel, SumModel
+from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.words.form import CALLS
+
+_MOST_NUMBERS = 1 << 21  # devices x collectives x variants of a plan that are costed in one call: some tens of MB
+_MOST_DEVICES = 16  # that a table in rows or copies is tried on
 
 
 class Change(NamedTuple):
@@ -56,12 +65,7 @@ def _of_sums(plan: Plan, changes: Sequence[Change], model: SumModel) -> FloatArr
 
 
 def _of_calls(
-    plan: Plan,
-    changes: Sequence[Change],
-    its: IntArray,
-    gone: IntArray,
-    new: tuple[IntArray, Loads],
-    model: SumModel,
+    plan: Plan, changes: Sequence[Change], its: IntArray, gone: IntArray, new: tuple[IntArray, Loads], model: SumModel
 ) -> FloatArray:
     """(n,) ms of one kernel call, of the plan's loads at `its`: a device's sum of vectors, less that of what it holds
     of the table plus that of what it would, in 64 bits.
@@ -93,3 +97,122 @@ def _gone(plan: Plan, changes: Sequence[Change]) -> IntArray:
     """(n,) number, among the plan's loads, of what each change takes away; -1 for nothing."""
     numbers = {(placed.shard.table, placed.device): number for number, placed in enumerate(plan.by_device)}
     return np.array([numbers.get((change.table, change.device), -1) for change in changes], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class SplitWorth:
+    """What it bought that a table lies on several devices.
+
+    Attributes:
+        table, dims: that does so, and the columns of each of its shards.
+        whole_ms: plan cost if it were whole on that of its devices where it costs least; None if it fits on none. Of
+            more than 16 devices with rows or copies, those are asked that compute least and have room.
+        layout: of the table.
+    """
+
+    table: str
+    dims: tuple[int, ...]
+    whole_ms: float | None
+    layout: Layout = COLUMNS
+
+
+def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWorth, ...]:
+    """Compute what each split is worth: first of tables that fit nowhere whole, then of those dearest whole."""
+    groups = _spread_tables(plan)
+    parts = _Parts.of(plan, groups, simulator)
+    tried = [
+        parts.worth_trying(plan, cost, own, plan.layouts[table]) for table, own in zip(groups, parts.own, strict=True)
+    ]
+    variants = [(own, int(there)) for own, some in zip(parts.own, tried, strict=True) for there in some]
+    costs = np.concatenate([np.zeros(0), *_costs(plan, cost, parts, variants, simulator)])
+    ends = np.cumsum([len(some) for some in tried], dtype=np.int64)[:-1]
+    found = []
+    for (table, numbers), ms in zip(groups.items(), np.split(costs, ends), strict=False):  # of none, one empty part
+        dims, best = tuple(plan.by_device[number].shard.dim for number in numbers), float(ms.min())
+        whole_ms = best if np.isfinite(best) else None
+        found.append(SplitWorth(plan.task.tables[table].name, dims, whole_ms, plan.layouts[table]))
+    return tuple(sorted(found, key=lambda worth: (worth.whole_ms is not None, -(worth.whole_ms or 0), worth.table)))
+
+
+def _spread_tables(plan: Plan) -> dict[int, list[int]]:
+    """The tables with several shards: the numbers of those among the plan's loads, in order of columns and rows."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number in sorted(range(len(plan.by_device)), key=lambda number: plan.by_device[number]):
+        groups[plan.by_device[number].shard.table].append(number)
+    return {table: numbers for table, numbers in groups.items() if len(numbers) > 1}
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The n shards of all tables that lie on several devices.
+
+    Attributes:
+        own: (number of tables,) which shards are each table's.
+        device: (n,) of the shard.
+        asked, whole_asked: (n, C + 1) bytes that the shard puts into exchanges, and takes of memory; and its table,
+            whole.
+        without_ms, whole_ms: (n,) compute cost of the device without the table, and with all of it.
+    """
+
+    own: tuple[IntArray, ...]
+    device: IntArray
+    asked: FloatArray
+    whole_asked: FloatArray
+    without_ms: FloatArray
+    whole_ms: FloatArray
+
+    @classmethod
+    def of(cls, plan: Plan, groups: dict[int, list[int]], simulator: Simulator) -> "_Parts":
+        """Gather the shards of the tables in `groups`, a table's shards each, and compute the devices' costs."""
+        numbers = np.array([number for some in groups.values() for number in some], dtype=np.int64)
+        placed = [plan.by_device[number] for number in numbers]
+        table = np.array([one.shard.table for one in placed], dtype=np.int64)
+        gone = [Change(one.shard.table, one.device, 0) for one in placed]
+        full = [change._replace(dim=plan.task.tables[change.table].dim) for change in gone]
+        without_ms, whole_ms = np.split(changed_compute_ms(plan, [*gone, *full], simulator.models.compute), 2)
+        ends = np.cumsum([len(some) for some in groups.values()], dtype=np.int64)
+        return cls(
+            tuple(np.split(np.arange(len(placed)), ends)[:-1]),
+            np.array([one.device for one in placed], dtype=np.int64),
+            _asked(plan, plan.device_loads.loads.take(numbers)),
+            _asked(plan, plan.table_loads.take(table)),
+            without_ms,
+            whole_ms,
+        )
+
+    def worth_trying(self, plan: Plan, cost: Cost, own: IntArray, layout: Layout) -> IntArray:
+        """Return those of a table's shards on whose devices it is tried whole."""
+        if layout.free or len(own) <= _MOST_DEVICES:
+            return own
+        there, caps = self.device[own], np.array(plan.task.shard_memory)
+        after = np.array(plan.device_bytes)[there] - self.asked[own, -1] + self.whole_asked[own, -1]
+        return own[np.lexsort((cost.compute[there], after > caps[there]))[:_MOST_DEVICES]]
+
+
+def _asked(plan: Plan, loads: Loads) -> FloatArray:
+    """(n, C + 1) bytes that each of n loads puts into exchanges, and takes of its device's memory."""
+    given = given_bytes(loads, plan.task.topology.num_devices)
+    return np.column_stack([given, plan.task.memory.device_bytes(loads)])
+
+
+def _costs(
+    plan: Plan, cost: Cost, parts: _Parts, variants: Sequence[tuple[IntArray, int]], simulator: Simulator
+) -> Iterator[FloatArray]:
+    """(n,) plan cost, ms, of each variant, some at a time; infinite where it doesn't fit in memory.
+
+    In a variant a table, by its shards, is whole on the device of one of them.
+    """
+    asked_now = np.column_stack([plan.traffic.size_bytes[0], plan.device_bytes])
+    step, called = max(1, _MOST_NUMBERS // asked_now.size), simulator.called(plan.device_loads, len(asked_now))
+    for start in range(0, len(variants), step):
+        some = variants[start : start + step]
+        compute, asked = np.tile(cost.compute, (len(some), 1)), np.tile(asked_now, (len(some), 1, 1))
+        for row, (own, there) in enumerate(some):
+            devices, on = parts.device[own], parts.device[there]
+            compute[row, devices] = parts.without_ms[own]
+            compute[row, on] = parts.whole_ms[there]
+            asked[row, devices] -= parts.asked[own]
+            asked[row, on] += parts.whole_asked[there]
+        traffic = Traffic(asked[..., :-1], np.full(len(some), plan.task.batch_size), plan.traffic.host_size)
+        total_ms = simulator.step(called, traffic, compute).device_ms.max(axis=1)
+        yield np.where((asked[..., -1] <= plan.task.shard_memory).all(axis=1), total_ms, np.inf)

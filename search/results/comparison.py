@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -111,6 +112,12 @@ def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
     return [entry.plan for entry in entries if entry.plan is not None]
 
 
+def grid_of(title: str, columns: Sequence[str]) -> Grid:
+    """Begin a table that people read: a first column of words, then of figures."""
+    first, *figures = columns
+    return Grid(first, *(Column(name, justify="right") for name in figures), title=title)
+
+
 FORMS_TITLE = "tables in " + ", ".join(FORMS)
 
 
@@ -136,10 +143,8 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
     failed = [method for method, tasks in solved.items() if not tasks]
     every = "every method" if not failed else f"every method but {', '.join(failed)}"
     caption = f"costs: means over the {len(common)} task{'' if len(common) == 1 else 's'} that {every} solved"
-    grid = Grid(title="Plans on hardware", caption=Text(caption))
-    grid.add_column("method")
-    for column in ("success", "predicted ms", "measured ms", "search s"):
-        grid.add_column(column, justify="right")
+    grid = grid_of("Plans on hardware", ("method", "success", "predicted ms", "measured ms", "search s"))
+    grid.caption = Text(caption)
     for method in methods:
         asked = [entry for entry in entries if entry.method == method]
         chosen = [solved[method][task] for task in common if task in solved[method]]

@@ -16,8 +16,8 @@ from neuroshard.plumbing.files import digest_of, read_json, regular_file, write_
 from neuroshard.plumbing.schema import of_format, parse, shown
 from neuroshard.stages.search.rl.autoshard import AutoShardPolicy
 from neuroshard.stages.search.rl.batch import FEATURES
-from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings
-from neuroshard.stages.search.rl.costs import PlacementCosts, SimulatorCosts
+from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, PlacementCosts
+from neuroshard.stages.search.rl.costs import SimulatorCosts
 from neuroshard.stages.search.rl.dreamshard import DreamShardPolicy
 from neuroshard.stages.search.rl.encoder import TableEncoder
 from neuroshard.stages.search.rl.policy import Policy
@@ -57,20 +57,16 @@ class Agent:
         Raises:
             UserError: they are another agent's, or not finite.
         """
-        self.check(tensors)
-        self.policy.load_state_dict(within(tensors, "policy"))
-        if self.network is not None:
-            self.network.load_state_dict(within(tensors, "costs"))
-
-    def check(self, tensors: Tensors) -> None:
-        """Raise UserError unless `restore` can take these weights."""
         expected = self.tensors()
         if strange := expected.keys() ^ {name for name in tensors if name.startswith(("policy.", "costs."))}:
             raise UserError(f"tensor {shown(min(strange))} is missing, or of another agent")
         for name, wanted in expected.items():
-            check_like(name, tensors[name], wanted)
+            _check_like(name, tensors[name], wanted)
             if name.endswith(_POSITIVE) and not (tensors[name] > 0).all():
                 raise UserError(f"tensor {name} must be positive")
+        self.policy.load_state_dict(within(tensors, "policy"))
+        if self.network is not None:
+            self.network.load_state_dict(within(tensors, "costs"))
 
     def description(self) -> dict[str, Any]:
         """Kinds, settings and table features, JSON-ready: what `described` makes an untrained agent of."""
@@ -110,7 +106,7 @@ class _Description:
     card: dict[str, Any] | None = None
 
 
-def check_like(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+def _check_like(name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Raise UserError unless a tensor from a file has the shape and type of `wanted`, and finite numbers."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise UserError(

@@ -6,7 +6,6 @@ from torch import nn
 from neuroshard.models.perceptron import AnyWidths, Width, Widths, perceptron
 from neuroshard.plumbing.checked import checked
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.dreamshard import relative
 from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
 from neuroshard.stages.search.rl.policy import Policy
 
@@ -39,17 +38,13 @@ class AutoShardPolicy(Policy):
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The table network's output; that and the LSTM's."""
-        encoded = relative(batch.encode(self.encoder), batch.num_devices)
-        ordered = encoded.gather(1, order[..., None].expand_as(encoded))
+        ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
         return ordered, torch.cat([ordered, remembered], dim=-1)
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
         """(..., D); of the costs, compute alone."""
-        following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
-        seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs[..., :1]))])
-        scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
-        return scores
+        return super().scores(devices, context, costs[..., :1])
 
     def values(self, devices: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """(...,) the reward to be expected, of devices (..., D, H) and context (..., C)."""

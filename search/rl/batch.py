@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.feasibility import check_whole
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.limits import Limits
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.sizes import Sizes
 from neuroshard.tasks.task import Task
@@ -34,6 +33,8 @@ class TaskBatch:
         present: (B, I, P) 1 where there is a table, else 0.
         dims: (B, I) columns that a sample gets.
         size_bytes: (B, I) int64: bytes are exact.
+        allowed: (B, I, D) whether a device may hold an item.
+        rivals: (B, I, R) items that may share no device with an item; itself, where it has fewer.
         memory_bytes: (B, D) int64.
     """
 
@@ -42,6 +43,8 @@ class TaskBatch:
     present: torch.Tensor
     dims: torch.Tensor
     size_bytes: torch.Tensor
+    allowed: torch.Tensor
+    rivals: torch.Tensor
     memory_bytes: torch.Tensor
 
     @classmethod
@@ -61,15 +64,10 @@ class TaskBatch:
             )
         for some in items:
             check_whole(some, method)
-        most = max(len(item.parts) for some in items for item in some.items)
-        return cls(
-            items, *(torch.stack(parts) for parts in zip(*(_tensors(some, most) for some in items), strict=True))
-        )
-
-    @cached_property
-    def limits(self) -> Limits:
-        """The limits of all B x I items, task by task."""
-        return Limits.joined([some.limits for some in self.items])
+        parts = max(len(item.parts) for some in items for item in some.items)
+        rivals = max(int(np.diff(some.limits.rival_first).max()) for some in items)
+        each = [_tensors(some, parts, rivals) for some in items]
+        return cls(items, *(torch.stack(same) for same in zip(*each, strict=True)))
 
     @property
     def num_items(self) -> int:
@@ -108,7 +106,7 @@ class TaskBatch:
         return [getattr(self, field.name) for field in fields(self) if field.name != "items"]
 
 
-def _tensors(items: Items, most: int) -> list[torch.Tensor]:
+def _tensors(items: Items, most_parts: int, most_rivals: int) -> list[torch.Tensor]:
     task = items.task
     for table in task.tables:
         if not table.pooled:
@@ -118,12 +116,16 @@ def _tensors(items: Items, most: int) -> list[torch.Tensor]:
     sizes = Sizes.of(items)
     check_total(sizes)
     every = [items.tables(index, item.width) for index, item in enumerate(items.items)]
-    features = np.zeros((len(items), most, len(FEATURES.columns)), dtype=np.float32)
-    present = np.zeros((len(items), most), dtype=np.float32)
+    features = np.zeros((len(items), most_parts, len(FEATURES.columns)), dtype=np.float32)
+    present = np.zeros((len(items), most_parts), dtype=np.float32)
     for index, tables in enumerate(every):
         features[index, : len(tables)] = FEATURES(Loads.of(tables, task.batch_size))
         present[index, : len(tables)] = 1
     dims = np.array([sum(table.output_columns for table in tables) for tables in every], dtype=np.float32)
     size_bytes = sizes.size_bytes[sizes.whole]
-    arrays = (features, present, dims, size_bytes, items.free_bytes)
+    limits = items.limits
+    rivals = np.repeat(np.arange(len(items))[:, None], most_rivals, axis=1)
+    for index, (start, end) in enumerate(pairwise(limits.rival_first)):
+        rivals[index, : end - start] = limits.rivals[start:end]
+    arrays = (features, present, dims, size_bytes, limits.allowed, rivals, items.free_bytes)
     return [torch.from_numpy(array) for array in arrays]

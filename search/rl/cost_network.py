@@ -10,7 +10,7 @@ from neuroshard.models.perceptron import Width, Widths, perceptron
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Positive, PositiveCount, Share
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.costs import NUM_PARTS, PlacementCosts, straggler_ms
+from neuroshard.stages.search.rl.costs import NUM_PARTS, SimulatorCosts, straggler_ms
 from neuroshard.stages.search.rl.encoder import Reduction, TableEncoder
 
 
@@ -46,7 +46,7 @@ class CostNetworkSettings:
         Reduction(self.device_reduction)
 
 
-class CostNetwork(nn.Module, PlacementCosts):
+class CostNetwork(nn.Module):
     """Tables to devices by a sum, devices to the plan by a max; a head for each part, and one for the plan's cost.
 
     The heads of a device's parts see the reduced representation of all devices as well: waiting depends on them.
@@ -108,6 +108,9 @@ class CostNetwork(nn.Module, PlacementCosts):
 
     def _of_plan(self, vectors: torch.Tensor) -> torch.Tensor:
         return Reduction(self.settings.device_reduction).over(vectors, dim=-2)
+
+
+PlacementCosts = SimulatorCosts | CostNetwork  # from one vector for each item: of what lies on each device
 
 
 @dataclass(frozen=True, eq=False)

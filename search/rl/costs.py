@@ -1,7 +1,5 @@
 """Costs of partial placements: what an agent sees, and what it is rewarded for."""
 
-from abc import ABC, abstractmethod
-
 import numpy as np
 import torch
 
@@ -18,44 +16,12 @@ from neuroshard.stages.search.space.items import Items
 NUM_PARTS = len(PARTS)
 
 
-class PlacementCosts(ABC):
-    """Costs of what lies on each device, from one vector for each item."""
-
-    @property
-    @abstractmethod
-    def reduction(self) -> Reduction:
-        """How the vectors of the items on a device become the device's."""
-
-    @abstractmethod
-    def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """(B, I, H) a vector for each item."""
-
-    @abstractmethod
-    def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, D, P) ms of each of P parts (`PARTS`).
-
-        Args:
-            batch: the tasks.
-            vectors: (B, D, H) of the devices.
-            dims: (B, D) columns on them.
-            count: (B, D) items on them.
-        """
-
-    @abstractmethod
-    def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """(B,) ms of the plans of devices with such vectors (B, D, H) and parts (B, D, P)."""
-
-    @abstractmethod
-    def alone(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(B, I) compute ms of every item alone, from the items' vectors (B, I, H)."""
-
-
 def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
     """(B,) plan costs, ms: the straggler's sum of parts (B, D, P)."""
     return parts.sum(dim=-1).amax(dim=-1)
 
 
-class SimulatorCosts(PlacementCosts):
+class SimulatorCosts:
     """What the simulator's pre-trained cost models say of placements."""
 
     def __init__(self, simulator: Simulator) -> None:
@@ -72,7 +38,7 @@ class SimulatorCosts(PlacementCosts):
 
     @property
     def reduction(self) -> Reduction:
-        """A sum, as in every compute model that learned policies can look at."""
+        """How items become a device: a sum, as in every compute model that learned policies can look at."""
         return Reduction("sum")
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
@@ -87,7 +53,14 @@ class SimulatorCosts(PlacementCosts):
         return torch.from_numpy(np.add.reduceat(self._model.embed(flat), starts, axis=0))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """(B, D, P) as the simulator has them."""
+        """(B, D, P) ms of each of P parts (`PARTS`), as the simulator has them.
+
+        Args:
+            batch: the tasks.
+            vectors: (B, D, H) of the devices.
+            dims: (B, D) columns on them.
+            count: (B, D) items on them.
+        """
         compute = self._model.head(vectors.numpy()) * (count.numpy() > 0)
         columns, task = dims.numpy().astype(np.float64), batch.items[0].task
         if len({some.task.batch_size for some in batch.items}) > 1:
@@ -97,9 +70,9 @@ class SimulatorCosts(PlacementCosts):
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Compute (B,) plan costs, ms: the sum of parts of the straggler."""
+        """(B,) plan costs, ms, of devices with such vectors (B, D, H): the sum of parts (B, D, P) of the straggler."""
         return straggler_ms(parts)
 
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(B, I) compute ms of every item alone."""
+        """(B, I) compute ms of every item alone, from the items' vectors (B, I, H)."""
         return torch.from_numpy(self._model.head(vectors.numpy()).astype(np.float32))

@@ -37,19 +37,5 @@ class DreamShardPolicy(Policy):
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The table network's output, twice."""
-        encoded = relative(batch.encode(self.encoder), batch.num_devices)
-        ordered = encoded.gather(1, order[..., None].expand_as(encoded))
+        ordered = self.ordered(batch, order)
         return ordered, ordered
-
-    def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """(..., D) from devices, the next item and, if there is a cost network, what the devices cost so far."""
-        following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
-        seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
-        scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
-        return scores
-
-
-def relative(encoded: torch.Tensor, num_devices: int) -> torch.Tensor:
-    """(B, I, H) as multiples of what a device would have on average, one number for each task."""
-    share = encoded.sum(dim=1).mean(dim=-1) / num_devices
-    return encoded / share.clamp(min=1e-6)[:, None, None]

@@ -7,8 +7,7 @@ import torch
 
 from neuroshard.plans.plan import Plan
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.costs import PlacementCosts
-from neuroshard.stages.search.space.limits import open_devices_of_each
+from neuroshard.stages.search.rl.cost_network import PlacementCosts
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +65,11 @@ class Environment:
 
     def legal(self, state: EpisodeState) -> torch.Tensor:
         """(B, D) devices that may hold the next item and have room for it."""
-        item = self.order[:, state.step]
-        held, numbers = state.held.flatten(0, 1).numpy(), (self._rows * self.batch.num_items + item).numpy()
-        open_to = torch.from_numpy(open_devices_of_each(self.batch.limits, held, numbers))
-        return open_to & (self.batch.size_bytes[self._rows, item][:, None] <= state.free_bytes)
+        rows, item = self._rows, self.order[:, state.step]
+        rivals = self.batch.rivals[rows, item]  # at worst the item itself, which is nowhere yet
+        beside_rival = state.held[rows[:, None], rivals].any(dim=1)
+        has_room = self.batch.size_bytes[rows, item][:, None] <= state.free_bytes
+        return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
         """(B, D, P) costs of the devices, as multiples of an even share of all compute."""

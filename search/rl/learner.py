@@ -7,23 +7,54 @@ import numpy as np
 import torch
 
 from neuroshard.cost.cost import Cost
+from neuroshard.hardware import Hardware
+from neuroshard.lab.meters import meters_of
+from neuroshard.lab.plan_costs import measure_plans
 from neuroshard.models.mlp import within
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.schema import Positive, PositiveCount
+from neuroshard.plumbing.schema import Positive, PositiveCount, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.stages.search.rl.agent import Agent, Tensors
 from neuroshard.stages.search.rl.algorithms import Algorithm
 from neuroshard.stages.search.rl.batch import TaskBatch
-from neuroshard.stages.search.rl.checkpoint import adam_state, measured_before
 from neuroshard.stages.search.rl.cost_network import CostNetwork, CostNetworkSettings, MeasuredPlacements, fit
 from neuroshard.stages.search.rl.environment import Environment
 from neuroshard.stages.search.rl.policy import Policy, play, sampling
 from neuroshard.tasks.task import Task
 
-Measure = Callable[[Sequence[Plan]], Sequence[Cost | str]]
+
+@dataclass(frozen=True)
+class Simulated:
+    """Placements cost what the simulator predicts."""
+
+    def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
+        """Each plan's predicted cost."""
+        return [simulator.cost(plan.task, plan) for plan in plans]
+
+
+@dataclass(frozen=True)
+@checked
+class OnHardware:
+    """Placements cost what they do on real hardware.
+
+    Attributes:
+        hardware: what plans run on.
+        seed: fixes the lookups.
+    """
+
+    hardware: Hardware
+    seed: Seed = 0
+
+    def costs(self, plans: Sequence[Plan], simulator: Simulator) -> list[Cost | str]:
+        """Each plan's measured cost, or why it couldn't be measured."""
+        with meters_of(self.hardware, print) as meters:
+            return measure_plans(meters, plans, self.seed, lambda _: None)
+
+
+CostSource = Simulated | OnHardware
 
 
 @dataclass(frozen=True)
@@ -66,9 +97,9 @@ class Learner:
 class Session:
     """A training under way: everything that a checkpoint has to hold, and one round at a time."""
 
-    def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, measure: Measure, seed: int):
+    def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, source: CostSource, seed: int):
         torch.manual_seed(seed)
-        self._learner, self._simulator, self._measure, self._seed = learner, simulator, measure, seed
+        self._learner, self._simulator, self._source, self._seed = learner, simulator, source, seed
         self._batch = TaskBatch.of(tasks, "train-policy")
         network = None if learner.cost_network is None else CostNetwork(learner.cost_network)
         self.agent = Agent(learner.policy(), network)
@@ -99,7 +130,8 @@ class Session:
 
     def _update(self, generator: torch.Generator) -> float:
         learner = self._learner
-        batch = self._some_tasks(generator, learner.tasks).repeat(learner.episodes)
+        some = torch.randint(len(self._batch), (learner.tasks,), generator=generator)
+        batch = self._batch.take(some).repeat(learner.episodes)
         environment = Environment(batch, self.agent.costs(self._simulator), self._order(batch, generator))
         episodes = play(self.agent.policy, environment, sampling(generator))
         loss = learner.algorithm.loss(self.agent.policy, environment, episodes, learner.episodes)
@@ -113,9 +145,6 @@ class Session:
     def _order(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
         order = self._learner.order
         return None if order is None else order.of(batch, generator)
-
-    def _some_tasks(self, generator: torch.Generator, count: int) -> TaskBatch:
-        return self._batch.take(torch.randint(len(self._batch), (count,), generator=generator))
 
     def _fit_costs(self, network: CostNetwork, generator: torch.Generator) -> float:
         more = self._collect(network, generator)
@@ -135,7 +164,8 @@ class Session:
         steps = torch.where(cut, torch.randint(1, items + 1, (count,), generator=generator), items)
         placed = environment.order.argsort(dim=1) < steps[:, None]
         held = final.held & placed[..., None]
-        costs = self._measure([_placed_plan(batch, index, held[index]) for index in range(count)])
+        plans = [_placed_plan(batch, index, held[index]) for index in range(count)]
+        costs = self._source.costs(plans, self._simulator)
         good = [index for index, cost in enumerate(costs) if isinstance(cost, Cost)]
         if not good:
             raise UserError(f"no placement could be measured: {costs[0]}")
@@ -149,22 +179,24 @@ class Session:
             for index, state in optimizer.state_dict()["state"].items():
                 found |= {f"optimizer.{name}.{index}.{key}": value for key, value in state.items()}
         if self._measured is not None:
-            found |= {"measured.task": self._measured.task, "measured.held": self._measured.held}
-            found |= {"measured.parts": self._measured.parts}
+            found |= {f"measured.{name}": tensor for name, tensor in vars(self._measured).items()}
         return found
 
     def restore(self, tensors: Tensors) -> None:
         """Go on where `tensors` were taken.
 
         Raises:
-            UserError: they are of another training, or not finite.
+            UserError: they are of another agent, or not finite.
         """
         self.agent.restore(tensors)
         for name, optimizer in self._optimizers.items():
-            state = adam_state(within(tensors, f"optimizer.{name}"), optimizer)
+            state: dict[int, Tensors] = {}
+            for key, tensor in within(tensors, f"optimizer.{name}").items():
+                index, value = key.split(".")
+                state.setdefault(int(index), {})[value] = tensor
             optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
         if measured := within(tensors, "measured"):
-            self._measured = measured_before(measured, self._batch)
+            self._measured = MeasuredPlacements(**measured)
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:

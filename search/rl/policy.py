@@ -24,12 +24,16 @@ class Policy(nn.Module):
         settings: what made it, JSON-ready.
         encoder: what looks at tables.
         reduction: of items to a device.
+        cost: what looks at costs of devices; None for a policy that sees none.
+        head: what scores a device.
     """
 
     kind: ClassVar[str]
     settings: dict[str, Any]
     encoder: TableEncoder
     reduction: Reduction
+    cost: nn.Module | None
+    head: nn.Module
 
     @abstractmethod
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,9 +43,18 @@ class Policy(nn.Module):
             (B, I, H) what each leaves on its device, not negative; (B, I, C) what is known when it is placed.
         """
 
-    @abstractmethod
+    def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
+        """(B, I, H) what the encoder makes of the items in that order (B, I), as multiples of a device's mean share."""
+        encoded = batch.encode(self.encoder)
+        share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
+        return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
+
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
         """(..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, P)."""
+        following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
+        seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
+        scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
+        return scores
 
     def log_probabilities(
         self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor, legal: torch.Tensor

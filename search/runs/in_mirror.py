@@ -30,7 +30,7 @@ from neuroshard.plumbing.progress import print_lines, printer, progress_bar
 from neuroshard.plumbing.schema import PathName
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.records.samples import LOCAL_PHASES
-from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, plans_of
+from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.means import Measure, begun
 from neuroshard.tasks.task import Task
@@ -48,7 +48,6 @@ def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps
     """The ranks of a task's plans in a run's directory, build after build: `ranks/task-0000/rank-0000.json`."""
 
     def wrong(number: int, found: RankSteps) -> str | None:
-        """Say why a file's ranks can't be those of its job, if so."""
         job = jobs[number % len(jobs)]
         fits = len(found.steps) == len(job.plans) and all(step.rank == job.rank for step in found.steps)
         return None if fits else f"is not of {len(job.plans)} plans on rank {job.rank}"
@@ -167,12 +166,9 @@ class TaskInMirror:
     def table(self) -> Grid:
         """Make the table that people read: a row for each plan, with local work by phase."""
         devices = plans_of(self.entries)[0].task.topology.num_devices
-        grid = Grid(title=f"Mirrored steps on {devices} ranks, local ms, task {self.task}")
-        grid.add_column("plan by")
-        grid.add_column(FORMS_TITLE, justify="right")
-        grid.add_column("ranks measured", justify="right")
-        for column in (*LOCAL_PHASES, "local", "beside the first", "exchanges", "predicted cost"):
-            grid.add_column(column, justify="right")
+        local = (*LOCAL_PHASES, "local", "beside the first")
+        columns = ("plan by", FORMS_TITLE, "ranks measured", *local, "exchanges", "predicted cost")
+        grid = grid_of(f"Mirrored steps on {devices} ranks, local ms, task {self.task}", columns)
         for entry, row in zip(self.entries, self.rows(), strict=True):
             grid.add_row(
                 Text(entry.method),
@@ -248,13 +244,7 @@ class InMirror:
         return result
 
     def _of_task(
-        self,
-        task: int,
-        entries: Sequence[Evaluated],
-        hardware: Hardware,
-        seed: int,
-        run: Path,
-        progress: Progress,
+        self, task: int, entries: Sequence[Evaluated], hardware: Hardware, seed: int, run: Path, progress: Progress
     ) -> "TaskInMirror":
         plans = plans_of(entries)
         again = [*plans, plans[0]]
@@ -283,13 +273,7 @@ class InMirror:
         return tuple(_predicted(models, plan.traffic) for plan in plans)
 
     def _measured(
-        self,
-        hardware: Hardware,
-        warn: Warn,
-        plans: Sequence[Plan],
-        seed: int,
-        advance: Advance,
-        _run: Path,
+        self, hardware: Hardware, warn: Warn, plans: Sequence[Plan], seed: int, advance: Advance, _run: Path
     ) -> list[MeasuredOnce]:
         """Measure every plan once: ms of its local work and predicted exchanges, or the error that stopped it."""
         check_mirrored(plans, hardware)

@@ -27,7 +27,7 @@ from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import print_lines, printer, progress_bar
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, plans_of
+from neuroshard.stages.search.results.comparison import FORMS_TITLE, Evaluated, failures, forms_cell, grid_of, plans_of
 from neuroshard.stages.search.results.finalist_files import MeasuredOnce
 from neuroshard.stages.search.runs.means import Measure, begun
 from neuroshard.tasks.task import Task
@@ -117,14 +117,6 @@ class StepTimes:
     def _ratios(self) -> FloatArray:
         ratios: FloatArray = np.median(self.turns_ms / self.turns_ms[:, :1], axis=2).T
         return ratios
-
-
-def phase_rows(times: StepTimes, names: Sequence[str], task: int) -> list[dict[str, Any]]:
-    """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups alone."""
-    return [
-        {"method": name, "task": task, **dict(zip(PHASES, its.tolist(), strict=True)), LOOKUPS_ALONE: float(alone_ms)}
-        for name, its, alone_ms in zip(names, times.phase_ms, times.alone_ms, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -241,13 +233,19 @@ class TaskSteps:
             for k, entry in enumerate(self.entries)
         ]
 
+    def phase_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups alone."""
+        its = zip(self.names, self.times.phase_ms, self.times.alone_ms, strict=True)
+        return [
+            {"method": name, "task": self.task, **dict(zip(PHASES, ms.tolist(), strict=True)), LOOKUPS_ALONE: alone_ms}
+            for name, ms, alone_ms in its
+        ]
+
     def table(self) -> Grid:
         """Make the table that people read: a row for each plan."""
-        grid = Grid(title=f"Training steps, task {self.task}")
-        grid.add_column("plan by")
-        grid.add_column(FORMS_TITLE, justify="right")
-        for column in ("predicted ms", "step ms", "beside the first: predicted", "trained", "least to most"):
-            grid.add_column(column, justify="right")
+        beside = ("beside the first: predicted", "trained", "least to most")
+        columns = ("plan by", FORMS_TITLE, "predicted ms", "step ms", *beside)
+        grid = grid_of(f"Training steps, task {self.task}", columns)
         for entry, row in zip(self.entries, self.rows(), strict=True):
             grid.add_row(
                 Text(entry.method),
@@ -262,13 +260,9 @@ class TaskSteps:
 
     def phases(self) -> Grid:
         """Make the table of every plan's ms of each phase, for people."""
-        grid = Grid(title=f"Phases of a step, ms, task {self.task}")
-        grid.add_column("plan by")
-        for phase in PHASES:
-            grid.add_column(phase, justify="right")
-        grid.add_column(LOOKUPS_ALONE, justify="right")
-        for entry, its, alone_ms in zip(self.entries, self.times.phase_ms, self.times.alone_ms, strict=True):
-            grid.add_row(Text(entry.method), *(f"{ms:.2f}" for ms in its), f"{alone_ms:.2f}")
+        grid = grid_of(f"Phases of a step, ms, task {self.task}", ("plan by", *PHASES, LOOKUPS_ALONE))
+        for row in self.phase_rows():
+            grid.add_row(Text(row["method"]), *(f"{row[name]:.2f}" for name in (*PHASES, LOOKUPS_ALONE)))
         return grid
 
 
@@ -283,13 +277,11 @@ class StepsResult:
     def save(self, facts: Mapping[str, object]) -> None:
         """Write `results.parquet`, `phases.parquet`, a picture, and last `run.json` with the facts."""
         write_frame(self.path / "results.parquet", pd.DataFrame([row for task in self.tasks for row in task.rows()]))
-        names = [[entry.method for entry in task.entries] for task in self.tasks]
-        phases = [
-            row for task, its in zip(self.tasks, names, strict=True) for row in phase_rows(task.times, its, task.task)
-        ]
-        write_frame(self.path / "phases.parquet", pd.DataFrame(phases))
+        phases = pd.DataFrame([row for task in self.tasks for row in task.phase_rows()])
+        write_frame(self.path / "phases.parquet", phases)
         first = self.tasks[0]
-        save_png(self.path / _PICTURE, phase_bars(names[0], first.times.phase_ms, f"task {first.task}: ms of a step"))
+        bars = phase_bars(first.names, first.times.phase_ms, f"task {first.task}: ms of a step")
+        save_png(self.path / _PICTURE, bars)
         RunDirectory(self.path).finish("evaluate", facts)
 
     def show(self, console: Console) -> None:

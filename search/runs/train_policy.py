@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import regular_file, write_atomically
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import progress_bar
-from neuroshard.plumbing.schema import Count, Seed, parse
+from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.rl.agent import Agent, Tensors, save_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.rl.learner import Learner, Session
-from neuroshard.stages.search.rl.measures import CostSource
+from neuroshard.stages.search.rl.learner import CostSource, Learner, Session
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -82,7 +82,7 @@ class TrainPolicy:
 
     def _train(self, directory: RunDirectory, simulator: Simulator) -> "TrainResult":
         train, valid = self.tasks[: -self.num_valid], self.tasks[-self.num_valid :]
-        session = Session(self.learner, train, simulator, lambda plans: self.source.costs(plans, simulator), self.seed)
+        session = Session(self.learner, train, simulator, self.source, self.seed)
         directory.begin(self._settings(), self.tasks)  # nothing is left where no session can be had
         path = directory.path
         history, best = _restored(path, session)
@@ -135,28 +135,15 @@ def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tenso
         return [], {}
     try:
         with safe_open(regular_file(file, "checkpoint"), framework="pt") as opened:
-            history = _history((opened.metadata() or {}).get("history"))
+            told = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
-        best = within(tensors, "best")
-        session.agent.check(best)
+        history = told.get("history", "")
+        if told.get("digest") != _digest(history, tensors):
+            raise UserError("its digest is missing, or of other contents")
         session.restore(within(tensors, "session"))
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}); delete {path} and train again") from None
-    return history, best
-
-
-def _history(text: object) -> list[dict[str, Any]]:
-    """The rounds that a checkpoint tells of, at least one."""
-    content = json.loads(text) if isinstance(text, str) else None
-    history = parse(content, list[dict[str, int | float]], "history")
-    rounds = [row.get("round") for row in history]
-    if not history or rounds != list(range(len(history))) or any(row.keys() != history[0].keys() for row in history):
-        raise UserError("its rounds are not 0, 1, 2, ..., or don't tell the same")
-    for row in history:
-        for name in ("valid_ms", "success"):
-            if not row.get(name, -1) >= 0:
-                raise UserError(f"history: {name}={row.get(name)} must be a number, 0 or more")
-    return history
+    return json.loads(history), within(tensors, "best")
 
 
 def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], best: Tensors) -> None:
@@ -164,8 +151,14 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
     tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
     # One tensor may stand under two names: safetensors wants each to have memory of its own.
     own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    weights = save(own, {"history": json.dumps(history)})
+    told = json.dumps(history)
+    weights = save(own, {"history": told, "digest": _digest(told, own)})
     write_atomically(path / _CHECKPOINT, lambda temporary: temporary.write_bytes(weights))
+
+
+def _digest(history: str, tensors: Tensors) -> str:
+    """What a checkpoint is sealed with."""
+    return sha256(history.encode() + save(tensors)).hexdigest()
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:

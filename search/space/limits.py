@@ -1,6 +1,5 @@
 """Limits of items, and whether a plan keeps them: compiled, for the kernels and for Python alike."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,20 +38,6 @@ class Limits(NamedTuple):
             place[self.rivals[np.repeat(kept, count)]],
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence["Limits"]) -> "Limits":
-        """The limits of several tasks' items as of one task's, numbered on from task to task; devices are the same."""
-        starts = np.cumsum([0, *(len(part.allowed) for part in parts)])
-        rival_starts = np.cumsum([0, *(len(part.rivals) for part in parts)])
-        return cls(
-            np.concatenate([part.allowed for part in parts]),
-            np.concatenate([part.min_shards for part in parts]),
-            np.concatenate([part.max_shards for part in parts]),
-            np.concatenate([part.min_width for part in parts]),
-            np.concatenate([[0], *(p.rival_first[1:] + at for p, at in zip(parts, rival_starts, strict=False))]),
-            np.concatenate([part.rivals + at for part, at in zip(parts, starts, strict=False)]),
-        )
-
 
 @leaf
 def may_lie(limits: Limits, held: IntArray | BoolArray, item: int, device: int, leaving: int) -> bool:
@@ -74,15 +59,6 @@ def open_devices(limits: Limits, held: IntArray | BoolArray, item: int) -> BoolA
     found: BoolArray = np.zeros(held.shape[1], np.bool_)
     for device in range(len(found)):
         found[device] = may_lie(limits, held, item, device, -1)
-    return found
-
-
-@kernel
-def open_devices_of_each(limits: Limits, held: BoolArray, items: IntArray) -> BoolArray:
-    """(n, D) whether each device may hold each of n items, whole, beside those that `held` (I, D) says it holds."""
-    found: BoolArray = np.zeros((len(items), held.shape[1]), np.bool_)
-    for n in range(len(items)):
-        found[n] = open_devices(limits, held, items[n])
     return found
 
 

@@ -11,7 +11,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.stages.search.methods.torchrec_planner import SimulatorEstimates, TorchRecSearch
+from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -54,14 +54,16 @@ def test_our_estimates_make_its_plans_cheaper():
     for seed in range(2):
         task = toy_task(7, seed=seed)
         theirs.append(simulator.cost(task, TorchRecSearch((1, 2)).find(task, simulator).plan).total_ms)
-        found = TorchRecSearch((1, 2), estimates=SimulatorEstimates()).find(task, simulator).plan
+        found = TorchRecSearch((1, 2), estimates="simulator").find(task, simulator).plan
         ours.append(simulator.cost(task, found).total_ms)
     assert sum(ours) < sum(theirs)
 
 
-def test_unknown_orders_are_named():
+def test_unknown_words_are_named():
     with pytest.raises(UserError, match="unknown sort_by 'size'"):
         TorchRecSearch(sort_by=("size",))
+    with pytest.raises(UserError, match="unknown estimates 'simulated'"):
+        TorchRecSearch(estimates="simulated")
 
 
 def test_it_uses_all_of_torchrecs_types_where_asked_to():

@@ -1,19 +1,22 @@
 """Runs of one method are told apart by what differs."""
 
+from pathlib import Path
+
 import pytest
 
-from neuroshard.stages.search.report.names import NamedRun, named
+from neuroshard.stages.search.report.names import named
+from neuroshard.stages.search.results.search_results import SearchRun
 
 
 def _runs(*settings, method="neuroshard", models=("cpu",), tasks=("t",)):
     return [
-        NamedRun(str(number), tasks[number % len(tasks)], method, models[number % len(models)], some)
+        (tasks[number % len(tasks)], SearchRun(Path(str(number)), method, (), models[number % len(models)], some))
         for number, some in enumerate(settings)
     ]
 
 
 def test_a_run_alone_keeps_its_name():
-    assert named(_runs({"width": 3}))["0"].method == "neuroshard"
+    assert named(_runs({"width": 3}))[Path("0")].method == "neuroshard"
     both = named(_runs({"width": 3}, {"width": 4}, tasks=("one", "other")))
     assert {name.method for name in both.values()} == {"neuroshard"}
 
@@ -45,7 +48,7 @@ def test_other_differences_are_named_but_no_sweep(one, other):
     assert len({name.method for name in found.values()}) == 2
     assert {name.setting for name in found.values()} == {None}
     key = next(iter(one))
-    assert f"({key}={one[key]}" in found["0"].method
+    assert f"({key}={one[key]}" in found[Path("0")].method
 
 
 def test_models_and_paths_tell_apart_what_settings_do_not():

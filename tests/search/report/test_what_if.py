@@ -11,8 +11,7 @@ from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.stages.search.report import what_if
-from neuroshard.stages.search.report.split_worth import split_worths
-from neuroshard.stages.search.report.what_if import Change, changed_compute_ms
+from neuroshard.stages.search.report.what_if import Change, changed_compute_ms, split_worths
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Topology
 from neuroshard.testing import OpaqueCompute, linear_models, random_by_form, random_ensemble, random_models, toy_task

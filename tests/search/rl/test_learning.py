@@ -19,8 +19,7 @@ from neuroshard.stages.search.rl import policies
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.rl.learner import RandomOrder, Session
-from neuroshard.stages.search.rl.measures import OnHardware, Simulated
+from neuroshard.stages.search.rl.learner import OnHardware, RandomOrder, Session, Simulated
 from neuroshard.stages.search.rl.policy import greedy, play
 from neuroshard.stages.search.runs.train_policy import TrainPolicy
 from neuroshard.testing import linear_models, toy_task
@@ -59,7 +58,7 @@ def _best_ms(one, simulator):
 )
 def test_the_known_optimum_is_learned(learner):
     simulator = Simulator(linear_models(2))
-    session = Session(learner, KNOWN, simulator, lambda plans: Simulated().costs(plans, simulator), seed=1)
+    session = Session(learner, KNOWN, simulator, Simulated(), seed=1)
     for number in range(learner.rounds):
         session.round(number, lambda: None)
     costs = session.agent.costs(simulator)
@@ -165,8 +164,7 @@ def test_costs_from_hardware(tmp_path):
     fast = replace(hardware, compute_timing=replace(hardware.compute_timing, rounds=2))
     few = replace(NETWORK, placements=3, steps=5)
     tasks = [toy_task(4, 2, seed=seed) for seed in range(2)]
-    source, simulator = OnHardware(fast), Simulator(linear_models(2))
-    session = Session(dreamshard(few), tasks, simulator, lambda plans: source.costs(plans, simulator), seed=0)
+    session = Session(dreamshard(few), tasks, Simulator(linear_models(2)), OnHardware(fast), seed=0)
     losses = session.round(0, lambda: None)
     assert np.isfinite(losses["cost_loss"])
     assert (session.tensors()["measured.parts"].sum(dim=-1) > 0).any(dim=-1).all()
