@@ -4,6 +4,8 @@ import logging
 
 import pytest
 import torch
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from neuroshard.layouts import in_columns
 from neuroshard.plans.plan import Plan
@@ -11,24 +13,18 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
+from neuroshard.torchrec import to_sharding_plan
 from tests.kit.processes import on_gloo
+from tests.kit.torchrec_models import bags, planner
 
 ROWS, DIM = 20, 16
 
 
 def _collection():
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-
-    config = EmbeddingBagConfig(name="a", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"])
-    return EmbeddingBagCollection([config], device=torch.device("cpu"))
+    return bags("a", rows=ROWS, dim=DIM, device=torch.device("cpu"))
 
 
 def _job(widths):
-    from torchrec.distributed import DistributedModelParallel
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-
-    from neuroshard.torchrec import to_sharding_plan
-
     task = Task((Table("a", ROWS, DIM, 1.0, ONCE),), Topology(2, 1 << 30), 8)
     columns = in_columns(task, [(0, width, device) for width, device in widths])
     plan = to_sharding_plan(Plan(task, tuple(columns)), compute_device="cpu")
@@ -62,7 +58,6 @@ def _loads(rank, widths, what):
     ("widths", "what"), [([(8, 0), (8, 1)], "shards"), ([(4, 0), (12, 1)], "nothing"), ([(4, 0), (12, 1)], "whole")]
 )
 def test_weights_load_into_shards_of_one_width_and_whole_ones_into_any(widths, what):
-    pytest.importorskip("torchrec")
     on_gloo(2, _loads, widths, what)
 
 
@@ -71,9 +66,6 @@ def test_weights_load_into_shards_of_one_width_and_whole_ones_into_any(widths, w
     [(TableRule("*", min_shards=3), [4, 4, 8]), (TableRule("*", min_shards=2, equal_widths=True), [8, 8])],
 )
 def test_a_warning_names_tables_that_sharded_weights_do_not_load_into(rule, widths, caplog):
-    pytest.importorskip("torchrec")
-    from tests.kit.torchrec_models import bags, planner
-
     ours = planner(3, rules=Constraints(rules=(rule,)))
     with caplog.at_level(logging.WARNING, "neuroshard"):
         ours.plan(bags("a"))

@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import distributed as dist
+from torch.distributed.remote_device import _remote_device
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.planner import ParameterConstraints, Topology
 
 from neuroshard.plumbing.errors import InfeasibleError, UserError
@@ -17,6 +18,7 @@ from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.groups import Groups
 from tests.kit.processes import on_gloo
+from tests.kit.torchrec_models import bag
 
 GIB = 1 << 30
 SHAPES = {"columns": (50, 16), "rows": (31, 8), "whole": (7, 4)}
@@ -66,10 +68,7 @@ def test_numbers_that_divide_nothing_are_refused():
 
 
 def _collection(device="meta", shapes=SHAPES):
-    configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
-        for name, (rows, dim) in shapes.items()
-    ]
+    configs = [bag(name, *shape) for name, shape in shapes.items()]
     return EmbeddingBagCollection(configs, device=torch.device(device))
 
 
@@ -144,8 +143,6 @@ def test_a_job_that_restarts_finds_the_groups_that_were_chosen(tmp_path, caplog)
 
 def _on_cpu():
     """DMPCollection, which asserts that its device is a GPU, and numbers CPUs: behind that, all is on the CPU."""
-    from torch.distributed.remote_device import _remote_device
-    from torchrec.distributed.model_parallel import DMPCollection
 
     class OnCpu(DMPCollection):
         device = _device = property(lambda self: torch.device("cpu"), lambda self, device: None)
@@ -180,8 +177,8 @@ def _weights():
 
 def _whole():
     whole = _collection("cpu")
-    for name, bag in whole.embedding_bags.items():
-        bag.weight.data.copy_(_weights()[name])
+    for name, table in whole.embedding_bags.items():
+        table.weight.data.copy_(_weights()[name])
     return whole
 
 
@@ -196,9 +193,6 @@ def _shards(sharded):
 
 def _train(rank, world_size, num_groups, apart):
     """Some steps of every group by itself, then the mean of all: what whole modules give by hand."""
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torch import distributed as dist
-
     fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": RATE}
     sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
     said = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in FORMS.items()}
@@ -244,10 +238,10 @@ def _train(rank, world_size, num_groups, apart):
             whole.zero_grad()
             for other in ranks:
                 (_loss(whole(_batch(other, step))) / size).backward()
-            for bag in whole.embedding_bags.values():
-                bag.weight.data -= RATE * bag.weight.grad
+            for table in whole.embedding_bags.values():
+                table.weight.data -= RATE * table.weight.grad
     mine = next(whole for whole, ranks in zip(wholes, members, strict=True) if rank in ranks)
-    _check(sharded, {name: bag.weight for name, bag in mine.embedding_bags.items()})
+    _check(sharded, {name: table.weight for name, table in mine.embedding_bags.items()})
     sharded.sync(include_optimizer_state=False)
     means = {name: sum(whole.embedding_bags[name].weight for whole in wholes) / num_groups for name in SHAPES}
     assert not torch.allclose(means["columns"], mine.embedding_bags["columns"].weight)

@@ -3,11 +3,8 @@
 from contextlib import contextmanager
 from dataclasses import replace
 
-import pytest
-
-pytest.importorskip("torchrec")
-
 import numpy as np
+import pytest
 import torch
 from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel

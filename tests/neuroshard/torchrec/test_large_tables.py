@@ -3,13 +3,9 @@
 import math
 
 import pytest
-
-pytest.importorskip("torchrec")
-
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv
 
@@ -22,8 +18,8 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.torchrec import from_sharding_plan, to_sharding_plan
 from neuroshard.words.form import Form
+from tests.kit.torchrec_models import META, bag
 
-META = torch.device("meta")
 HOST, DEVICES, BATCH = 8, 16, 65536
 ROWS, DIM = 5_000_000_000, 32
 SHARDER = EmbeddingBagCollectionSharder()
@@ -42,11 +38,7 @@ def plan():
 
 
 def _collection(task):
-    configs = [
-        EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[f"f_{t.name}"])
-        for t in task.tables
-    ]
-    return EmbeddingBagCollection(configs, device=META)
+    return EmbeddingBagCollection([bag(table.name, table.rows, table.dim) for table in task.tables], device=META)
 
 
 @pytest.fixture(params=[0, 9])

@@ -1,11 +1,6 @@
 """What a job's training pipeline hides and holds in memory, in plans for TorchRec."""
 
 import pytest
-
-pytest.importorskip("torchrec")
-
-import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints, Topology
 
@@ -13,14 +8,14 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
+from tests.kit.torchrec_models import bags
 
 SHARDERS = [EmbeddingBagCollectionSharder()]
 ROWS, DIM, LOOKUPS, BATCH = 1000, 64, 50.0, 128
 
 
 def _collection():
-    config = EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"])
-    return EmbeddingBagCollection([config], device=torch.device("meta"))
+    return bags("t", rows=ROWS, dim=DIM)
 
 
 def _planner(pipeline, memory=1 << 24, models="roofline:h100", use=None):

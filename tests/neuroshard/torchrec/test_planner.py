@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import ParameterConstraints, Topology
@@ -20,17 +20,13 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.torchrec import NeuroShardPlanner
+from tests.kit.torchrec_models import META, bag
 
-META = torch.device("meta")
 SHARDERS = [EmbeddingBagCollectionSharder()]
 
 
 def _collection(*shapes):
-    configs = [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=rows, embedding_dim=dim, feature_names=[f"f{i}"])
-        for i, (rows, dim) in enumerate(shapes)
-    ]
-    return EmbeddingBagCollection(configs, device=META)
+    return EmbeddingBagCollection([bag(f"t{i}", *shape) for i, shape in enumerate(shapes)], device=META)
 
 
 class _TwoCollections(nn.Module):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed.planner import Topology
 from torchrec.types import DataType
 
@@ -15,23 +15,14 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.torchrec import NeuroShardPlanner, find_tables, profile
 from neuroshard.torchrec.known_tables import known_tables, warn_of_guesses, with_statistics
+from tests.kit.torchrec_models import META, bag
 
-META = torch.device("meta")
 ROWS = {"user": 40, "item": 300}
 FEATURES = {"user": ("user_id",), "item": ("seen", "bought")}
 
 
 def _collection(*names, rows=ROWS, data_type=DataType.FP32):
-    configs = [
-        EmbeddingBagConfig(
-            name=name,
-            num_embeddings=rows[name],
-            embedding_dim=8,
-            feature_names=list(FEATURES[name]),
-            data_type=data_type,
-        )
-        for name in names
-    ]
+    configs = [bag(name, rows[name], 8, FEATURES[name], data_type=data_type) for name in names]
     return EmbeddingBagCollection(configs, device=META)
 
 

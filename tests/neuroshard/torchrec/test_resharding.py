@@ -2,14 +2,22 @@
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
+from neuroshard.torchrec import reshard, to_sharding_plan
+from neuroshard.torchrec.resharding import plan_difference
 from neuroshard.words.shard import Placement, Shard
 from tests.kit.processes import on_gloo
+from tests.kit.torchrec_models import META, bag, bags, planner
 
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
 BATCH_SIZE = 8
@@ -28,14 +36,8 @@ def _plan(placed, devices=2):
 
 class _Model(nn.Module):
     def __init__(self):
-        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-
         super().__init__()
-        configs = [
-            EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
-            for name, (rows, dim) in SHAPES.items()
-        ]
-        self.bags = EmbeddingBagCollection(configs, device=torch.device("meta"))
+        self.bags = EmbeddingBagCollection([bag(name, *shape) for name, shape in SHAPES.items()], device=META)
         torch.manual_seed(0)
         self.dense = nn.Linear(sum(dim for _, dim in SHAPES.values()), 1)
 
@@ -45,8 +47,6 @@ class _Model(nn.Module):
 
 
 def _batch(rank, step):
-    from torchrec import KeyedJaggedTensor
-
     generator = torch.Generator().manual_seed(100 * step + rank)
     lengths = torch.randint(0, 5, (len(SHAPES) * BATCH_SIZE,), generator=generator)
     counts = lengths.view(len(SHAPES), -1).sum(dim=1).tolist()
@@ -56,9 +56,6 @@ def _batch(rank, step):
 
 
 def _job(plan, optimizer):
-    from torchrec.distributed import DistributedModelParallel
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-
     sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": optimizer, "learning_rate": 0.5, "eps": 1e-3})
     job = DistributedModelParallel(_Model(), device=torch.device("cpu"), plan=plan, sharders=[sharder])
     for name, tensor in job.state_dict().items():
@@ -82,8 +79,6 @@ def _train(job, rank, steps):
 
 def _reshard(rank, first, second, optimizer):
     """Compare a job that moves after two steps with one that doesn't."""
-    from neuroshard.torchrec import reshard, to_sharding_plan
-
     plans = [to_sharding_plan(plan, "bags", "cpu") for plan in (first, second)]
     for sharding in [it for plan in plans for it in plan.plan["bags"].values()]:
         sharding.sharding_type = "column_wise"
@@ -128,16 +123,12 @@ SEWN = [(0, 8, 1), (0, 8, 2), (1, 32, 1), (2, 64, 2)]
     [(2, [(WHOLE, SWAPPED), (ASIDE, SWAPPED), (CUT, SWAPPED_CUT)]), (4, [(ASIDE, CUT_IN_FOUR), (CUT_IN_FOUR, SEWN)])],
 )
 def test_tables_move_while_a_job_trains(devices, pairs):
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-
     kinds = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD][: 2 if devices == 2 else 1]  # it cuts no such states
     cases = [(_plan(first, devices), _plan(second, devices), kind) for first, second in pairs for kind in kinds]
     on_gloo(devices, _reshard_all, cases)
 
 
 def _sharded(placed, kind="column_wise", **changes):
-    from neuroshard.torchrec import to_sharding_plan
-
     plan = to_sharding_plan(_plan(placed), "bags", "cpu")
     for sharding in plan.plan["bags"].values():
         sharding.sharding_type = kind
@@ -147,8 +138,6 @@ def _sharded(placed, kind="column_wise", **changes):
 
 
 def test_the_difference_is_what_lies_elsewhere():
-    from neuroshard.torchrec.resharding import plan_difference
-
     changed = plan_difference(_sharded(WHOLE, "table_wise"), _sharded(SWAPPED))
     assert {name: (it.sharding_type, it.ranks) for name, it in changed["bags"].items()} == {
         "a": ("table_wise", [1]),
@@ -169,25 +158,17 @@ def test_the_difference_is_what_lies_elsewhere():
     ],
 )
 def test_what_cannot_move_is_said(before, after, why):
-    from neuroshard.torchrec.resharding import plan_difference
-
     with pytest.raises(UserError, match=why):
         plan_difference(before, after)
 
 
 def test_a_table_asked_for_in_columns_is_so_even_whole():
-    from torchrec.distributed.planner import ParameterConstraints
-
-    from tests.kit.torchrec_models import bags, planner
-
     said = {"a": ParameterConstraints(sharding_types=["column_wise"], min_partition=16)}
     plan = planner(constraints=said).plan(bags("a", "b"))
     assert {name: one.sharding_type for name, one in plan.plan[""].items()} == {"a": "column_wise", "b": "table_wise"}
 
 
 def test_a_running_job_keeps_its_tables():
-    from neuroshard.torchrec.resharding import plan_difference
-
     fewer = _sharded(WHOLE)
     del fewer.plan["bags"]["c"]
     with pytest.raises(UserError, match=r"only one of the plans has bags\.c"):
@@ -196,10 +177,6 @@ def test_a_running_job_keeps_its_tables():
 
 def _refused(rank):
     """Ask for what would fail in the middle: it is refused before anything moves."""
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-
-    from neuroshard.torchrec import reshard
-
     job = _job(_sharded(WHOLE), EmbOptimType.EXACT_ADAGRAD)
     with pytest.raises(UserError, match="gloo sends no process its own"):
         reshard(_job(_sharded(WHOLE), EmbOptimType.EXACT_SGD), _sharded(CUT))

@@ -2,6 +2,11 @@
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import distributed as dist
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.plans.plan import Plan, assemble
@@ -9,9 +14,11 @@ from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE
+from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
 from neuroshard.words.home import Home, Tier
 from tests.kit.processes import on_gloo, shard_of
+from tests.kit.torchrec_models import bag
 
 SHAPES = {"a": (50, 16), "b": (30, 32), "c": (7, 64)}
 FEATURES = {"a": ["f_a"], "b": ["f_b", "g_b"], "c": ["f_c"]}  # two features share b
@@ -53,12 +60,7 @@ def _formed_on_hosts(task):
 
 
 def _collection(device="cpu"):
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-
-    configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=FEATURES[name])
-        for name, (rows, dim) in SHAPES.items()
-    ]
+    configs = [bag(name, *shape, FEATURES[name]) for name, shape in SHAPES.items()]
     return EmbeddingBagCollection(configs, device=torch.device(device))
 
 
@@ -68,8 +70,6 @@ def _weights():
 
 
 def _batch(rank):
-    from torchrec import KeyedJaggedTensor
-
     generator = torch.Generator().manual_seed(100 + rank)
     lengths = torch.randint(0, 5, (len(NAMES) * BATCH_SIZE,), generator=generator)
     counts = lengths.view(len(NAMES), -1).sum(dim=1).tolist()
@@ -86,13 +86,6 @@ def _loss(output):
 
 def _train(rank, world_size, plan):
     """Compare one step of the sharded module with one of the whole module."""
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torch import distributed as dist
-    from torchrec.distributed import DistributedModelParallel
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-
-    from neuroshard.torchrec import to_sharding_plan
-
     fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
     sharded = DistributedModelParallel(
         _collection("meta"),
@@ -101,8 +94,8 @@ def _train(rank, world_size, plan):
         sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
     )
     whole, weights = _collection(), _weights()
-    for name, bag in whole.embedding_bags.items():
-        bag.weight.data.copy_(weights[name])
+    for name, table in whole.embedding_bags.items():
+        table.weight.data.copy_(weights[name])
     state = {name.split(".")[-2]: tensor for name, tensor in sharded.state_dict().items()}
     copies = {name: tensor for name, tensor in state.items() if plan.forms[list(SHAPES).index(name)] is Form.COPIES}
     shards = [(name, shard) for name in state.keys() - copies for shard in state[name].local_shards()]
@@ -120,8 +113,8 @@ def _train(rank, world_size, plan):
     for other in range(world_size):  # gradients are averaged over the ranks
         (_loss(whole(_batch(other))) / world_size).backward()
     for name, shard in shards:
-        bag = whole.embedding_bags[name].weight
-        after = bag.detach() - LEARNING_RATE * bag.grad
+        weight = whole.embedding_bags[name].weight
+        after = weight.detach() - LEARNING_RATE * weight.grad
         assert not torch.equal(shard.tensor, shard_of(weights[name], shard))
         torch.testing.assert_close(shard.tensor, shard_of(after, shard))
     trained = {name.split(".")[-2]: parameter for name, parameter in sharded.named_parameters()}

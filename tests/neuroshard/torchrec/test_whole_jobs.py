@@ -4,9 +4,6 @@ from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
-
-pytest.importorskip("torchrec")
-
 import torch
 import torch.distributed as dist
 from torch.distributed.remote_device import _remote_device

@@ -4,9 +4,19 @@ from copy import deepcopy
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from neuroshard.tasks.constraints import Constraints, TableRule
+from neuroshard.torchrec import NeuroShardPlanner
 from tests.kit.processes import on_gloo, shard_of
 
 BATCH_SIZE, LEARNING_RATE, STEPS = 4, 0.01, 3
@@ -20,9 +30,6 @@ SERVED = {"whole": "table_wise", "halved": "column_wise", "rows": "row_wise"}
 
 def _model(device):
     """Collections of a config each, by what they do; small layers over all of them."""
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
-    from torchrec.modules.feature_processor_ import PositionWeightedModule
-    from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
     def configs(kind, names):
         return [kind(name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=FEATURES[name]) for name in names]
@@ -51,8 +58,6 @@ class _Model(nn.Module):
 
 
 def _batches(rank, step):
-    from torchrec import KeyedJaggedTensor
-
     generator = torch.Generator().manual_seed(100 * step + rank)
     found = {}
     for kind, names in KINDS.items():
@@ -74,10 +79,6 @@ def _table_of(parameter):
 
 def _planner(world_size, keep):
     """One that lays out a sequence table in every form."""
-    from torchrec.distributed.planner import ParameterConstraints, Topology
-
-    from neuroshard.torchrec import NeuroShardPlanner
-
     topology = Topology(world_size, "cpu", ddr_cap=1 << 24, local_world_size=2, created_by_factory=True)
     alone = {"whole": "table_wise", "rows": "row_wise", "a": "row_wise"}
     constraints = {name: ParameterConstraints(sharding_types=[kind]) for name, kind in alone.items()}
@@ -104,12 +105,6 @@ def _planned(rank, world_size, keep, model, sharders):
 
 
 def _train(rank, world_size, keep):
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec.distributed import DistributedModelParallel
-    from torchrec.distributed.embedding import EmbeddingCollectionSharder
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-
     fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
     bags = EmbeddingBagCollectionSharder(fused_params=fused)
     sharders = [
