@@ -18,8 +18,8 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import linear_models
-from neuroshard.testing.exhaustive import TinyTask
 from neuroshard.words.form import Form
+from tests.kit.exhaustive import TinyTask
 
 ONCE = (1.0, *(0.0,) * 16)
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
