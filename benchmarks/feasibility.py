@@ -5,6 +5,9 @@ usage: feasibility.py [COUNT]    (10,000)
 
 import sys
 from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
@@ -14,7 +17,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.testing import linear_models
-from neuroshard.testing.exhaustive import TinyTask, tiny_task
+from tests.kit.exhaustive import TinyTask, tiny_task
 
 _SEARCHERS: tuple[tuple[str, Searcher], ...] = (
     ("published search", BeamSearch(max_splits=2)),

@@ -11,7 +11,6 @@ from neuroshard.models.interface import waits
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.neural import comm_inputs
 from neuroshard.plumbing.arrays import FloatArray, IntArray
-from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
 
@@ -59,7 +58,7 @@ class ComputeTable:
     def of(cls, measurements: Sequence[Measurement[ComputeSample]], features: FeatureSet) -> "ComputeTable":
         """The measurements, in order; all must have repeats."""
         sets = loads_of([m.sample for m in measurements])
-        costs = np.array([typical_ms(m.repeats.times_ms) for m in measurements if m.repeats is not None])
+        costs = np.array([m.typical_ms for m in measurements])
         return cls(features(sets.loads), sets.counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
@@ -85,7 +84,7 @@ class CommTable:
         traffic = traffic_of([m.sample for m in measurements])
         starts = np.array([m.sample.start_ms for m in measurements])
         starts = starts if direction == FORWARD else np.zeros_like(starts)
-        cost = np.array([typical_ms(m.repeats.times_ms)[direction] for m in measurements if m.repeats is not None])
+        cost = np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts)
         order, features = comm_inputs(traffic, wait)
         return cls(features, np.take_along_axis(cost - wait, order, axis=1))

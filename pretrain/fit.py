@@ -15,6 +15,7 @@ from neuroshard.models.card import ModelTest
 from neuroshard.models.named_parts import EXCHANGES, compute_part, lopsidedness
 from neuroshard.models.trust import Margins, Ranges
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.samples import CommSample, Measurement
 from neuroshard.stages.pretrain.fit_framework import predicted_framework
 from neuroshard.stages.pretrain.fit_host_tiers import fit_host_tiers
@@ -179,10 +180,8 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 def _lopsidedness(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
     """Of all-to-alls, by number of devices; even ones are known to all models."""
-    by_count: dict[int, list[tuple[int, ...]]] = {}
-    for one in exchanges:
-        by_count.setdefault(one.num_devices, []).append(one.dims)
-    return dict(lopsidedness(np.array([[1] * count, *dims])) for count, dims in by_count.items())
+    by_count = grouped(exchanges, lambda one: one.num_devices)
+    return dict(lopsidedness(np.array([[1] * n, *(one.dims for one in its)])) for n, its in by_count.items())
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:

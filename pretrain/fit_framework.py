@@ -10,7 +10,6 @@ from neuroshard.models import CostModels
 from neuroshard.models.framework import TERMS, Framework, counts_of_sets, terms_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.samples import LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.stages.pretrain.result import Predicted
 
@@ -43,7 +42,7 @@ class _Asked(NamedTuple):
         """Ask compute models for the kernels of each."""
         rows = [_of_rank(Simulator(models), m.sample) for m in some]
         terms = np.array([its for its, _ in rows]).reshape(len(rows), len(TERMS))
-        phases = np.array([typical_ms(m.repeats.times_ms) for m in some if m.repeats is not None])
+        phases = np.array([m.typical_ms for m in some])
         took = {
             name: phases[:, [LOCAL_PHASES.index(its) for its in named]].sum(axis=1) for name, named in _PARTS.items()
         }

@@ -6,7 +6,6 @@ import numpy as np
 
 from neuroshard.models.host_tiers import HostTiers, host_amounts
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import ComputeSample, Measurement
 
@@ -23,7 +22,7 @@ def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTi
     from scipy.optimize import nnls  # slow to import: only where it is used
 
     calls = loads_of([m.sample for m in measurements])
-    cost_ms = np.array([typical_ms(m.repeats.times_ms) for m in measurements if m.repeats is not None])
+    cost_ms = np.array([m.typical_ms for m in measurements])
     first = (calls.counts.cumsum() - calls.counts).astype(np.int64)
     sums = np.column_stack([np.add.reduceat(host_amounts(calls.loads), first, axis=0), np.ones(len(first))])
     amounts: FloatArray = sums / np.maximum(cost_ms, _LEAST_MS)[:, None]

@@ -12,7 +12,6 @@ from neuroshard.models.interface import NUM_WAITS, device_waits, waits
 from neuroshard.models.mlp import Normaliser
 from neuroshard.models.set_comm import FEATURE_SIGNS, HOST_SIGNS, SetComm, host_features, set_features
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.sample_loads import traffic_of
 from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.examples import Examples, in_multiples
@@ -142,11 +141,10 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(D, F) features, (D, W) waits and (D,) transfers in ms of one exchange."""
-    assert measurement.repeats is not None
     sample = measurement.sample
     starts = np.array([sample.start_ms])
     wait = waits(starts) * (direction == FORWARD)
     traffic = traffic_of([sample])
     features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)
-    transfer = typical_ms(measurement.repeats.times_ms)[direction] - wait[0]
+    transfer = measurement.typical_ms[direction] - wait[0]
     return features[0], device_waits(wait)[0], np.maximum(transfer, _LEAST_TRANSFER_MS)

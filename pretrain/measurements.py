@@ -1,6 +1,5 @@
 """What models are fitted to: measurements by split, by kernel call, by collective."""
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -11,9 +10,11 @@ import numpy as np
 from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.framework import FRAMEWORK
+from neuroshard.models.interface import waits
 from neuroshard.models.named_parts import compute_part, exchange_part, of_calls, of_exchanges
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records import DataDirectory
 from neuroshard.records import samples as records
@@ -22,7 +23,7 @@ from neuroshard.records.sample_loads import by_group, loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
 from neuroshard.records.speed import slowness_between, with_slowness
 from neuroshard.records.splits import REFERENCE, TEST, TRAIN, VALID
-from neuroshard.stages.pretrain.result import Predicted, predict_comm, predict_compute
+from neuroshard.stages.pretrain.result import Predicted
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
@@ -103,8 +104,13 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict some of the calls by their model."""
-        return predict_compute(model, some)
+        """Predict some of the calls by their model, in groups of one batch size."""
+        parts = []
+        for _, group in sorted(grouped(some, lambda m: m.sample.batch_size).items()):
+            sets = loads_of([m.sample for m in group])
+            measured = np.array([m.typical_ms for m in group])
+            parts.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group))))
+        return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
         """Return what their costs hang on in the training samples, by name."""
@@ -138,8 +144,14 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict some of the exchanges, every device, by their model."""
-        return predict_comm(model, some, self.repeats)
+        """Predict some of the exchanges, every device, by their model: in groups of alike devices and batch size."""
+        parts = []
+        for _, group in sorted(grouped(some, _size).items()):
+            starts = np.array([m.sample.start_ms for m in group]) * (self.repeats == records.FORWARD)
+            measured = np.array([m.typical_ms[self.repeats] for m in group])
+            predicted = model.predict(traffic_of([m.sample for m in group]), starts)
+            parts.append([part.ravel() for part in (predicted, np.zeros_like(predicted), measured, waits(starts))])
+        return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
         """Return what its costs hang on in the training samples, by name."""
@@ -163,7 +175,8 @@ class Measured:
         cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
     ) -> "Measured":
         """Group and split the measurements that succeeded; exchanges that only other forms need are left out."""
-        of_call, of_collective = _grouped(calls, "call"), _grouped(exchanges, "collective")
+        of_call = grouped(calls, lambda m: m.sample.call)
+        of_collective = grouped(exchanges, lambda m: m.sample.collective)
         of_forms = {one for call in of_call if call.pooled for one in LAYOUTS[call.form].exchanges}
         known = of_collective.keys() & (of_forms | {Collective.ALL_TO_ALL, Collective.INPUT})
         return cls(
@@ -298,12 +311,10 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
             )
 
 
-def _grouped(measurements: Sequence[Measurement[Any]], field: str) -> defaultdict[Any, list[Measurement[Any]]]:
-    """The measurements in order, by the value of a field of their samples; none of what isn't there."""
-    groups: defaultdict[Any, list[Measurement[Any]]] = defaultdict(list)
-    for measurement in measurements:
-        groups[getattr(measurement.sample, field)].append(measurement)
-    return groups
+def _size(measurement: Measurement[CommSample]) -> tuple[int, int, int]:
+    """Exchanges of one size are predicted together: of the batch, of all devices, of those on a host."""
+    sample = measurement.sample
+    return sample.batch_size, sample.num_devices, sample.host_size
 
 
 def _of_call(call: Call) -> str:

@@ -1,7 +1,5 @@
 """What a pretrain run gives: metrics on tables never seen in training, beside the noise floor."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,11 @@ from rich.table import Table as Grid
 from scipy.stats import kendalltau
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
-from neuroshard.models import CommModel, ComputeModel
 from neuroshard.models.card import Accuracy, ModelTest
-from neuroshard.models.interface import waits
 from neuroshard.models.trust import LEVEL, Margin
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.noise import pass_repeatability
-from neuroshard.records.sample_loads import loads_of, traffic_of
-from neuroshard.records.samples import FORWARD, CommSample, ComputeSample, Measurement
+from neuroshard.records.samples import Measurement
 
 _DECILES = 10
 _LEAST_MS = 1e-3  # what takes less counts as this
@@ -111,37 +105,3 @@ def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[An
     inside = error <= margin(predicted.predicted_ms, predicted.spread_ms)
     accuracy = accuracy_of(predicted.predicted_ms, predicted.measured_ms)
     return ModelTest(accuracy, float(noise.mean()), p50, p90, float(inside.mean()))
-
-
-def predict_compute(model: ComputeModel, measurements: list[Measurement[ComputeSample]]) -> Predicted:
-    """Of compute samples, in groups of one batch size."""
-    parts = []
-    for group in _grouped(measurements, lambda sample: sample.batch_size):
-        sets = loads_of([m.sample for m in group])
-        measured = np.array([_typical(m) for m in group])
-        parts.append((model.predict(sets), model.spread_ms(sets), measured, np.zeros(len(group))))
-    return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-
-
-def predict_comm(model: CommModel, measurements: list[Measurement[CommSample]], direction: int) -> Predicted:
-    """Of every device of exchanges, in groups of one batch size, number of devices and size of hosts."""
-    parts = []
-    for group in _grouped(measurements, lambda sample: (sample.batch_size, sample.num_devices, sample.host_size)):
-        starts = np.array([m.sample.start_ms for m in group]) * (direction == FORWARD)
-        measured = np.array([_typical(m)[direction] for m in group])
-        predicted = model.predict(traffic_of([m.sample for m in group]), starts)
-        parts.append([part.ravel() for part in (predicted, np.zeros_like(predicted), measured, waits(starts))])
-    return Predicted(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-
-
-def _typical(measurement: Measurement[Any]) -> Any:
-    assert measurement.repeats is not None
-    return typical_ms(measurement.repeats.times_ms)
-
-
-def _grouped(measurements: list[Measurement[Any]], key: Callable[[Any], Any]) -> Iterator[list[Measurement[Any]]]:
-    groups: dict[Any, list[Measurement[Any]]] = defaultdict(list)
-    for measurement in measurements:
-        groups[key(measurement.sample)].append(measurement)
-    for value in sorted(groups):
-        yield groups[value]

@@ -21,6 +21,7 @@ import numpy as np
 from neuroshard.models.published_points import ExchangePoint, KernelPoint
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import regular_file
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES
@@ -238,11 +239,12 @@ def _exchanges(events: Iterable[dict[str, Any]], source: str) -> Iterator[Exchan
 
 def _median_calls(points: Sequence[KernelPoint]) -> tuple[KernelPoint, ...]:
     """Of calls of the same tables, whose lookups hardly differ, one with the median time."""
-    groups: dict[Any, list[KernelPoint]] = {}
-    for one in points:
-        about = (one.backward, one.home, one.optimizer, one.tables, one.rows, one.dim, one.pooled)
-        groups.setdefault((*about, _octave(one.lookups)), []).append(one)
-    return tuple(_median_call(its) for its in groups.values())
+
+    def about(one: KernelPoint) -> tuple[Any, ...]:
+        of_tables = (one.optimizer, one.tables, one.rows, one.dim, one.pooled)
+        return (one.backward, one.home, *of_tables, _octave(one.lookups))
+
+    return tuple(_median_call(its) for its in grouped(points, about).values())
 
 
 def _median_call(points: Sequence[KernelPoint]) -> KernelPoint:
@@ -253,9 +255,7 @@ def _median_call(points: Sequence[KernelPoint]) -> KernelPoint:
 
 def _undisturbed(points: Sequence[ExchangePoint]) -> tuple[ExchangePoint, ...]:
     """Of collectives of about the same size, one with the time of those who wait for no other rank."""
-    groups: dict[Any, list[ExchangePoint]] = {}
-    for one in points:
-        groups.setdefault((one.collective, one.devices, _octave(one.size_bytes)), []).append(one)
+    groups = grouped(points, lambda one: (one.collective, one.devices, _octave(one.size_bytes)))
     return tuple(
         replace(
             its[0],

@@ -8,7 +8,7 @@ from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.searcher import Searcher, searcher_of
-from neuroshard.targets.export import constrained, costed, for_target, remarks_on
+from neuroshard.targets.export import for_target, target_named
 from neuroshard.tasks.task import Task
 
 
@@ -35,12 +35,13 @@ def search(
     """
     if not isinstance(simulator, Simulator):
         raise UserError(f"search takes ns.Simulator(ns.CostModels.load(NAME)), not {shown(simulator)}")
-    simulator = Simulator(costed(simulator.models, target), simulator.count_input)
+    its = target_named(target)
+    simulator = Simulator(its.costed(simulator.models), simulator.count_input)
     method = for_target(searcher_of(searcher, **settings), target)
-    (task,) = constrained([task], target)
+    task = its.constrained(task)
     with blas_threads(1):
         found = method.find(task, simulator)
         plan = simulator.predicted(found.plan)
     due = [found.warning] if found.warning else []
-    warn_of("neuroshard.search", (*due, *simulator.warnings(plan), *remarks_on(plan, target)))
+    warn_of("neuroshard.search", (*due, *simulator.warnings(plan), *its.remarks(plan)))
     return plan

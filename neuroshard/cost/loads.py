@@ -154,8 +154,18 @@ class LoadSets:
 
     def by_call(self) -> "LoadSets":
         """(B K) each set's loads of every kernel call, one set of each of the K in `CALLS` after the other."""
-        places = np.repeat(np.arange(len(self)), self.counts) * len(CALLS) + self.loads.call
+        places = self.owners * len(CALLS) + self.loads.call
         return LoadSets.grouped(self.loads, places, len(self) * len(CALLS))
+
+    @property
+    def owners(self) -> IntArray:
+        """(n,) the number of each load's set."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    def totals(self, amounts: FloatArray) -> FloatArray:
+        """(B,) sums over each set of what its loads have of amounts (n,)."""
+        sums: FloatArray = np.bincount(self.owners, amounts, minlength=len(self)).astype(np.float64)
+        return sums
 
     @property
     def calls(self) -> IntArray:

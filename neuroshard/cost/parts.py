@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray, IntArray
 
 COMPUTE, FORWARD, BACKWARD, INPUT = "compute", "forward", "backward", "input"
 PARTS = (COMPUTE, FORWARD, BACKWARD)  # of every step, in the order in which they are added up and shown
@@ -27,6 +27,27 @@ class When(IntEnum):
     INPUT = 1
     COMPUTE = 2
     FORWARD = 3
+
+
+class Called(NamedTuple):
+    """What D devices of B plans do, by the K kernel calls in `CALLS`.
+
+    Attributes:
+        ms: (B, D, K) of kernels.
+        spread_ms: (B, D, K) by which the models' members disagree; zeros where nobody asks.
+        shards: (B, D, K) that each call looks up in.
+        counts: (B, D, C) of `COUNTS`; C = 0 where no part of a step hangs on them.
+    """
+
+    ms: FloatArray
+    spread_ms: FloatArray
+    shards: IntArray
+    counts: FloatArray
+
+    def beside(self, other: "Called") -> "Called":
+        """These calls and others that the same devices make besides."""
+        ms, spread_ms = self.ms + other.ms, self.spread_ms + other.spread_ms
+        return Called(ms, spread_ms, self.shards + other.shards, self.counts + other.counts)
 
 
 class Part(NamedTuple):

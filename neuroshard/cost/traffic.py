@@ -46,11 +46,8 @@ class Traffic:
         At a global batch size, on hosts of so many devices; each load makes its device put `given` (n, C) bytes into
         every collective.
         """
-        total = len(device_loads)
-        place, size_bytes = np.repeat(np.arange(total), device_loads.counts), np.zeros((total, len(Collective)))
-        for collective in Collective:
-            size_bytes[:, collective] = np.bincount(place, weights=given[:, collective], minlength=total)
-        plans = total // num_devices
+        size_bytes = np.stack([device_loads.totals(given[:, collective]) for collective in Collective], axis=-1)
+        plans = len(device_loads) // num_devices
         return cls(size_bytes.reshape(plans, num_devices, -1), np.full(plans, batch_size), host_size)
 
     @classmethod

@@ -12,12 +12,11 @@ from neuroshard.layouts.every import (
     layout_of,
     layouts_of,
     placed_loads,
-    traffic_between,
 )
 from neuroshard.layouts.layout import Layout
 from neuroshard.layouts.rows import has_row_blocks, in_rows, row_blocks
 
 __all__ = [
     "COLUMNS", "COPIES", "LAYOUTS", "ROWS", "Layout", "are", "given_bytes", "has_row_blocks", "in_columns",
-    "in_copies", "in_rows", "layout_of", "layouts_of", "placed_loads", "row_blocks", "traffic_between",
+    "in_copies", "in_rows", "layout_of", "layouts_of", "placed_loads", "row_blocks",
 ]  # fmt: skip

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.traffic import Traffic
+from neuroshard.cost.loads import Loads
 from neuroshard.layouts.columns import Columns
 from neuroshard.layouts.copies import Copies
 from neuroshard.layouts.layout import Layout
@@ -72,12 +71,3 @@ def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
     looked_up = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags)
     given[:, Collective.INPUT] = np.where(are(loads, lambda layout: layout.own_samples), 0.0, looked_up)
     return given
-
-
-def traffic_between(device_loads: LoadSets, batch_size: int, fast_links: int | None) -> Traffic:
-    """What the D devices of one plan (B = 1) with these loads exchange, at a global batch size.
-
-    Fast links join so many devices; None: all.
-    """
-    devices = len(device_loads)
-    return Traffic.of(device_loads, given_bytes(device_loads.loads, devices), devices, batch_size, fast_links)

@@ -1,6 +1,5 @@
 """Rows: a table in equal blocks of rows, one on each device of a group: all devices, or those of one host."""
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -12,6 +11,7 @@ from neuroshard.layouts.cover import check_cover
 from neuroshard.layouts.layout import Devices, Layout, Whole, table_of
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.tables import Table
 from neuroshard.tables.spread import lookup_share, range_reuse
 from neuroshard.words.collective import Collective
@@ -59,9 +59,8 @@ class Rows(Layout):
         only ranges on hosts of their own may be narrower than the table.
         """
         check_cover(table, [placement.shard for placement in placements])
-        ranges: dict[tuple[int, int], list[Placement]] = defaultdict(list)
-        for placement in sorted(placements, key=lambda placement: placement.device):
-            ranges[placement.shard.column, placement.shard.column_end].append(placement)
+        by_device = sorted(placements, key=lambda placement: placement.device)
+        ranges = grouped(by_device, lambda placement: (placement.shard.column, placement.shard.column_end))
         for columns, blocks in ranges.items():
             _check_range(table, columns, blocks, topology)
 
@@ -69,13 +68,12 @@ class Rows(Layout):
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
         """Loads with what blocks of rows at `which` (m,) need of the lookups of their tables."""
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for number in which.tolist():
-            groups[placements[number].shard.table, placements[number].shard.column].append(number)
+        shards = [placement.shard for placement in placements]
+        groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
         rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
         sharers = loads.sharers.copy()
         for (index, _), numbers in groups.items():
-            table, its = tables[index], [placements[number].shard for number in numbers]
+            table, its = tables[index], [shards[number] for number in numbers]
             first, count = np.array([[shard.row for shard in its], [shard.rows for shard in its]], dtype=np.int64)
             whole = loads.lookups[numbers[0]]
             rows[numbers], sharers[numbers] = count, len(its)

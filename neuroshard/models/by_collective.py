@@ -54,15 +54,6 @@ class CommByCollective(Stored, CommModel):
         return frozenset(self.exchanges)
 
     @property
-    def is_arithmetic(self) -> bool:
-        """Whether one of its models is."""
-        return any(model.is_arithmetic for model in self.exchanges.values())
-
-    def of_collective(self, collective: Collective) -> CommModel:
-        """Return the model of that collective by itself."""
-        return self.exchanges[collective]
-
-    @property
     def num_devices(self) -> int | None:
         """Return D, which the model of all-to-alls was fitted for; None if it serves any."""
         return self.exchanges[Collective.ALL_TO_ALL].num_devices

@@ -8,6 +8,7 @@ from neuroshard.models.cost_models import CostModels
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, kernel_points, rising
 from neuroshard.models.roofline import FORWARD_CALL_MS, RooflineComm, RooflineCompute
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.grouping import grouped
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +48,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:
-    kinds: dict[str, list[KernelPoint]] = {}
-    for point in kernel_points():
-        if point.sheet == sheet:
-            kinds.setdefault(f"{'backward' if point.backward else 'forward'}, {point.home.tier.value}", []).append(
-                point
-            )
+    its = (point for point in kernel_points() if point.sheet == sheet)
+    kinds = grouped(its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.home.tier.value}")
     return [_of_kind(model, kind, points) for kind, points in kinds.items()]
 
 

@@ -105,8 +105,7 @@ class WithParts(SumModel):
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """(B,) ms of each of the B sets of loads, with what these add."""
-        place = np.repeat(np.arange(len(sets)), sets.counts)
-        return self.factor * self.model.predict(sets) + np.bincount(place, self._added_ms(sets.loads), len(sets))
+        return self.factor * self.model.predict(sets) + sets.totals(self._added_ms(sets.loads))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
         """(B,) what the members of the model's ensemble disagree by, ms."""

@@ -6,9 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.cost.called import Called
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.parts import When
+from neuroshard.cost.parts import Called, When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import LAYOUTS, are
 from neuroshard.models.interface import PartModel
@@ -70,8 +69,7 @@ def counts_of(loads: Loads) -> FloatArray:
 
 def counts_of_sets(sets: LoadSets) -> FloatArray:
     """(B, C) of all loads of each set together."""
-    counts, place = counts_of(sets.loads), np.repeat(np.arange(len(sets)), sets.counts)
-    return np.stack([np.bincount(place, its, len(sets)) for its in counts.T], axis=-1)
+    return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
 
 
 def terms_of(called: Called) -> FloatArray:

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.cost.called import Called
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.parts import When
+from neuroshard.cost.parts import Called, When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
@@ -129,15 +128,6 @@ class CommModel(ABC):
     def forms(self) -> Forms:
         """The forms whose exchanges it knows costs of; it may pass over what others exchange."""
         return frozenset(form for form, layout in LAYOUTS.items() if layout.exchanges[0] in self.collectives)
-
-    def of_collective(self, collective: Collective) -> "CommModel":
-        """The model of that collective by itself: one for all, where there isn't one for each."""
-        return self
-
-    @property
-    def is_arithmetic(self) -> bool:
-        """Whether its costs are arithmetic on a datasheet, fitted to no measurement."""
-        return False
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
         """How near published points are to this traffic, where costs are a datasheet's; None for others."""

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.cost.called import Called
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.cost.parts import COMPUTE, INPUT, When
+from neuroshard.cost.parts import COMPUTE, INPUT, Called, When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models.interface import CommModel, PartModel

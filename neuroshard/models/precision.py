@@ -5,8 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from neuroshard.cost.called import Called
-from neuroshard.cost.parts import When
+from neuroshard.cost.parts import Called, When
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models.interface import Chain, CommModel, OneDevice, Outline, PartModel
 from neuroshard.models.model_set import ModelSet
@@ -101,19 +100,9 @@ class Narrowed(CommModel):
         return self.model.forms
 
     @property
-    def is_arithmetic(self) -> bool:
-        """Whether the model's costs are arithmetic on a datasheet."""
-        return self.model.is_arithmetic
-
-    @property
     def num_devices(self) -> int | None:
         """D, the number of devices the model was fitted for; None if it serves any."""
         return self.model.num_devices
-
-    def of_collective(self, collective: Collective) -> CommModel:
-        """Return the model of that collective by itself."""
-        model = self.model.of_collective(collective)
-        return model if collective in _AS_THEY_ARE else replace(self, model=model)
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
         """How near published points are to so much less traffic."""

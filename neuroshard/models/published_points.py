@@ -14,6 +14,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.models.kernel_bytes import in_sectors, moved_row_bytes, passes
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import Devices, Dim, Name, Positive, Rows, TableCount
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import MEAN_COUNTS
@@ -151,10 +152,9 @@ class Widths:
     @classmethod
     def typical(cls, seen: Iterable[tuple[float, float]]) -> "Widths":
         """From bytes with the factor that was seen of each: of as many bytes the `typical` one."""
-        found: dict[float, list[float]] = {}
-        for row_bytes, factor in seen:
-            found.setdefault(row_bytes, []).append(factor)
-        return cls(tuple(sorted(found)), tuple(typical(found[one]) for one in sorted(found)))
+        found = grouped(seen, lambda one: one[0])
+        factors = (typical([factor for _, factor in found[row_bytes]]) for row_bytes in sorted(found))
+        return cls(tuple(sorted(found)), tuple(factors))
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float) -> "Widths":

@@ -209,11 +209,6 @@ class RooflineComm(CommModel):
     speed: float = 1.0
 
     @property
-    def is_arithmetic(self) -> bool:
-        """Return True: each cost is arithmetic on a datasheet."""
-        return True
-
-    @property
     def num_devices(self) -> None:
         """Return None: it serves any number of devices."""
         return

@@ -6,10 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.called import Called
 from neuroshard.cost.cost import Cost, Prediction
 from neuroshard.cost.loads import LoadSets
-from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Step, Took, When, Work
+from neuroshard.cost.parts import BACKWARD, COMPUTE, FORWARD, Called, Step, Took, When, Work
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
 from neuroshard.models.composed import WithParts
@@ -168,7 +167,8 @@ class Simulator:
         """
         arithmetic, exchanges = self.models.compute.arithmetic, (self.models.forward, self.models.backward)
         calls = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
-        if any(model.is_arithmetic for model in exchanges) or not arithmetic.isdisjoint(calls):
+        covered = (model.coverage(plan.traffic) for model in exchanges)
+        if any(known is not None for known in covered) or not arithmetic.isdisjoint(calls):
             kernels = self.models.compute.coverage(plan.device_loads.loads)
             near = {"kernels": kernels, "exchanges": self.models.backward.coverage(plan.traffic)}
             told = [f"{what} {known}" for what, known in near.items() if known is not None]

@@ -58,10 +58,9 @@ def kept_on_hosts(plan: Plan) -> Plan:
     if not may_overfill(task):
         return plan
     constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
-    pinned = {shard.table for shard in constraints.pinned}
     for table, its in enumerate(plan.by_table):
         columns = plan.layouts[table] is COLUMNS and its[0].home.tier is not Tier.DEVICE
-        if not columns or task.tables[table].name in pinned:
+        if not columns or task.tables[table].name in constraints.pins:
             continue
         piece = _Piece.of_table(task, table)
         shards = [(placed.device // task.topology.host_size, placed.shard.dim // DIM_MULTIPLE) for placed in its]
@@ -185,19 +184,18 @@ def _given(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None
 
 def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
     """What is given to hosts, and the bytes of tables that lie in rows only, on all hosts alike."""
-    group_of = {name: group for group in task.constraints.together for name in group}
+    group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0
     for index, (table, home) in enumerate(zip(task.tables, task.homes, strict=True)):
         if home.tier is Tier.DEVICE:
             continue
         limits, piece = task.limits[index], _Piece.of_table(task, index)
-        pins = [pin for pin in task.constraints.pinned if pin.table == table.name]
         if not limits.free or table.name in in_rows:
             spread_bytes += piece.size_bytes
         elif table.name in group_of:
             grouped.setdefault(group_of[table.name], []).append(piece)
-        elif pins:
+        elif pins := task.constraints.pins.get(table.name):
             pieces += _around_pins(piece, pins)
         else:
             pieces.append(piece)

@@ -1,7 +1,7 @@
 """A sharding plan: every table, cut into shards, each in a place."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,21 @@ import numpy as np
 from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.cost.traffic import Traffic
-from neuroshard.layouts import Layout, in_columns, layouts_of, placed_loads, traffic_between
+from neuroshard.layouts import Layout, given_bytes, in_columns, layouts_of, placed_loads
 from neuroshard.layouts.layout import table_of
-from neuroshard.plans import planfile
 from neuroshard.plans.describe import plan_lines
 from neuroshard.plans.violations import violations
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
+from neuroshard.plumbing.schema import CacheShare, Count, Device, Dim, FirstRow, Name, Offset, Rows, of_format, parse
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.home import Home
-from neuroshard.words.shard import Placement, by_table
+from neuroshard.words.home import Home, Tier
+from neuroshard.words.shard import Placement, Shard, by_table
+
+_FORMAT = "neuroshard-plan-2"
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,16 @@ class Plan:
     @cached_property
     def traffic(self) -> Traffic:
         """What the devices exchange in a step (B = 1)."""
-        return traffic_between(self.device_loads, self.task.batch_size, self.task.topology.fast_links)
+        topology = self.task.topology
+        given = given_bytes(self.device_loads.loads, topology.num_devices)
+        return Traffic.of(self.device_loads, given, topology.num_devices, self.task.batch_size, topology.fast_links)
 
     @cached_property
     def form_bytes(self) -> IntArray:
         """(D, F) bytes of the shards of each form on each device, with what the task counts besides weights."""
-        loads, counts = self.device_loads.loads, self.device_loads.counts
-        total = np.zeros((len(counts), len(FORMS)), dtype=np.int64)
-        np.add.at(total, (np.repeat(np.arange(len(counts)), counts), loads.form), self.task.memory.device_bytes(loads))
+        sets = self.device_loads
+        total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
+        np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.device_bytes(sets.loads))
         return total
 
     @cached_property
@@ -131,9 +135,8 @@ class Plan:
     def host_bytes(self) -> tuple[int, ...]:
         """(H,) bytes of every host's memory that shards of its devices take."""
         used = self.task.memory.host_bytes(self.device_loads.loads)
-        device = np.repeat(np.arange(len(self.device_loads)), self.device_loads.counts)
         total = np.zeros(len(self.task.topology.hosts), dtype=np.int64)
-        np.add.at(total, device // self.task.topology.host_size, used)
+        np.add.at(total, self.device_loads.owners // self.task.topology.host_size, used)
         return tuple(total.tolist())
 
     @cached_property
@@ -184,7 +187,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON-ready fields."""
-        return planfile.to_json(self.task, self.placements, self.prediction)
+        return {
+            "format": _FORMAT,
+            "placements": [_as_fields(placement) for placement in self.placements],
+            "prediction": None if self.prediction is None else _predicted(self.prediction),
+            "task": self.task.to_json(),
+        }
 
     @classmethod
     def from_json(cls, content: object, where: str = "plan") -> "Plan":
@@ -193,7 +201,11 @@ class Plan:
         Raises:
             UserError: it is malformed, or its shards don't cover its tables exactly once.
         """
-        return planfile.from_json(content, where, cls)
+        found = parse(of_format(content, _FORMAT, where), _PlanFile, where)
+        try:
+            return cls(found.task, tuple(placed.read() for placed in found.placements), found.prediction)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
 
 
 def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout, topology: Topology) -> None:
@@ -232,3 +244,51 @@ def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
     device.
     """
     return Plan(task, tuple(in_columns(task, placed)))
+
+
+def _predicted(prediction: Prediction) -> dict[str, Any]:
+    """Without an expected cost or caveat where there is none."""
+    fields, rare = asdict(prediction), ("expected_ms", "caveat")
+    return {name: value for name, value in fields.items() if name not in rare or value is not None}
+
+
+def _as_fields(placement: Placement) -> dict[str, Any]:
+    shard, home = placement.shard, placement.home
+    return {
+        "table": shard.table,
+        "column": shard.column,
+        "dim": shard.dim,
+        "row": shard.row,
+        "rows": shard.rows,
+        "device": placement.device,
+        "tier": home.tier.value,
+        **({} if home.cached is None else {"cached": home.cached}),
+    }
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A placement as it stands in a file."""
+
+    table: Count
+    column: Offset
+    dim: Dim
+    row: FirstRow
+    rows: Rows
+    device: Device
+    tier: Name
+    cached: CacheShare | None = None
+
+    def read(self) -> Placement:
+        """Return the placement that the fields describe."""
+        shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
+        return Placement(shard, self.device, Home(Tier(self.tier), self.cached))
+
+
+@dataclass(frozen=True)
+class _PlanFile:
+    """What a plan file holds, besides its format."""
+
+    placements: tuple[_Placed, ...]
+    prediction: Prediction | None
+    task: Task

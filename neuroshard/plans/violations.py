@@ -67,8 +67,8 @@ def _broken_home(name: str, home: Home, limits: TableLimits) -> Iterator[str]:
 
 def _broken_groups(constraints: Constraints, held: _Held, others: Collection[str]) -> Iterator[str]:
     """`others` are the tables whose shards aren't free: nothing of them is pinned."""
-    for name in dict.fromkeys(shard.table for shard in constraints.pinned):
-        if name in others or not _pins_met([shard for shard in constraints.pinned if shard.table == name], held[name]):
+    for name, pinned in constraints.pins.items():
+        if name in others or not _pins_met(pinned, held[name]):
             yield f"the pinned shards of table {name!r} are not where they belong"
     for group in constraints.together:
         if len({frozenset(held[name]) for name in group}) > 1:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.plumbing.arrays import FloatArray, IntArray
-from neuroshard.plumbing.timing import repeatability, typical_ms
+from neuroshard.plumbing.timing import repeatability
 from neuroshard.records.samples import Measurement, Sample, as_drawn
 from neuroshard.records.splits import REFERENCE
 
@@ -75,5 +75,5 @@ def _scalar_ms(measurement: Measurement[Any]) -> float:
     """Infinite if it failed."""
     if measurement.repeats is None:
         return float("inf")
-    typical = typical_ms(measurement.repeats.times_ms)
+    typical = measurement.typical_ms
     return float(typical) if typical.ndim == 0 else float(typical.sum(axis=0).max())

@@ -10,6 +10,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import shown
+from neuroshard.plumbing.timing import typical_ms
 from neuroshard.tables import Table
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Form
@@ -249,6 +250,12 @@ class Measurement(Generic[Sample]):
     def __post_init__(self) -> None:
         if (self.repeats is None) == (self.error is None):
             raise ValueError("a measurement has either repeats or an error")
+
+    @property
+    def typical_ms(self) -> FloatArray:
+        """Return what counts as its time: (...,) ms, as its repeats (R, ...); it must have some."""
+        assert self.repeats is not None
+        return typical_ms(self.repeats.times_ms)
 
     @property
     def level(self) -> "Measurement[Sample]":

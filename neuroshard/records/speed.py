@@ -10,7 +10,6 @@ from scipy.sparse import csr_array
 from scipy.special import huber
 
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.timing import typical_ms
 from neuroshard.records.samples import Measurement, Sample
 
 _REPEATED = 0.05  # what logarithms of two measurements at one speed are expected to differ by
@@ -68,7 +67,7 @@ def with_slowness(
         for m in part:
             if m.split not in told_by or m.repeats is None:
                 continue
-            if (ms := float(typical_ms(m.repeats.times_ms))) > 0:
+            if (ms := float(m.typical_ms)) > 0:
                 earlier, first_ms = first.setdefault(m.sample_id, (number, ms))
                 pairs.append(Pair(earlier, number, first_ms, ms))
     slowness = slowness_of(len(parts), pairs).tolist()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name, warn_of
@@ -17,23 +16,24 @@ from neuroshard.searching.searcher import Searcher
 from neuroshard.targets.hugectr import HUGECTR
 from neuroshard.targets.plain_json import PLAIN
 from neuroshard.targets.sok import SOK
-from neuroshard.targets.target import Exported, Splits, Target
+from neuroshard.targets.target import Exported, Target
 from neuroshard.targets.torchrec import TORCHREC, in_module
 from neuroshard.tasks.task import Task
 
 TARGETS = {target.name: target for target in (SOK, HUGECTR, TORCHREC, PLAIN)}
 
 
-def target_named(name: str, module: str = "") -> Target:
+def target_named(name: str | None, module: str = "") -> Target:
     """The target of that name: "sok", "hugectr", "torchrec" or "json".
 
     Args:
-        name: of the target.
+        name: of the target; None for "json", which can express every plan.
         module: of TorchRec, path of the collection inside the model that has the tables.
 
     Raises:
         UserError: there is none, or it has no modules.
     """
+    name = PLAIN.name if name is None else name
     if name not in TARGETS:
         raise unknown_name("target", name, TARGETS)
     if not module:
@@ -62,32 +62,13 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
     return exported
 
 
-def remarks_on(plan: Plan, target: str | None) -> tuple[str, ...]:
-    """What a plan that was found for a target asks of whoever trains with it, a line each.
-
-    Raises:
-        UserError: there is no such target.
-    """
-    return () if target is None else target_named(target).remarks(plan)
-
-
 def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
     """The tasks, their plans kept to what a target can express; as they are without one.
 
     Raises:
         UserError: there is no such target, or it can't serve a task's tables or rules.
     """
-    return tuple(tasks) if target is None else tuple(target_named(target).constrained(task) for task in tasks)
-
-
-def costed(models: CostModels, target: str | None) -> CostModels:
-    """The models as a target's steps are costed: what TorchRec adds counts where it trains and the models know it.
-
-    Raises:
-        UserError: there is no such target.
-    """
-    counts = target is not None and target_named(target).framework and models.framework is not None
-    return models.in_torchrec() if counts else models
+    return tuple(target_named(target).constrained(task) for task in tasks)
 
 
 def for_target(searcher: Searcher, target: str | None) -> Searcher:
@@ -96,9 +77,7 @@ def for_target(searcher: Searcher, target: str | None) -> Searcher:
     Raises:
         UserError: there is no such target.
     """
-    if target is None or target_named(target).splits is not Splits.EQUAL:
-        return searcher
-    return EqualParts(searcher)
+    return EqualParts(searcher) if target_named(target).splits == "equal" else searcher
 
 
 @dataclass(frozen=True)

@@ -7,51 +7,44 @@ GPU of that number modulo theirs, not in a block: each has as many rows as with 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from neuroshard.layouts import Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
-from neuroshard.targets.target import Exported, Splits, Target
+from neuroshard.targets.target import Exported, Target
 from neuroshard.words.form import Form
 from neuroshard.words.home import Tier
 from neuroshard.words.shard import Placement
 
 _FORMAT = "neuroshard-hugectr-1"
 
+_Matrix = list[list[str]]
 _Entry = str | tuple[str, int]  # a table, or one that is cut in so many columns
 _Strategy = list[tuple[str, list[_Entry]]]
 
 
-@dataclass(frozen=True)
-class _Sharding:
-    """What HugeCTR's `EmbeddingCollectionConfig.shard` takes."""
-
-    matrix: list[list[str]]
-    strategy: _Strategy
-
-
 def _write(plan: Plan) -> Exported:
-    tables, sharding = plan.task.tables, _sharding(plan)
+    tables, (matrix, strategy) = plan.task.tables, _sharding(plan)
     content: dict[str, Any] = {
         "format": _FORMAT,
         "num_gpus": plan.task.topology.num_devices,
         "tables": [{"name": table.name, "max_vocabulary_size": table.rows, "ev_size": table.dim} for table in tables],
-        "shard_matrix": sharding.matrix,
-        "shard_strategy": [[kind, [_plain(entry) for entry in entries]] for kind, entries in sharding.strategy],
+        "shard_matrix": matrix,
+        "shard_strategy": [[kind, [_plain(entry) for entry in entries]] for kind, entries in strategy],
     }
-    return Exported(content, _snippet(tables, sharding))
+    return Exported(content, _snippet(tables, matrix, strategy))
 
 
-def _sharding(plan: Plan) -> _Sharding:
-    matrix: list[list[str]] = [[] for _ in range(plan.task.topology.num_devices)]
+def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
+    """What HugeCTR's `EmbeddingCollectionConfig.shard` takes."""
+    matrix: _Matrix = [[] for _ in range(plan.task.topology.num_devices)]
     groups: dict[tuple[str, int], list[_Entry]] = defaultdict(list)
     for table, layout, placed in zip(plan.task.tables, plan.layouts, plan.by_table, strict=True):
         for placement in placed:
             matrix[placement.device].append(table.name)
         groups[_group(table, layout)].append(_entry(table, placed))
-    return _Sharding(matrix, [(kind, entries) for (kind, _), entries in sorted(groups.items())])
+    return matrix, [(kind, entries) for (kind, _), entries in sorted(groups.items())]
 
 
 def _group(table: Table, layout: Layout) -> tuple[str, int]:
@@ -68,10 +61,10 @@ def _plain(entry: _Entry) -> str | list[str | int]:
     return entry if isinstance(entry, str) else [*entry]
 
 
-def _snippet(tables: Sequence[Table], sharding: _Sharding) -> str:
+def _snippet(tables: Sequence[Table], matrix: _Matrix, strategy: _Strategy) -> str:
     shapes = [(table.name, table.rows, table.dim) for table in tables]
     return (
-        f'"""Embedding tables for HugeCTR on {len(sharding.matrix)} GPUs; written by neuroshard export.\n'
+        f'"""Embedding tables for HugeCTR on {len(matrix)} GPUs; written by neuroshard export.\n'
         "\n"
         "Give config.embedding_lookup the tables of make_tables() for every feature, then call shard(config).\n"
         '"""\n'
@@ -79,8 +72,8 @@ def _snippet(tables: Sequence[Table], sharding: _Sharding) -> str:
         "import hugectr\n"
         "\n"
         f"TABLES = {_lines(shapes)}  # name, rows, columns\n"
-        f"SHARD_MATRIX = {_lines(sharding.matrix)}  # of each GPU, the tables that it has a part of\n"
-        f"SHARD_STRATEGY = {_lines(sharding.strategy)}\n"
+        f"SHARD_MATRIX = {_lines(matrix)}  # of each GPU, the tables that it has a part of\n"
+        f"SHARD_STRATEGY = {_lines(strategy)}\n"
         "\n\n"
         "def make_tables():\n"
         '    """The configuration of each table, by the table\'s name."""\n'
@@ -106,7 +99,7 @@ HUGECTR = Target(
     _write,
     forms=frozenset({Form.COLUMNS, Form.ROWS, Form.COPIES}),
     sequence_forms=frozenset({Form.ROWS}),
-    splits=Splits.EQUAL,
+    splits="equal",
     tiers=frozenset({Tier.DEVICE}),
     element_bytes=(4,),
 )

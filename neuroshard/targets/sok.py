@@ -12,7 +12,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.units import readable_bytes
 from neuroshard.tables import Table
-from neuroshard.targets.target import Exported, Splits, Target
+from neuroshard.targets.target import Exported, Target
 from neuroshard.words.form import Form
 from neuroshard.words.home import Tier
 from neuroshard.words.shard import Placement
@@ -188,6 +188,6 @@ SOK = Target(
     _write,
     forms=frozenset({Form.COLUMNS, Form.ROWS}),
     sequence_forms=frozenset({Form.ROWS}),
-    splits=Splits.NONE,
+    splits="none",
     rows_over="all",
 )

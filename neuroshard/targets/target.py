@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from glob import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from neuroshard.layouts import Layout
+from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import write_atomically, write_json
@@ -18,20 +18,6 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms
 from neuroshard.words.home import TIERS, Tier
 from neuroshard.words.shard import Placement
-
-
-class Splits(StrEnum):
-    """Ways to cut a table in columns.
-
-    Attributes:
-        NONE: no table is cut.
-        EQUAL: in parts that are all as wide.
-        ANY: in parts of any width.
-    """
-
-    NONE = "none"
-    EQUAL = "equal"
-    ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -81,11 +67,6 @@ class Exported:
         return paths
 
 
-def nothing_to_say(_plan: Plan) -> tuple[str, ...]:
-    """No remarks on any plan."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Target:
     """A system that trains embedding tables, and what it can express of a plan.
@@ -96,7 +77,7 @@ class Target:
         write: a plan that it can express, in its words.
         forms: that it lays pooled tables out in.
         sequence_forms: of these, those of sequence tables.
-        splits: how it cuts columns.
+        splits: how it cuts columns: not at all, in parts that are all as wide, or in any.
         rows_over: devices that rows lie over: "all"; or "hosts", all or those of one host.
         tiers: of memory that it has.
         element_bytes: of weights that it stores.
@@ -109,11 +90,11 @@ class Target:
     write: Callable[[Plan], Exported]
     forms: Forms = frozenset(FORMS)
     sequence_forms: Forms = frozenset(CUT_FORMS)
-    splits: Splits = Splits.ANY
+    splits: Literal["none", "equal", "any"] = "any"
     rows_over: Literal["all", "hosts"] = "hosts"
     tiers: frozenset[Tier] = frozenset(Tier)
     element_bytes: tuple[int, ...] = (2, 4)
-    remarks: Callable[[Plan], tuple[str, ...]] = nothing_to_say
+    remarks: Callable[[Plan], tuple[str, ...]] = lambda _: ()
     framework: bool = False
 
     def export(self, plan: Plan) -> Exported:
@@ -154,14 +135,18 @@ class Target:
         except UserError as error:
             raise UserError(f"target={self.name}: {error}") from None
 
+    def costed(self, models: CostModels) -> CostModels:
+        """The models as its steps are costed: what TorchRec adds counts where it trains and they know it."""
+        return models.in_torchrec() if self.framework and models.framework is not None else models
+
     def _rule(self, num_devices: int) -> TableRule:
         """What holds for every table's columns, rows and copies."""
         return TableRule(
             "*",
-            min_dim=MAX_DIM if self.splits is Splits.NONE else None,
+            min_dim=MAX_DIM if self.splits == "none" else None,
             forms=None if self.forms == set(FORMS) else tuple(form for form in FORMS if form in self.forms),
             tiers=None if self.tiers == set(Tier) else tuple(tier for tier in TIERS if tier in self.tiers),
-            equal_widths=self.splits is Splits.EQUAL,
+            equal_widths=self.splits == "equal",
             min_blocks=num_devices if self.rows_over == "all" else None,
         )
 
@@ -188,9 +173,9 @@ class Target:
         if (tier := placed[0].home.tier) not in self.tiers:
             return f"lies in tier {tier.value}, and {self.title} has {' and '.join(sorted(self.tiers))} only"
         widths = {placement.shard.dim for placement in placed}
-        if self.splits is Splits.NONE and widths != {table.dim}:
+        if self.splits == "none" and widths != {table.dim}:
             return f"is cut in columns, and {self.title} leaves columns together"
-        if self.splits is Splits.EQUAL and len(widths) > 1:
+        if self.splits == "equal" and len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
             return f"lies in shards of {wide} columns, and those of {self.title} are all as wide"
         devices = task.topology.num_devices

@@ -1,7 +1,8 @@
 """Whether constraints fit a task's tables and devices, and each other."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +12,22 @@ from neuroshard.plumbing.matching import own_places
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 
+if TYPE_CHECKING:
+    from neuroshard.tasks.task import Task
 
-def check_names(constraints: Constraints, tables: Sequence[Table], num_devices: int) -> None:
-    """Raise UserError if constraints name a table or a device that there isn't."""
-    names = {table.name for table in tables}
+
+def check_constraints(task: "Task") -> None:
+    """Raise UserError if a task's constraints name a table or a device that there isn't, or contradict each other."""
+    tables = {table.name: table for table in task.tables}
+    _check_names(task.constraints, tables, task.topology.num_devices)
+    limits = dict(zip(tables, task.limits, strict=True))
+    checks = _Checks(task.constraints, tables, limits, task.topology.num_devices)
+    checks.groups()
+    checks.pinned()
+    checks.places()
+
+
+def _check_names(constraints: Constraints, names: Collection[str], num_devices: int) -> None:
     for rule in constraints.rules:
         if not rule.concerns(names):
             raise UserError(f"constraints: no table's name matches {rule.tables!r}")
@@ -25,18 +38,6 @@ def check_names(constraints: Constraints, tables: Sequence[Table], num_devices: 
         for name in group:
             if name not in names:
                 raise unknown_name("table in the constraints", name, names)
-
-
-def check_consistent(
-    constraints: Constraints, tables: Sequence[Table], limits: Sequence[TableLimits], num_devices: int
-) -> None:
-    """Raise UserError if constraints contradict each other; `limits` (T,) are what they say of each table (T,)."""
-    names = [table.name for table in tables]
-    each = dict(zip(names, tables, strict=True)), dict(zip(names, limits, strict=True))
-    checks = _Checks(constraints, *each, num_devices)
-    checks.groups()
-    checks.pinned()
-    checks.places()
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,16 @@ class _Checks:
 
     def pinned(self) -> None:
         """Check pinned shards, table by table."""
-        for name in dict.fromkeys(shard.table for shard in self.constraints.pinned):
-            shards = [shard for shard in self.constraints.pinned if shard.table == name]
+        for name, shards in self.constraints.pins.items():
             self._pinned_of(self.tables[name], self.limits[name], shards)
 
     def _pinned_of(self, table: Table, limits: TableLimits, shards: Sequence[PinnedShard]) -> None:
         name, columns = table.name, sum(shard.dim for shard in shards)
-        together = any(name in group for group in self.constraints.together)
         if columns > table.dim:
             raise UserError(f"constraints: {columns} columns of {name!r} are pinned, it has {table.dim}")
         if not limits.free:
             raise UserError(f"constraints: a shard of {name!r} is pinned, but its rules don't let it lie in columns")
-        if together and not self.constraints.pinned_whole(table):
+        if name in self.constraints.group_of and not self.constraints.pinned_whole(table):
             raise UserError(f"constraints: a shard of {name!r} is pinned, but kept together tables aren't split")
         if len(shards) + (columns < table.dim) > limits.max_shards:
             raise UserError(
@@ -108,8 +107,7 @@ class _Checks:
 
     def places(self) -> None:
         """Every shard of a pinned table, and of tables kept apart, needs a device of its own."""
-        pinned = dict.fromkeys(shard.table for shard in self.constraints.pinned)
-        for name in pinned:
+        for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
                     f"constraints: the shards of {name!r}, each on a device of its own, find no room on the devices "
@@ -124,8 +122,8 @@ class _Checks:
 
     def _wanted(self, table: Table) -> list[set[int]]:
         """The devices that may hold each shard of a table, of as many shards as it has at least."""
-        pinned = [shard for shard in self.constraints.pinned if shard.table == table.name]
-        group = next((group for group in self.constraints.together if table.name in group), (table.name,))
+        pinned = self.constraints.pins.get(table.name, [])
+        group = self.constraints.group_of.get(table.name, (table.name,))
         devices = set.intersection(*(set(self.limits[name].devices) for name in group))
         rest = max(self.limits[table.name].min_shards - len(pinned), sum(shard.dim for shard in pinned) < table.dim)
         return [*(devices.intersection(shard.devices) for shard in pinned), *[devices] * rest]

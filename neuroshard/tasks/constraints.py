@@ -9,6 +9,7 @@ from typing import Any
 
 from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_DEVICES, CacheShare, as_fields, parse
 from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms, forms_named
@@ -166,7 +167,7 @@ class Constraints:
             UserError: they contradict each other or the topology.
         """
         rules = self.rules_of(table.name)
-        together = any(table.name in group for group in self.together)
+        together = table.name in self.group_of
         whole = self.pinned_whole(table) if together else []  # they lie where one of them is pinned to
         only = [rule.devices for rule in rules if rule.devices is not None] + [shard.devices for shard in whole]
         min_shards = max((rule.min_shards or 1 for rule in rules), default=1)
@@ -190,13 +191,19 @@ class Constraints:
         return limits
 
     @cached_property
+    def pins(self) -> dict[str, list[PinnedShard]]:
+        """The pinned shards of each table that has any, by its name."""
+        return grouped(self.pinned, lambda shard: shard.table)
+
+    @cached_property
+    def group_of(self) -> dict[str, tuple[str, ...]]:
+        """The group that each table is kept together with, itself in it, by its name."""
+        return {name: group for group in reversed(self.together) for name in group}
+
+    @cached_property
     def _of_name(self) -> dict[str, list[TableRule]]:
         """The rules that are for a single name, by that name: jobs have one for each of thousands of tables."""
-        found: dict[str, list[TableRule]] = {}
-        for rule in self.rules:
-            if not rule.is_wild:
-                found.setdefault(rule.tables, []).append(rule)
-        return found
+        return grouped((rule for rule in self.rules if not rule.is_wild), lambda rule: rule.tables)
 
     @cached_property
     def _of_names(self) -> list[TableRule]:
@@ -209,7 +216,7 @@ class Constraints:
 
     def pinned_whole(self, table: Table) -> list[PinnedShard]:
         """Pinned shards of a table that hold all of it."""
-        return [shard for shard in self.pinned if (shard.table, shard.dim) == (table.name, table.dim)]
+        return [shard for shard in self.pins.get(table.name, []) if shard.dim == table.dim]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
         """What they say of some tables: the rest is left out."""

@@ -10,7 +10,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, Devices, as_fields, parse
 from neuroshard.plumbing.units import MAX_BYTES, Size, readable_bytes, to_bytes
 from neuroshard.tables import Table, check_unique_names
-from neuroshard.tasks.constraint_checks import check_consistent, check_names
+from neuroshard.tasks.constraint_checks import check_constraints
 from neuroshard.tasks.constraints import Constraints, TableLimits
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.words.home import ON_DEVICE, Home, Tier
@@ -152,8 +152,7 @@ class Task:
             )
         check_unique_names(self.tables)
         if self.constraints != Constraints():
-            check_names(self.constraints, self.tables, self.topology.num_devices)
-            check_consistent(self.constraints, self.tables, self.limits, self.topology.num_devices)
+            check_constraints(self)
         if self.fixed_homes and len(self.fixed_homes) != len(self.tables):
             raise UserError(f"task: fixed_homes lists {len(self.fixed_homes)} tables, there are {len(self.tables)}")
         if not self.topology.host_bytes:

@@ -1,6 +1,5 @@
 """Measuring the samples of a round: in batches of live ones, each a part on disk that is measured once."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ import numpy as np
 
 from neuroshard.lab.recorder import Due, Recorder, in_batches, mixed
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.records import Parts
 from neuroshard.records.samples import Measurement, Repeats, Sample, as_drawn
 from neuroshard.records.splits import split_of
@@ -119,10 +119,7 @@ class Kind(Generic[Sample]):
 
     def _batches(self, due: Sequence[Due[Sample]]) -> Iterator[Sequence[Due[Sample]]]:
         """Those of a group together."""
-        groups: dict[int, list[Due[Sample]]] = defaultdict(list)
-        for one in due:
-            groups[self.group(one.sample)].append(one)
-        for _, group in sorted(groups.items()):
+        for _, group in sorted(grouped(due, lambda one: self.group(one.sample)).items()):
             yield from in_batches(group, self.recorder.live)
 
     def _due(self, number: int, sample: Sample, second: bool = False) -> Due[Sample]:

@@ -31,7 +31,7 @@ from neuroshard.stages.search.results.finalist_files import FinalistFiles
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun
 from neuroshard.stages.search.runs.means import Measure
 from neuroshard.stages.search.runs.verify import Searched, Verify, save_finalists
-from neuroshard.targets.export import costed, remarks_on
+from neuroshard.targets.export import target_named
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
@@ -100,7 +100,7 @@ class Search:
     def _model(self) -> str:
         """The models as the target's steps are costed, by name."""
         models = CostModels.load(self.model)
-        return self.model if costed(models, self.target) is models else f"{self.model}{IN_TORCHREC}"
+        return self.model if target_named(self.target).costed(models) is models else f"{self.model}{IN_TORCHREC}"
 
     def _whole(self, path: Path) -> SearchRun:
         run = SearchRun.load(path)
@@ -188,7 +188,7 @@ class Search:
         name = f"plans/task-{number:04d}.json"
         plan = simulator.predicted(found.plan)
         plan.save(directory / name)
-        said = found.remark, declined_remark(plan, found.declined, simulator), *remarks_on(plan, self.target)
+        said = found.remark, declined_remark(plan, found.declined, simulator), *target_named(self.target).remarks(plan)
         remark = "; ".join(filter(None, said)) or None
         warnings = "\n".join(filter(None, [found.warning, *simulator.warnings(plan)])) or None
         told = plan.prediction

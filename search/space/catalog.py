@@ -6,9 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.called import Called
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
+from neuroshard.cost.parts import Called
 from neuroshard.cost.traffic import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models import ComputeModel, SumModel

@@ -140,10 +140,10 @@ def test_exchanges_are_known_as_lopsided_as_they_were_measured(fitted, data):
 def test_backward_waits_do_not_shorten_what_was_measured_without_any(data, fitted):
     """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
     models, plan = CostModels.load(data.parent / "bundle"), _mixed(None)
-    gather = models.backward.of_collective(Collective.REDUCE_SCATTER)
+    gather = models.backward.exchanges[Collective.REDUCE_SCATTER]
     alone, wait_ms = plan.traffic.alone(Collective.REDUCE_SCATTER), np.array([[0.0, 3.0, 1.0, 2.0]])
     assert (gather.transfer_ms(alone, wait_ms) == gather.transfer_ms(alone, 0 * wait_ms)).all()
-    scatter = models.forward.of_collective(Collective.REDUCE_SCATTER)
+    scatter = models.forward.exchanges[Collective.REDUCE_SCATTER]
     assert (scatter.lead > 0).any()
 
 

@@ -168,9 +168,7 @@ def test_a_worse_fit_is_not_kept():
 def test_other_forms_and_collectives_are_scaled_like_columns():
     start = random_form_models()
     columns = start.compute.of_call(Call(Form.COLUMNS))
-    pooled = CostModels(
-        columns, *(m.of_collective(Collective.ALL_TO_ALL) for m in (start.forward, start.backward)), None
-    )
+    pooled = CostModels(columns, *(m.exchanges[Collective.ALL_TO_ALL] for m in (start.forward, start.backward)), None)
     flat = [replace(m, lead=np.zeros_like(m.lead)) for m in (pooled.forward, pooled.backward)]
     pooled = replace(pooled, forward=flat[0], backward=flat[1])
     both = [
@@ -187,7 +185,7 @@ def test_other_forms_and_collectives_are_scaled_like_columns():
             2 * start.compute.of_call(Call(form)).predict(one), rel=1e-4
         )
     for collective in start.backward.collectives:
-        ratio = fitted.backward.of_collective(collective).scale_ms / start.backward.of_collective(collective).scale_ms
+        ratio = fitted.backward.exchanges[collective].scale_ms / start.backward.exchanges[collective].scale_ms
         assert ratio == pytest.approx(4, rel=1e-3)
     assert fitted.input.scale_ms / start.input.scale_ms == pytest.approx(4, rel=1e-3)
 

@@ -10,9 +10,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.testing.devices.kernel_work import (
     dense_update_bytes,
     hit_share,
-    owners,
     rounded_up,
-    totals,
     unique_rows,
 )
 from neuroshard.words.form import ON_DEVICE_CALLS, Call
@@ -58,9 +56,9 @@ class MadeUpCpu(ComputeModel):
         """Compute (B,) ms of each of the B sets of loads."""
         loads, unique = sets.loads, unique_rows(sets.loads)
         used = unique * rounded_up(loads.dim * loads.bytes_per_element, _LINE_BYTES)
-        kept = hit_share(self.last_bytes, totals(sets, used))[owners(sets)]
+        kept = hit_share(self.last_bytes, sets.totals(used))[sets.owners]
         cost = self.table_ms + self._forward_ms(loads, unique, used) + self._backward_ms(loads, unique, kept)
-        return totals(sets, cost + dense_update_bytes(loads) / _LINE_BYTES * self.memory_line_ms)
+        return sets.totals(cost + dense_update_bytes(loads) / _LINE_BYTES * self.memory_line_ms)
 
     def _forward_ms(self, loads: Loads, unique: FloatArray, used: FloatArray) -> FloatArray:
         near, last = hit_share(self.near_bytes, used), hit_share(self.last_bytes, used)

@@ -12,9 +12,7 @@ from neuroshard.testing.devices.kernel_work import (
     bounded_by,
     dense_update_bytes,
     hit_share,
-    owners,
     rounded_up,
-    totals,
     unique_rows,
 )
 from neuroshard.words.form import ON_DEVICE_CALLS, Call
@@ -54,7 +52,7 @@ class MadeUpGpu(ComputeModel):
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """Compute (B,) ms of each of the B sets of loads."""
-        dense = totals(sets, dense_update_bytes(sets.loads)) / self.memory_bytes_per_ms
+        dense = sets.totals(dense_update_bytes(sets.loads)) / self.memory_bytes_per_ms
         calls = 2 * self.launch_ms + self._forward_ms(sets) + self._backward_ms(sets) + dense
         cost: FloatArray = calls * (sets.counts > 0)
         return cost
@@ -62,30 +60,30 @@ class MadeUpGpu(ComputeModel):
     def _forward_ms(self, sets: LoadSets) -> FloatArray:
         loads, unique = sets.loads, unique_rows(sets.loads)
         sectors = rounded_up(loads.dim * loads.bytes_per_element, _SECTOR_BYTES)
-        missed = 1 - hit_share(self.l2_bytes, totals(sets, unique * sectors))[owners(sets)]
+        missed = 1 - hit_share(self.l2_bytes, sets.totals(unique * sectors))[sets.owners]
         moved = (unique + (loads.lookups - unique) * missed) * sectors + loads.outputs * loads.dim * _GRADIENT_BYTES
         return bounded_by(
-            totals(sets, moved) / self.memory_bytes_per_ms,
-            totals(sets, loads.lookups * sectors) / self.l2_bytes_per_ms,
-            totals(sets, loads.lookups * np.ceil(loads.dim / _WARP_COLUMNS)) * self.instruction_ms,
+            sets.totals(moved) / self.memory_bytes_per_ms,
+            sets.totals(loads.lookups * sectors) / self.l2_bytes_per_ms,
+            sets.totals(loads.lookups * np.ceil(loads.dim / _WARP_COLUMNS)) * self.instruction_ms,
         )
 
     def _backward_ms(self, sets: LoadSets) -> FloatArray:
         loads, unique = sets.loads, unique_rows(sets.loads)
         sectors = rounded_up(loads.dim * loads.bytes_per_element, _SECTOR_BYTES)
         gradients = rounded_up(loads.dim * _GRADIENT_BYTES, _SECTOR_BYTES)
-        missed = 1 - hit_share(self.l2_bytes, totals(sets, loads.outputs * gradients))[owners(sets)]
+        missed = 1 - hit_share(self.l2_bytes, sets.totals(loads.outputs * gradients))[sets.owners]
         again = np.maximum(loads.lookups - loads.outputs, 0) * missed
         moved = 2 * unique * sectors + (loads.outputs + again) * gradients
         crowd = np.zeros(len(sets))
-        np.maximum.at(crowd, owners(sets), _rows_uses(loads.reuse))
+        np.maximum.at(crowd, sets.owners, _rows_uses(loads.reuse))
         bound = bounded_by(
-            totals(sets, moved) / self.memory_bytes_per_ms,
-            totals(sets, loads.lookups * gradients) / self.l2_bytes_per_ms,
-            totals(sets, loads.lookups * np.ceil(loads.dim / _WARP_COLUMNS)) * self.instruction_ms,
+            sets.totals(moved) / self.memory_bytes_per_ms,
+            sets.totals(loads.lookups * gradients) / self.l2_bytes_per_ms,
+            sets.totals(loads.lookups * np.ceil(loads.dim / _WARP_COLUMNS)) * self.instruction_ms,
             crowd * self.crowd_ms,
         )
-        return bound + totals(sets, loads.lookups) * self.sort_ms
+        return bound + sets.totals(loads.lookups) * self.sort_ms
 
 
 def _rows_uses(reuse: FloatArray) -> FloatArray:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.cost.loads import Loads
 from neuroshard.layouts import are
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
 
@@ -41,14 +41,3 @@ def dense_update_bytes(loads: Loads) -> FloatArray:
     dense = are(loads, lambda layout: layout.dense)
     moved: FloatArray = 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES) * dense
     return moved
-
-
-def owners(sets: LoadSets) -> IntArray:
-    """(n,) the number of each load's set."""
-    return np.repeat(np.arange(len(sets)), sets.counts)
-
-
-def totals(sets: LoadSets, amounts: FloatArray) -> FloatArray:
-    """(B,) sums over each set of amounts (n,)."""
-    sums: FloatArray = np.bincount(owners(sets), amounts, minlength=len(sets)).astype(np.float64)
-    return sums

@@ -97,10 +97,10 @@ def _exchange_ms(device: MadeUpDevice, sample: CommSample, noise: float, rng: np
 
 def _models(device: MadeUpDevice, collective: Collective) -> tuple[CommModel, CommModel]:
     """What the collective takes with the delays, and without."""
-    truth = device.truth
     if collective is Collective.INPUT:
         return device.input, device.input
-    models = truth.forward.of_collective(collective), truth.backward.of_collective(collective)
+    forward, backward = every_collective(device.forward), every_collective(device.backward)
+    models = forward.exchanges[collective], backward.exchanges[collective]
     return (models[1], models[1]) if collective is Collective.ALL_REDUCE else models
 
 

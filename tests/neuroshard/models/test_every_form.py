@@ -63,7 +63,7 @@ def test_exchanges_follow_one_another_and_are_waited_for_once():
         if collective is Collective.INPUT:
             continue
         groups, alone = traffic.groups(collective), traffic.alone(collective)
-        taken = model.of_collective(collective).predict(alone, ends[0, groups])
+        taken = model.exchanges[collective].predict(alone, ends[0, groups])
         taken = taken * (alone.size_bytes[..., 0].sum(axis=1, keepdims=True) > 0)
         after = ends.copy()
         after[0, groups] += taken

@@ -13,7 +13,7 @@ from neuroshard.models.framework import COUNTS, TERMS, Framework, counts_of
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
-from neuroshard.targets.export import costed
+from neuroshard.targets.export import target_named
 from neuroshard.testing import linear_models, random_form_models, toy_task
 
 FRAMEWORK = Framework(
@@ -126,8 +126,8 @@ def test_terms_that_nobody_knows_are_refused():
 
 @pytest.mark.parametrize(("target", "counts"), [("torchrec", True), ("hugectr", False), ("sok", False), (None, False)])
 def test_it_counts_for_torchrec_alone(target, counts):
-    assert (costed(PLAIN, target) is not PLAIN) == counts
-    assert costed(random_form_models(), target).framework is None
+    assert (target_named(target).costed(PLAIN) is not PLAIN) == counts
+    assert target_named(target).costed(random_form_models()).framework is None
 
 
 def test_scaled_takes_so_many_times_as_long():

@@ -10,8 +10,8 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.export import constrained
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.testing import linear_models, sequence_task, toy_task
-from neuroshard.testing.exhaustive import checked_plan, tiny_task
 from neuroshard.words.form import Form
+from tests.kit.exhaustive import checked_plan, tiny_task
 
 SIMULATOR = ns.Simulator(ns.CostModels.load("roofline:h100"))
 

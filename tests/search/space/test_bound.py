@@ -30,7 +30,7 @@ from neuroshard.testing import (
     random_set_comm,
     toy_task,
 )
-from neuroshard.testing.exhaustive import tiny_task
+from tests.kit.exhaustive import tiny_task
 
 MOST_PLANS = 1500
 

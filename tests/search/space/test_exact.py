@@ -24,7 +24,7 @@ from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE, constrained_task, linear_models
-from neuroshard.testing.exhaustive import checked_plan, tiny_task
+from tests.kit.exhaustive import checked_plan, tiny_task
 
 SPLITTING = (
     BeamSearch(max_splits=2),

@@ -18,8 +18,8 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task, Topology
 from neuroshard.testing import ONCE, linear_models
-from neuroshard.testing.exhaustive import TinyTask
 from neuroshard.words.form import Form
+from tests.kit.exhaustive import TinyTask
 
 SIMULATOR = Simulator(ns.CostModels.load("roofline:h100"))
 QUICKLY = NeuroShard(max_splits=2, improvement=Improvement(shakes=1), form_tries=1)

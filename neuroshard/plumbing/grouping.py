@@ -1,0 +1,15 @@
+"""Things by what they have in common."""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items of each key, in order; keys in the order of their first items."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
