@@ -22,7 +22,6 @@ from neuroshard.app.overrides import check_overrides
 from neuroshard.cost.parts import PARTS
 from neuroshard.models import Card, CostModels, load_bundle, save_bundle
 from neuroshard.models.simulator import Simulator
-from neuroshard.models.trust import Range, Ranges
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import build, instantiate_config
@@ -46,10 +45,11 @@ from neuroshard.stages.search.runs.train_policy import TrainPolicy, _restored
 from neuroshard.tables.sources import load_tables
 from neuroshard.tasks.constraints import load_constraints
 from neuroshard.tasks.draw import from_file, save_tasks
-from neuroshard.testing import constrained_task, random_ensemble, random_models, random_set_comm, toy_tables, toy_task
+from neuroshard.testing import constrained_task, random_models, toy_tables, toy_task
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.words.fingerprint import Fingerprint
+from tests.kit.bundles import newer_models
 from tests.kit.damage import damaged
 from tests.kit.hydra_configs import compose_config
 from tests.kit.traces import gpu_events
@@ -80,16 +80,8 @@ def good(tmp_path_factory):
     torch.save(lookups, root / "lookups.pt")
     (root / "rules.yaml").write_text("rules:\n- {tables: a*, max_shards: 1}\ntogether: [[a, b]]\n")
     _calibrated(root)
-    plain = [name for name in Ranges.__dataclass_fields__ if name != "others"]
-    ranges = Ranges(
-        **{name: Range(name, 0.0, 1.0) for name in plain}, others={"compute.rows": (Range("rows", 0.0, 1.0),)}
-    )
-    models = random_models()
-    save_bundle(root / "bundle", models, Card())
-    newer = replace(
-        models, compute=random_ensemble(), forward=random_set_comm(), backward=random_set_comm(1), ranges=ranges
-    )
-    save_bundle(root / "newer", newer, Card())
+    save_bundle(root / "bundle", random_models(), Card())
+    save_bundle(root / "newer", newer_models(), Card())
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
     finalists = FinalistFiles(root / "runs" / "one", 0)

@@ -31,8 +31,7 @@ from neuroshard.words.form import CALLS, FORMS, ON_DEVICE_CALLS
 from neuroshard.words.home import Tier
 
 _BATCH_SIZE = 256
-ONCE = (1.0, *(0.0,) * 16)
-"""The (17,) reuse histogram of a table whose rows a batch touches once each, if at all."""
+ONCE = (1.0, *(0.0,) * 16)  # the (17,) reuse histogram of a table whose rows a batch touches once each, if at all
 
 
 @cache

@@ -108,40 +108,35 @@ def test_what_ours_found_can_be_stored_and_loaded(caplog):
     assert ("planning anew" in caplog.text) is not fits
 
 
+def _all_on_one_device(stored):
+    stored.context = None
+    for shard in (shard for option in stored.options.values() for shard in option.shards):
+        shard.rank = 0
+
+
+def _unchanged(stored):
+    pass
+
+
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("made_with", "asked_with", "change", "why"),
     [
-        (lambda stored: setattr(stored, "context", "other"), "made for another job"),
-        (lambda stored: setattr(stored, "options", None), "there is none"),
-        (lambda stored: stored.options.update({5: next(iter(stored.options.values()))}), "not all search space"),
-        (lambda stored: stored.options.popitem(), "it lacks"),
+        ({}, {}, lambda stored: setattr(stored, "context", "other"), "made for another job"),
+        ({}, {}, lambda stored: setattr(stored, "options", None), "there is none"),
+        ({}, {}, lambda it: it.options.update({5: next(iter(it.options.values()))}), "not all search space"),
+        ({}, {}, lambda stored: stored.options.popitem(), "it lacks"),
+        ({}, {"cap": 3 * ROWS * DIM * 4}, _all_on_one_device, "device 0"),  # beyond its memory
+        ({"device": "cuda"}, {"device": "cuda"}, _unchanged, "lies in rows"),  # which the models don't know
+        ({"devices": 4, "num_groups": 2}, {"devices": 4}, _unchanged, "made for another job"),
     ],
 )
-def test_a_stored_plan_that_does_not_fit_is_planned_anew(change, why, caplog):
-    _, stored = _stored(bags(*"abc"))
+def test_a_stored_plan_that_does_not_fit_is_planned_anew(made_with, asked_with, change, why, caplog):
+    _, stored = _stored(bags(*"abc"), **made_with)
     change(stored)
-    found = planner(plan_loader=stored).plan(bags(*"abc"))
+    found = planner(plan_loader=stored, **asked_with).plan(bags(*"abc"))
     assert why in caplog.text
     assert "planning anew" in caplog.text
-    assert _places(found) == _places(planner().plan(bags(*"abc")))
-
-
-def test_a_stored_plan_beyond_the_memory_is_planned_anew(caplog):
-    _, stored = _stored(bags(*"abc"))
-    stored.context = None
-    for option in stored.options.values():
-        for shard in option.shards:
-            shard.rank = 0
-    planner(cap=3 * ROWS * DIM * 4, plan_loader=stored).plan(bags(*"abc"))
-    assert "device 0" in caplog.text
-    assert "planning anew" in caplog.text
-
-
-def test_a_stored_plan_in_forms_that_models_do_not_know_is_planned_anew(caplog):
-    _, stored = _stored(bags(*"abc"), device="cuda")  # one of them in rows
-    planner(device="cuda", plan_loader=stored).plan(bags(*"abc"))
-    assert "lies in rows" in caplog.text
-    assert "planning anew" in caplog.text
+    assert _places(found) == _places(planner(**asked_with).plan(bags(*"abc")))
 
 
 def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(caplog):
@@ -153,13 +148,6 @@ def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(caplog):
     stored.context = "other"
     ours.plan(bags(*"abc"))
     assert "made for another job by its context hash, or under another PYTHONHASHSEED); planning anew" in caplog.text
-
-
-def test_a_stored_plan_for_other_groups_is_planned_anew(caplog):
-    _, stored = _stored(bags(*"abc"), num_groups=2, devices=4)
-    found = planner(4, plan_loader=stored).plan(bags(*"abc"))
-    assert "made for another job" in caplog.text
-    assert _places(found) == _places(planner(4).plan(bags(*"abc")))
 
 
 def test_one_plan_is_brought_not_two(tmp_path):

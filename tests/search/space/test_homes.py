@@ -13,8 +13,7 @@ from neuroshard.words.home import ON_DEVICE, Home, Tier
 HOMES = (ON_DEVICE, Home(Tier.CACHED, 0.1), Home(Tier.CACHED, 0.5), Home(Tier.HOST))
 ALIKE = HomeOptions(
     HOMES, np.array([[1.0, 4.0, 3.0, 9.0]] * 3), np.array([[10, 1, 5, 0]] * 3), np.array([[0, 10, 10, 10]] * 3)
-)
-"""Three tables alike."""
+)  # three tables
 
 
 @st.composite

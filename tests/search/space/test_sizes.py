@@ -1,16 +1,18 @@
-"""Bytes that searches count as moved, against those of plans and numbers worked out by hand."""
+"""Bytes that searches count as moved are those of plans, and devices' contents the loads that plans make of them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 import neuroshard as ns
+from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.plans.moves import moved_between
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.sizes import Sizes
-from neuroshard.testing import toy_task
+from neuroshard.stages.search.space.packing import pack
+from neuroshard.stages.search.space.sizes import DeviceLoads, Sizes
+from neuroshard.testing import constrained_task, toy_task
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -33,3 +35,35 @@ def test_columns_times_rows_where_nothing_else_is_counted(seed):
         int(columns) * table.rows * table.bytes_per_element for columns, table in zip(more, task.tables, strict=True)
     ]
     assert sizes.moved_bytes(before, after).tolist() == expected
+
+
+def _sorted(sets):
+    """Each set's loads as rows of numbers, in an order of their own."""
+    loads = [getattr(sets.loads, field.name) for field in fields(Loads)]
+    rows = np.column_stack(loads)
+    return [sorted(map(tuple, part.tolist())) for part in np.split(rows, sets.counts.cumsum()[:-1])]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_contents_are_the_loads_of_the_plan(seed):
+    """Tables kept together, pinned shards and splits among them."""
+    task = constrained_task(seed)
+    items = Items.of(Base.empty(task))
+    held = pack(Sizes.of(items), np.array(task.shard_memory))
+    if held is None:
+        pytest.skip("nothing fits")
+    sets = DeviceLoads(items).sets(held.T)
+    assert len(sets) == task.topology.num_devices
+    assert _sorted(sets) == _sorted(items.plan(held).device_loads)
+
+
+def test_devices_in_any_number_may_be_empty():
+    items = Items.of(Base.empty(toy_task(3)))
+    contents = np.zeros((5, 3), dtype=np.int64)
+    contents[1, 2], contents[3] = 1, [item.width for item in items.items]
+    sets = DeviceLoads(items).sets(contents)
+    tables = items.task.tables
+    expected = LoadSets.of([(), (tables[2].with_dim(4),), (), tables, ()], items.task.batch_size)
+    assert sets.counts.tolist() == [0, 1, 0, 3, 0]
+    assert _sorted(sets) == _sorted(expected)
+    assert DeviceLoads(items).sets(contents[:1]).counts.tolist() == [0]
