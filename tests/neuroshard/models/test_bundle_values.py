@@ -14,11 +14,10 @@ import safetensors.numpy
 
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.simulator import Simulator
-from neuroshard.models.trust import Margin, Margins, Ranges
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records.samples import CommSample, ComputeSample
-from neuroshard.testing import random_ensemble, random_models, random_regression, random_set_comm, toy_task
+from neuroshard.testing import random_models, random_regression, toy_task
+from tests.kit.bundles import newer_models
 
 TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "50"))
 NUMBERS = (0, -1, 1, -1e-30, 1e-30, 1e30, -1e30, 1e300, 5e-324, 3.4e38, 0.5, 2, 1 << 31, 1 << 62, 1 << 70)
@@ -30,15 +29,10 @@ TYPES = (np.float16, np.float32, np.float64, np.int32, np.int64, np.uint8, np.bo
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory):
     """A bundle of every form, and a place for changed ones."""
-    root, card = tmp_path_factory.mktemp("bundles"), Card()
-    samples = [ComputeSample(toy_task(n).tables, 256) for n in (2, 5)]
-    ranges = Ranges.of(samples, [CommSample.of_columns((8, 16), (0.0, 1.0), 256)])
-    margins = Margins(Margin(0.1, 1.5), Margin(0.2, 2.0), Margin(0.3, 2.5))
-    newer = CostModels(random_ensemble(), random_set_comm(), random_set_comm(1), None, ranges, margins)
-    save_bundle(root / "newer", newer, card)
-    save_bundle(root / "paper", random_models(), card)
-    linear = replace(newer, compute=random_regression())
-    save_bundle(root / "linear", linear, card)
+    root, newer = tmp_path_factory.mktemp("bundles"), newer_models()
+    save_bundle(root / "newer", newer, Card())
+    save_bundle(root / "paper", random_models(), Card())
+    save_bundle(root / "linear", replace(newer, compute=random_regression()), Card())
     (root / "changed").mkdir()
     return root
 
