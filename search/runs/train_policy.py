@@ -165,7 +165,7 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
     # One tensor may stand under two names: safetensors wants each to have memory of its own.
     own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     weights = save(own, {"history": json.dumps(history)})
-    write_atomically(path / _CHECKPOINT, lambda temporary: temporary.write_bytes(weights))
+    write_atomically(path / _CHECKPOINT, weights)
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
