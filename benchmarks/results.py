@@ -67,7 +67,7 @@ def make(name: str, folder: Path, work: Path, small: bool) -> None:
         "noise": made.noise,
     }
     head = "".join(f"# {key}: {value}\n" for key, value in said.items())
-    write_atomically(path, lambda temporary: temporary.write_text(head + made.frame.to_csv(index=False)))
+    write_atomically(path, (head + made.frame.to_csv(index=False)).encode())
     print(f"{name}: {path}")
 
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 from neuroshard.models import CommModel, SumModel
 from neuroshard.models.features import FeatureSet
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records.samples import Measurement
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.networks import checked_widths
@@ -92,7 +91,7 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
         UserError: they are of several batch sizes, which the features don't show.
     """
     if not features.sees_batch_size:
-        only_value(batch_sizes(measured.everything), "batch sizes", "choose features=physical")
+        only_value([m.sample.batch_size for m in measured.everything], "batch sizes", "choose features=physical")
     return ComputeTable.of(measured.train, features), ComputeTable.of(measured.valid, features)
 
 
@@ -106,8 +105,3 @@ def only_value(values: Sequence[int], name: str, remedy: str) -> int:
     if len(different) > 1:
         raise UserError(f"measured at {name} {', '.join(map(str, different))}; {remedy}")
     return different[0]
-
-
-def batch_sizes(measurements: Sequence[Measurement[Any]]) -> list[int]:
-    """(n,) global batch size of every sample."""
-    return [measurement.sample.batch_size for measurement in measurements]

@@ -31,14 +31,9 @@ class ComputeNetwork(nn.Module):
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """(B, 1) costs of B = len(count) sets; features (N, F) of all their tables, the set of each, (N,)."""
         sums = segment_sums(self.table[:-1](features), segments, len(count))
-        last = last_layer(self.table)
+        last = cast(nn.Linear, self.table[-1])
         costs: torch.Tensor = self.head(sums @ last.weight.T + count[:, None] * last.bias)
         return costs
-
-
-def last_layer(network: nn.Sequential) -> nn.Linear:
-    """The linear layer at the end of a network that `perceptron` made."""
-    return cast(nn.Linear, network[-1])
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
@@ -54,14 +49,6 @@ def to_mlp(trained: nn.Module) -> Mlp:
     layers = linear_layers(trained)
     weights = tuple(layer.weight.detach().numpy().T.copy() for layer in layers)
     return Mlp(weights, tuple(layer.bias.detach().numpy().copy() for layer in layers))
-
-
-def load_mlp(network: nn.Module, mlp: Mlp) -> None:
-    """Give a network of the same widths the weights of `mlp`."""
-    with torch.no_grad():
-        for layer, weight, bias in zip(linear_layers(network), mlp.weights, mlp.biases, strict=True):
-            layer.weight.copy_(torch.from_numpy(weight.T.copy()))
-            layer.bias.copy_(torch.from_numpy(bias.copy()))
 
 
 def linear_layers(network: nn.Module) -> list[nn.Linear]:
@@ -105,7 +92,10 @@ class MonotoneNetwork(nn.Module):
         Raises:
             UserError: they don't have the signs.
         """
-        load_mlp(self.network, mlp)
+        with torch.no_grad():
+            for layer, weight, bias in zip(linear_layers(self.network), mlp.weights, mlp.biases, strict=True):
+                layer.weight.copy_(torch.from_numpy(weight.T.copy()))
+                layer.bias.copy_(torch.from_numpy(bias.copy()))
         before = [layer.weight.detach().clone() for layer in linear_layers(self.network)]
         self._keep()
         after = [layer.weight.detach() for layer in linear_layers(self.network)]

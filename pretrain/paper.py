@@ -16,7 +16,6 @@ from neuroshard.stages.pretrain.fitting import (
     ComputeFitter,
     HiddenLayers,
     OnEpoch,
-    batch_sizes,
     compute_tables,
     only_value,
 )
@@ -83,7 +82,7 @@ class PaperComm(HiddenLayers, CommFitter):
         Raises:
             UserError: the exchanges are of several batch sizes or numbers of devices.
         """
-        only_value(batch_sizes(measured.everything), "batch sizes", "choose comm_model=set")
+        only_value([m.sample.batch_size for m in measured.everything], "batch sizes", "choose comm_model=set")
         counts = [m.sample.num_devices for part in (measured.train, measured.valid, measured.test) for m in part]
         num_devices = only_value(counts, "numbers of devices", "choose comm_model=set")
         train, valid = (CommTable.of(part, direction) for part in (measured.train, measured.valid))

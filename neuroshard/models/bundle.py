@@ -113,7 +113,7 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
     digest = hashlib.sha256(weights).hexdigest()
     described = _Models(**{name: Described.of(model) for name, model in stored.items()})
     content = _Content("neuroshard-bundle-3", card, described, digest, models.batch_size, models.ranges, models.margins)
-    write_atomically(_weights_file(path, digest), lambda temporary: temporary.write_bytes(weights))
+    write_atomically(_weights_file(path, digest), weights)
     write_json(path / _NAME, asdict(content))
     for file in path.iterdir():
         if _LEFT_BEHIND.fullmatch(file.name) and file != _weights_file(path, digest):

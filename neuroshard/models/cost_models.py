@@ -9,7 +9,7 @@ from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.models.bundle import bundle_at, load_with_digest
 from neuroshard.models.calibration import Calibration, is_calibration
 from neuroshard.models.model_set import ModelSet
-from neuroshard.models.precision import Precisions
+from neuroshard.models.precision import is_precision, narrowed
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
@@ -55,9 +55,9 @@ class CostModels(ModelSet):
             UserError: the bundle is missing, truncated, or made for other features; or there is no such datasheet.
         """
         base, _, how = str(path).rpartition("+")
-        if base and Precisions.is_name(how):
-            narrowed = Precisions.named(how).of(cls.load(base))
-            return replace(narrowed, name=f"{narrowed.name}+{how}")
+        if base and is_precision(how):
+            found = narrowed(cls.load(base), how)
+            return replace(found, name=f"{found.name}+{how}")
         if base and f"+{how}" == IN_TORCHREC:
             return cls.load(base).in_torchrec()
         if str(path).startswith(ROOFLINE):

@@ -43,6 +43,11 @@ _OF_ALL = (
 )  # sent or got by a device whoever looks up
 # What work is a sum of: of the plan, of a device, and of the mean device.
 TERMS = ("step", *_IN_USE, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
+_ABOUT = {  # the parts of a step that it adds, in its order
+    "input": "lookups put in order for the devices that look them up",
+    "kernels": "what kernels take longer in a step",
+    "outputs": "outputs and gradients put in order",
+}
 _OWN = slice(1 + len(_IN_USE), 1 + len(_IN_USE) + len(COUNTS))
 _MEANS = [COUNTS.index(name) for name in _OF_ALL]
 _MILLION = 1e6
@@ -149,20 +154,16 @@ class Framework(Stored):
     @property
     def parts(self) -> tuple[FrameworkPart, ...]:
         """The parts of a step, in its order."""
-        told = (
-            ("input", self.input, "lookups put in order for the devices that look them up"),
-            ("kernels", self.kernels, "what kernels take longer in a step"),
-            ("outputs", self.outputs, "outputs and gradients put in order"),
+        return tuple(
+            FrameworkPart(f"{FRAMEWORK}.{name}", np.array([slopes.get(term, 0.0) for term in TERMS]), _ABOUT[name])
+            for name, slopes in self._slopes.items()
         )
-        each = (
-            (f"{FRAMEWORK}.{name}", [slopes.get(term, 0.0) for term in TERMS], about) for name, slopes, about in told
-        )
-        return tuple(FrameworkPart(name, np.array(slopes), about) for name, slopes, about in each)
 
     def scaled(self, factor: float) -> "Framework":
         """Where everything takes so many times as long; kernels' costs are others'."""
-        longer = {
-            name: {term: ms * factor for term, ms in its.items()}
-            for name, its in (("input", self.input), ("kernels", self.kernels), ("outputs", self.outputs))
-        }
+        longer = {name: {term: ms * factor for term, ms in its.items()} for name, its in self._slopes.items()}
         return Framework(self.factor, **longer)
+
+    @property
+    def _slopes(self) -> dict[str, Slopes]:
+        return {name: getattr(self, name) for name in _ABOUT}

@@ -34,11 +34,6 @@ class HostLink:
     cache_lookup_ns: _Figure
     cache_call_ms: _Figure
 
-    @property
-    def ms_per_gb(self) -> float:
-        """Of 10^9 bytes over the link."""
-        return _MS_OF_GB_PER_S / self.link_gb_per_s
-
     def call_ms(self, tier: Tier) -> float:
         """Of a call of tables in that tier, besides its launch."""
         return self.cache_call_ms if tier is Tier.CACHED else 0.0
@@ -111,7 +106,8 @@ class BehindLink(SumModel):
 
     def embed(self, loads: Loads) -> Float32Array:
         """(n, H + 1) the base's vectors, and ms of the link and the cache."""
-        more_ms = host_amounts(loads)[:, 1:] @ np.array([self.host.ms_per_gb, self.host.cache_lookup_ns])
+        each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
+        more_ms = host_amounts(loads)[:, 1:] @ each
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:

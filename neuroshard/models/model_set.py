@@ -106,7 +106,10 @@ class ModelSet:
                 "model=roofline:h100, or leave the tables in device memory"
             )
         if not call.pooled:
-            raise _unknown_sequences(what)
+            raise UserError(
+                f"these cost models don't know costs of {what}; collect compute.pooled=[true,false] and pretrain, or "
+                "take models that know them, such as model=roofline:h100"
+            )
 
     def check(self, task: Task) -> None:
         """Raise UserError unless the models can cost plans of `task`."""
@@ -125,10 +128,3 @@ class ModelSet:
                 f"the cost models were made for batch size {self.batch_size}, the task has {task.batch_size}; "
                 f"set batch_size={self.batch_size}, or collect and pretrain at {task.batch_size}"
             )
-
-
-def _unknown_sequences(what: str) -> UserError:
-    return UserError(
-        f"these cost models don't know costs of {what}; collect compute.pooled=[true,false] and pretrain, or take "
-        "models that know them, such as model=roofline:h100"
-    )

@@ -37,44 +37,32 @@ class Precision(Word):
         return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 
-@dataclass(frozen=True)
-class Precisions:
-    """Of embeddings on the way forward, and of gradients on the way back."""
+def is_precision(name: str) -> bool:
+    """Whether a word, before a slash if there is one, is a precision's."""
+    return name.partition("/")[0] in {one.value for one in Precision}
 
-    forward: Precision = Precision.FP32
-    backward: Precision = Precision.FP32
 
-    @classmethod
-    def named(cls, name: str) -> "Precisions":
-        """Both by one word, "fp16", or each by its own, "fp16/bf16".
+def narrowed(models: Models, name: str) -> Models:
+    """The same models where exchanges have another precision: "fp16", or "fp16/bf16" with another one for gradients.
 
-        Raises:
-            UserError: there is no such precision.
-        """
-        forward, _, backward = name.partition("/")
-        return cls(Precision(forward), Precision(backward or forward))
+    With a datasheet, what turning elements from fp32 and back takes is a part of the step: a pass over memory on
+    either side of each exchange. Models that were measured don't know it.
 
-    @staticmethod
-    def is_name(name: str) -> bool:
-        """Whether a word, before a slash if there is one, is a precision's."""
-        return name.partition("/")[0] in {one.value for one in Precision}
-
-    def of(self, models: Models) -> Models:
-        """The same models where exchanges have these precisions.
-
-        With a datasheet, what turning elements from fp32 and back takes is a part of the step: a pass over memory on
-        either side of each exchange. Models that were measured don't know it.
-        """
-        forward, backward = (
-            model if one is Precision.FP32 else Narrowed(model, one.element_bytes / ELEMENT_BYTES)
-            for model, one in ((models.forward, self.forward), (models.backward, self.backward))
-        )
-        its = [one.element_bytes for one in (self.forward, self.backward) if one is not Precision.FP32]
-        more = models.more
-        if its and isinstance(models.compute, RooflineCompute):
-            passed_bytes = sum(ELEMENT_BYTES + one for one in its)
-            more = (*more, Conversion(passed_bytes * _MS / models.compute.memory_gb_per_s))
-        return replace(models, forward=forward, backward=backward, more=more)
+    Raises:
+        UserError: there is no such precision.
+    """
+    there, _, back = name.partition("/")
+    each = Precision(there), Precision(back or there)
+    forward, backward = (
+        model if one is Precision.FP32 else Narrowed(model, one.element_bytes / ELEMENT_BYTES)
+        for model, one in zip((models.forward, models.backward), each, strict=True)
+    )
+    its = [one.element_bytes for one in each if one is not Precision.FP32]
+    more = models.more
+    if its and isinstance(models.compute, RooflineCompute):
+        passed_bytes = sum(ELEMENT_BYTES + one for one in its)
+        more = (*more, Conversion(passed_bytes * _MS / models.compute.memory_gb_per_s))
+    return replace(models, forward=forward, backward=backward, more=more)
 
 
 @dataclass(frozen=True)

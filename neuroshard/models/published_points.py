@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
@@ -133,8 +133,6 @@ class Widths:
     row_bytes: tuple[float, ...]
     factor: tuple[float, ...]
 
-    EVEN: ClassVar["Widths"]
-
     def __call__(self, row_bytes: FloatArray) -> FloatArray:
         """(n,) factors of rows of so many bytes."""
         if not self.row_bytes:
@@ -168,7 +166,7 @@ class Widths:
         return cls.typical(found)
 
 
-Widths.EVEN = Widths((), ())
+EVEN = Widths((), ())
 
 
 @dataclass(frozen=True, eq=False)

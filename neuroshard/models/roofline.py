@@ -23,7 +23,7 @@ from neuroshard.models.kernel_bytes import (
     moved_row_bytes,
     passes,
 )
-from neuroshard.models.published_points import Curves, ExchangePoint, KernelPoint, Widths
+from neuroshard.models.published_points import EVEN, Curves, ExchangePoint, KernelPoint, Widths
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.tables.misses import touched_rows
 from neuroshard.tasks.memory import STATE_FLOATS
@@ -84,9 +84,9 @@ class RooflineCompute(SumModel):
     memory_gb_per_s: float
     host: HostLink | None = None
     optimizer: str = "sgd"
-    widths: Widths = Widths.EVEN
+    widths: Widths = EVEN
     published: bool = True
-    measured: tuple[Widths, Widths] = (Widths.EVEN, Widths.EVEN)
+    measured: tuple[Widths, Widths] = (EVEN, EVEN)
     tier: Tier = Tier.DEVICE
 
     @property

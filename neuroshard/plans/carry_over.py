@@ -9,7 +9,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.layouts import Layout, in_columns, layout_of
 from neuroshard.plans.plan import Plan
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
+from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.home import ON_DEVICE, Home
 from neuroshard.words.shard import Placement, by_table
@@ -49,17 +49,15 @@ class Carried:
         """The task, with everything that can stay held where it is; tables that its constraints place are left out."""
         given, tables = self.task.constraints, self.task.tables
         pins = tuple(PinnedShard(tables[index].name, dim, (device,)) for index, dim, device in self.columns)
-        taken = {shard.table for shard in given.pinned} | {name for group in given.together for name in group}
+        taken = given.pins.keys() | given.group_of.keys()
         others = zip(tables, by_table(self.others, len(tables)), strict=True)
         rules = tuple(_rule(table, its) for table, its in others if its)
-        rules += tuple(_stays_in(tables[index], home) for index, home in self.homes.items())
-        pinned = Constraints(
-            given.rules + rules,
-            given.pinned + tuple(pin for pin in pins if pin.table not in taken),
-            given.together,
-            given.apart,
+        rules += tuple(
+            TableRule(escape(tables[index].name), tiers=(home.tier,), cached=home.cached)
+            for index, home in self.homes.items()
         )
-        return replace(self.task, constraints=pinned)
+        kept = given.pinned + tuple(pin for pin in pins if pin.table not in taken)
+        return replace(self.task, constraints=replace(given, rules=given.rules + rules, pinned=kept))
 
     @property
     def fitting(self) -> "Carried":
@@ -135,11 +133,6 @@ def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
     return TableRule(escape(table.name), devices=devices, forms=(layout.form,))
-
-
-def _stays_in(table: Table, home: Home) -> TableRule:
-    """Holds a table to the memory that it lies in."""
-    return TableRule(escape(table.name), tiers=(home.tier,), cached=home.cached)
 
 
 def _shape(table: Table) -> tuple[int, int, int]:

@@ -154,4 +154,4 @@ def curves_png(
 
 def save_png(path: Path, picture: bytes) -> None:
     """Write a picture, atomically."""
-    write_atomically(path, lambda temporary: temporary.write_bytes(picture))
+    write_atomically(path, picture)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import randbits
@@ -17,8 +17,8 @@ from neuroshard.plumbing.schema import decode
 MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, force it to disk, then rename it into place.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a temporary file beside `path`, force it to disk, then rename it into place.
 
     After a power failure there is either what was there or what was written: both the file and its name are on the disk
     before this returns. Of several writers, the last one's file stays, whole: each has a temporary file of its own, and
@@ -27,7 +27,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{randbits(64)}.tmp")
     try:
-        write(temporary)
+        temporary.write_bytes(content)
         _force_to_disk(temporary)
         temporary.replace(path)
         _force_to_disk(path.parent)
@@ -46,8 +46,7 @@ def _force_to_disk(path: Path) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write `content` as indented JSON, atomically."""
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text))
+    write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def regular_file(path: Path, what: str) -> Path:

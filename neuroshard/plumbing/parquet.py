@@ -22,8 +22,7 @@ def write_table(path: Path, table: pa.Table) -> None:
     """Write a table, atomically."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    content = sink.getvalue().to_pybytes()
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    write_atomically(path, sink.getvalue().to_pybytes())
 
 
 def read_rows(path: Path, what: str) -> list[Row]:

@@ -58,11 +58,6 @@ def zipf_reuse(
     Raises:
         UserError: an argument is out of range.
     """
-    return _normalised(expected_bins(rows, lookups, exponent, shift), rows, lookups)
-
-
-def expected_bins(rows: int, lookups: float, exponent: float, shift: float = 0.0) -> FloatArray:
-    """Expected number of rows in each of the 17 bins, under the same law as `zipf_reuse`."""
     from scipy.special import pdtr  # slow to import: only where it is used
 
     edges = np.unique(np.geomspace(1, rows + 1, _RANK_GROUPS + 1).round())
@@ -72,8 +67,10 @@ def expected_bins(rows: int, lookups: float, exponent: float, shift: float = 0.0
     rate = lookups * weight / (weight * width).sum()
     below = pdtr(BOTTOMS[:, None], rate)
     inside = np.diff(np.concatenate([below, np.ones((1, len(rate)))]), axis=0)
-    bins: FloatArray = (inside * width).sum(axis=1)
-    return bins
+    bins = (inside * width).sum(axis=1)
+    if not (total := bins.sum()) > 0:
+        raise UserError(f"no reuse histogram for rows={rows} and {lookups:g} lookups in a batch")
+    return tuple(float(share) for share in bins / total)
 
 
 def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
@@ -167,10 +164,3 @@ def _counts_in_bins() -> Iterator[IntArray]:
     for bottom, top in zip(BOTTOMS, TOPS, strict=True):
         points = min(int(top - bottom), _MOST_POINTS)
         yield bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
-
-
-def _normalised(bins: FloatArray, rows: int, lookups: float) -> tuple[float, ...]:
-    total = bins.sum()
-    if not total > 0:
-        raise UserError(f"no reuse histogram for rows={rows} and {lookups:g} lookups in a batch")
-    return tuple(float(share) for share in bins / total)

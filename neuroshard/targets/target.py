@@ -61,8 +61,8 @@ class Exported:
             UserError: `out` has another suffix, or is a directory.
         """
         paths = self.paths(out)
-        if (snippet := self.snippet) is not None:
-            write_atomically(paths[0], lambda temporary: temporary.write_text(snippet, encoding="utf-8"))
+        if self.snippet is not None:
+            write_atomically(paths[0], self.snippet.encode())
         write_json(paths[-1], self.content)
         return paths
 

@@ -21,11 +21,7 @@ _FORMAT = "neuroshard-tasks-1"
 
 
 def whole(
-    tables: tuple[Table, ...],
-    topology: Topology,
-    batch_size: int,
-    memory: MemoryUse,
-    constraints: Constraints,
+    tables: tuple[Table, ...], topology: Topology, batch_size: int, memory: MemoryUse, constraints: Constraints
 ) -> tuple[Task, ...]:
     """One task: all tables as they are.
 

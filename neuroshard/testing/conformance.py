@@ -258,8 +258,7 @@ class CommModelConformance:
         order = np.array([2, 0, 3, 1])
         model = self.make()
         assert np.allclose(
-            _exchange_ms(model, dims[:, order], starts[:, order], 256),
-            _exchange_ms(model, dims, starts, 256)[:, order],
+            _exchange_ms(model, dims[:, order], starts[:, order], 256), _exchange_ms(model, dims, starts, 256)[:, order]
         )
 
     def test_transfers_are_no_shorter_than_their_least_outline(self) -> None:
@@ -282,10 +281,7 @@ class CommModelConformance:
         """Everybody later by the same time costs the same."""
         dims, starts = self._exchanges()
         model = self.make()
-        assert np.allclose(
-            _exchange_ms(model, dims, starts + 7, 256),
-            _exchange_ms(model, dims, starts, 256),
-        )
+        assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
 
 
 class PhysicalComputeConformance(SumModelConformance):

@@ -1,6 +1,6 @@
 """The samples of a round: half of what is proposed, some that models are in doubt of, some at random."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.records.splits import TEST, TRAIN, VALID, Split
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.pretrain.refine.choose import Chosen, Source, content_key, exchange_key, filled, in_turn, unseen
+from neuroshard.stages.pretrain.refine.choose import Chosen, Source, chosen_of, content_key, exchange_key
 from neuroshard.stages.pretrain.refine.propose import PlanSamples, most_doubtful, part_name, plans_for, random_plan
 from neuroshard.stages.pretrain.refine.rounds import Shares
 from neuroshard.tables import Table
@@ -139,49 +139,20 @@ class Candidates:
         proposals = PlanSamples.of(plans_for(tasks, self.searchers, simulator), simulator).shuffled(rng)
         drawn = (random_plan(task, models, rng) for task in tasks for _ in range(self.shares.placements))
         others = PlanSamples.of(drawn, simulator).shuffled(rng)
+        call_sources = (
+            Source("proposal", round(self.shares.proposals * new_calls), proposals.calls),
+            Source("doubt", round(self.shares.doubts * new_calls), most_doubtful(others.calls, models)),
+        )
+        exchange_sources = (
+            Source("proposal", round(self.shares.proposals * new_exchanges), proposals.exchanges),
+            Source("random", new_exchanges, others.exchanges),
+        )
         return RoundSamples(
-            self._calls(new_calls, proposals, others, models, calls, rng),
+            chosen_of(new_calls, calls, content_key, call_sources, self._random_calls(rng)),
             calls_again,
-            self._exchanges(new_exchanges, proposals, others, exchanges, rng),
+            chosen_of(new_exchanges, exchanges, exchange_key, exchange_sources, self._random_exchanges(rng)),
             exchanges_again,
         )
-
-    def _calls(
-        self,
-        count: int,
-        proposals: PlanSamples,
-        others: PlanSamples,
-        models: CostModels,
-        measured: Sequence[ComputeSample],
-        rng: np.random.Generator,
-    ) -> list[Chosen[ComputeSample]]:
-        seen: set[Hashable] = set(map(content_key, measured))
-        proposed_calls = unseen(in_turn(proposals.calls, measured), seen, content_key)
-        doubts = unseen(in_turn(most_doubtful(others.calls, models), measured), seen, content_key)
-        sources = (
-            Source("proposal", round(self.shares.proposals * count), proposed_calls),
-            Source("doubt", round(self.shares.doubts * count), doubts),
-            Source("random", count, self._random_calls(rng)),
-        )
-        return filled(count, sources)
-
-    def _exchanges(
-        self,
-        count: int,
-        proposals: PlanSamples,
-        others: PlanSamples,
-        measured: Sequence[CommSample],
-        rng: np.random.Generator,
-    ) -> list[Chosen[CommSample]]:
-        seen: set[Hashable] = set(map(exchange_key, measured))
-        proposed_exchanges = unseen(in_turn(proposals.exchanges, measured), seen, exchange_key)
-        of_plans = unseen(in_turn(others.exchanges, measured), seen, exchange_key)
-        sources = (
-            Source("proposal", round(self.shares.proposals * count), proposed_exchanges),
-            Source("random", count, of_plans),
-            Source("random", count, self._random_exchanges(rng)),
-        )
-        return filled(count, sources)
 
     def _random_calls(self, rng: np.random.Generator) -> Iterator[ComputeSample]:
         while True:

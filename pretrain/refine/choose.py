@@ -28,6 +28,25 @@ class Source(Generic[Sample]):
     samples: Iterable[Sample]
 
 
+def chosen_of(
+    count: int,
+    measured: Sequence[Sample],
+    key: Callable[[Sample], Hashable],
+    sources: Sequence[Source[Sample]],
+    random: Iterator[Sample],
+) -> list[Chosen[Sample]]:
+    """`count` samples: new ones of the sources, of what was measured least first, and where these end random ones.
+
+    New is what has another `key` than what was measured, or was taken from a source before.
+    """
+    seen: set[Hashable] = set(map(key, measured))
+    new: list[Source[Sample]] = [
+        Source(its.why, its.wanted, unseen(in_turn(list(its.samples), measured), seen, key)) for its in sources
+    ]
+    new.append(Source("random", count, random))
+    return filled(count, new)
+
+
 def filled(count: int, sources: Sequence[Source[Sample]]) -> list[Chosen[Sample]]:
     """`count` samples, from each source as many as it is asked for; what one can't give, those behind it do.
 

@@ -125,12 +125,7 @@ class Refine:
         return directory
 
     def _refined(
-        self,
-        start: CostModels,
-        done: Sequence[Round],
-        first: RoundSamples | None,
-        samples: RunSamples,
-        watch: Watch,
+        self, start: CostModels, done: Sequence[Round], first: RoundSamples | None, samples: RunSamples, watch: Watch
     ) -> Refined:
         """All rounds after those that are done, the first of which may have been chosen already; then the bundle."""
         rounds, chosen = list(done), first

@@ -43,7 +43,7 @@ class RunSamples:
         call = Recorder(meters.of, hardware.compute_timing.live, seed, calls)
         exchange = Recorder(meters.of, hardware.comm_timing.live, seed, exchanges)
         return cls(
-            Kind("compute", calls, call, _CALLS, lambda _: 0, _measured_call),
+            Kind("compute", calls, call, _CALLS, lambda _: 0, lambda _, its: float(typical_ms(its.times_ms))),
             Kind("exchange", exchanges, exchange, _EXCHANGES, lambda one: one.num_devices, _measured_exchange),
         )
 
@@ -76,18 +76,14 @@ class RunSamples:
         self, rounds: Sequence[Round], chosen: RoundSamples, models: CostModels, advance: Advance
     ) -> tuple[tuple[Foreseen, ...], tuple[Again, ...]]:
         """The samples of the round after these: predicted first; and those that are measured again."""
-        foreseen_calls = _predicted_calls(models, [one.sample for one in chosen.calls])
+        samples = [one.sample for one in chosen.calls]
+        foreseen_calls = models.compute.predict(loads_of(samples)).tolist() if samples else []
         foreseen_exchanges = _predicted_exchanges(models, [one.sample for one in chosen.exchanges])
         calls, called = self.calls.measure(rounds, chosen.calls, foreseen_calls, chosen.calls_again, advance)
         exchanges, exchanged = self.exchanges.measure(
             rounds, chosen.exchanges, foreseen_exchanges, chosen.exchanges_again, advance
         )
         return (*calls, *exchanges), (*called, *exchanged)
-
-
-def _predicted_calls(models: CostModels, samples: Sequence[ComputeSample]) -> list[float]:
-    """Predict (n,) ms of the kernel calls of n samples."""
-    return [float(ms) for ms in models.compute.predict(loads_of(samples))] if samples else []
 
 
 def _predicted_exchanges(models: CostModels, samples: Sequence[CommSample]) -> list[float]:
@@ -102,11 +98,6 @@ def _predicted(pieces: Pieces, sample: CommSample) -> float:
     there, back = pieces[forward if forward in pieces else backward], pieces[backward]
     cost = there.predict(traffic, starts) - waits(starts) + back.predict(traffic, np.zeros_like(starts))
     return float(cost.max())
-
-
-def _measured_call(_sample: ComputeSample, repeats: Repeats) -> float:
-    """Return the typical ms of a kernel call's repeats."""
-    return float(typical_ms(repeats.times_ms))
 
 
 def _measured_exchange(sample: CommSample, repeats: Repeats) -> float:

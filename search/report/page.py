@@ -19,7 +19,7 @@ def save_csv(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame, atomically; a text that a spreadsheet would take for a formula gets a quote before it."""
     safe = frame.apply(lambda column: column.map(_as_text)).rename(columns=_as_text)
     text = safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)
-    write_atomically(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", errors="replace")))
+    write_atomically(path, text.encode("utf-8", errors="replace"))
 
 
 def _as_text(cell: object) -> object:
@@ -94,4 +94,4 @@ def render(title: str, intro: str, sections: Sequence[Section]) -> str:
 
 def save_page(path: Path, html: str) -> None:
     """Write a page, atomically; halves of characters, which UTF-8 can't hold, become question marks."""
-    write_atomically(path, lambda file: file.write_text(html, encoding="utf-8", errors="replace"))
+    write_atomically(path, html.encode("utf-8", errors="replace"))

@@ -71,7 +71,7 @@ def _of_calls(
     of the table plus that of what it would, in 64 bits.
     """
     placed, rows = plan.device_loads, new[0]
-    devices = np.repeat(np.arange(len(placed)), placed.counts)[its]
+    devices = placed.owners[its]
     vectors = model.embed(placed.loads.take(its)).astype(np.float64)
     sums, counts = np.zeros((len(placed), vectors.shape[1])), np.bincount(devices, minlength=len(placed))
     np.add.at(sums, devices, vectors)

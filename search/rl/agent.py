@@ -120,7 +120,7 @@ def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
     """Write `policy.safetensors`, then `policy.json` with the card: where the agent comes from."""
     tensors = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}
     weights = save(tensors)
-    write_atomically(path / "policy.safetensors", lambda temporary: temporary.write_bytes(weights))
+    write_atomically(path / "policy.safetensors", weights)
     write_json(path / "policy.json", {"format": _FORMAT, **agent.description(), "card": dict(card)})
 
 

@@ -152,8 +152,7 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
     # One tensor may stand under two names: safetensors wants each to have memory of its own.
     own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     told = json.dumps(history)
-    weights = save(own, {"history": told, "digest": _digest(told, own)})
-    write_atomically(path / _CHECKPOINT, lambda temporary: temporary.write_bytes(weights))
+    write_atomically(path / _CHECKPOINT, save(own, {"history": told, "digest": _digest(told, own)}))
 
 
 def _digest(history: str, tensors: Tensors) -> str:

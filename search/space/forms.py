@@ -44,7 +44,7 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     them may. One device has columns only.
     """
     constraints = task.constraints
-    bound = {shard.table for shard in constraints.pinned}.union(*constraints.apart)
+    bound = set(constraints.pins).union(*constraints.apart)
     known = {
         (pooled, tier): frozenset(call.form for call in calls if (call.pooled, call.tier) == (pooled, tier))
         for pooled in (True, False)

@@ -17,7 +17,6 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.limits import Limits
 from neuroshard.tables import Table
-from neuroshard.tasks.constraints import PinnedShard
 from neuroshard.tasks.task import Task
 
 
@@ -168,10 +167,6 @@ def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
 def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
     constraints = task.constraints
     index = {table.name: number for number, table in enumerate(task.tables)}
-    group_of = {name: group for group in constraints.together for name in group}
-    pinned: dict[str, list[PinnedShard]] = defaultdict(list)
-    for shard in constraints.pinned:
-        pinned[shard.table].append(shard)
     items: list[Item] = []
     for number in tables.tolist():
         table, limits = task.tables[number], task.limits[number]
@@ -181,14 +176,14 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
                 f"constraints: table {table.name!r} may lie in {forms} only, and searches lay tables out in columns; "
                 "allow it columns"
             )
-        if table.name in group_of:
-            group = sorted(index[name] for name in group_of[table.name])
+        if table.name in constraints.group_of:
+            group = sorted(index[name] for name in constraints.group_of[table.name])
             if group[0] == number:
                 allowed = [set(task.limits[t].devices) for t in group]
                 parts = tuple((t, task.tables[t].dim // DIM_MULTIPLE) for t in group)
                 items.append(Item(parts, tuple(sorted(set.intersection(*allowed))), 1, 1, 1))
             continue
-        left, shards = table.dim // DIM_MULTIPLE, pinned[table.name]
+        left, shards = table.dim // DIM_MULTIPLE, constraints.pins.get(table.name, [])
         for shard in shards:
             devices = tuple(sorted(set(shard.devices).intersection(limits.devices)))
             items.append(Item(((number, shard.dim // DIM_MULTIPLE),), devices, 1, 1, 1))

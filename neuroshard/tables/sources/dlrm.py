@@ -6,13 +6,13 @@ taken as the largest index + 1, as the data set's users do; `dim` is the caller'
 """
 
 import gzip
+import shutil
 import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
@@ -63,16 +63,11 @@ def _uncompressed(source: Path) -> Iterator[Path]:
     with tempfile.NamedTemporaryFile(suffix=".pt") as copy:
         try:
             with gzip.open(source, "rb") as packed:
-                _copy(packed, copy.file)
+                shutil.copyfileobj(packed, copy.file, _COPY_BYTES)
+                copy.file.flush()
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{source} is not a whole gzip file: {error}") from None
         yield Path(copy.name)
-
-
-def _copy(packed: gzip.GzipFile, plain: IO[bytes]) -> None:
-    while block := packed.read(_COPY_BYTES):
-        plain.write(block)
-    plain.flush()
 
 
 def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -4,8 +4,8 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from neuroshard.plumbing.checked import checked
@@ -127,31 +127,23 @@ def _tallied(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
 ) -> Iterator[BatchTally]:
     """Every global batch, counted; the last one may have fewer samples."""
-    for number, slices in groupby(_slices(shapes, batches, size), key=lambda one: one.number):
+    for number, slices in groupby(_slices(shapes, batches, size), key=itemgetter(0)):
         tally = BatchTally(shapes, row_blocks, most_held, number)
-        for one in slices:
-            tally.add(one.batch, one.first, one.last)
+        for _, batch, first, last in slices:
+            tally.add(batch, first, last)
         yield tally
 
 
-@dataclass(frozen=True, eq=False)
-class _Slice:
-    """Samples `first` to `last` - 1 of a batch, which belong to the global batch of this number."""
-
-    number: int
-    batch: Sequence[Features]
-    first: int
-    last: int
-
-
-def _slices(shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int) -> Iterator[_Slice]:
-    """The batches, cut where a global batch of this size ends."""
+def _slices(
+    shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
+) -> Iterator[tuple[int, Sequence[Features], int, int]]:
+    """The batches, cut where a global batch of this size ends: its number, and of a batch samples first to last - 1."""
     before = 0
     for place, batch in enumerate(batches):
         samples, first = _samples(shapes, batch, place), 0
         while first < samples:
             last = min(samples, first + size - before % size)
-            yield _Slice(before // size, batch, first, last)
+            yield before // size, batch, first, last
             before, first = before + last - first, last
 
 

@@ -93,4 +93,4 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(text, list(cells[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(cells)
-    write_atomically(path, lambda temporary: temporary.write_text(text.getvalue(), encoding="utf-8", newline=""))
+    write_atomically(path, text.getvalue().encode())

@@ -1,7 +1,7 @@
 """What is counted of tables in whole batches, and the statistics that follow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -89,15 +89,8 @@ class Tally:
 
     def __add__(self, other: Self) -> Self:
         features = {name: count + other.features[name] for name, count in self.features.items()}
-        return type(self)(
-            features,
-            self.blocks + other.blocks,
-            self.touching + other.touching,
-            self.kept + other.kept,
-            self.touched + other.touched,
-            self.reuse + other.reuse,
-            self.variance + other.variance,
-        )
+        rest = [field.name for field in fields(self) if field.name != "features"]
+        return type(self)(features, **{name: getattr(self, name) + getattr(other, name) for name in rest})
 
     @property
     def lookups(self) -> int:

@@ -5,12 +5,4 @@ from neuroshard.testing.devices.exchange import MadeUpExchange
 from neuroshard.testing.devices.gpu import MadeUpGpu
 from neuroshard.testing.devices.made_up import MADE_UP, MadeUpDevice, measured_comm, measured_compute
 
-__all__ = [
-    "MADE_UP",
-    "MadeUpCpu",
-    "MadeUpDevice",
-    "MadeUpExchange",
-    "MadeUpGpu",
-    "measured_comm",
-    "measured_compute",
-]
+__all__ = ["MADE_UP", "MadeUpCpu", "MadeUpDevice", "MadeUpExchange", "MadeUpGpu", "measured_comm", "measured_compute"]

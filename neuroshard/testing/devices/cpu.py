@@ -7,12 +7,7 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import ComputeModel
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.testing.devices.kernel_work import (
-    dense_update_bytes,
-    hit_share,
-    rounded_up,
-    unique_rows,
-)
+from neuroshard.testing.devices.kernel_work import dense_update_bytes, hit_share, rounded_up, unique_rows
 from neuroshard.words.form import ON_DEVICE_CALLS, Call
 
 _LINE_BYTES = 64

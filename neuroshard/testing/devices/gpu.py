@@ -8,13 +8,7 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.models import ComputeModel
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tables.reuse import MEAN_COUNTS
-from neuroshard.testing.devices.kernel_work import (
-    bounded_by,
-    dense_update_bytes,
-    hit_share,
-    rounded_up,
-    unique_rows,
-)
+from neuroshard.testing.devices.kernel_work import bounded_by, dense_update_bytes, hit_share, rounded_up, unique_rows
 from neuroshard.words.form import ON_DEVICE_CALLS, Call
 
 _SECTOR_BYTES = 32

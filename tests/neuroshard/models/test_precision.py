@@ -7,7 +7,7 @@ from rich.console import Console
 from neuroshard.app.listing import show_models
 from neuroshard.cost.traffic import Traffic
 from neuroshard.models import CostModels
-from neuroshard.models.precision import Precision, Precisions
+from neuroshard.models.precision import Precision, narrowed
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.methods.heuristics import Greedy
@@ -74,7 +74,8 @@ def test_other_words_are_said(name, error):
 
 def test_bytes_of_an_element():
     assert {one.value: one.element_bytes for one in Precision} == {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
-    assert Precisions.named("fp16/bf16") == Precisions(Precision.FP16, Precision.BF16)
+    both = narrowed(CostModels.load("cpu"), "fp16/int8")
+    assert (both.forward.share, both.backward.share) == (0.5, 0.25)
 
 
 def test_cards_are_of_the_sheet(capsys):
