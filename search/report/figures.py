@@ -28,6 +28,7 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
     shown = compared.dropna(subset=["mean_ms"])[:MOST_BARS]
 
     def draw(axes: Axes) -> None:
+        """Draw a bar for each method, with its interval and figure."""
         place = np.arange(len(shown))[::-1]
         colors = [_BLUE if str(name).startswith(_OURS) else _GREY for name in shown["method"]]
         widths = np.nan_to_num(shown["ci_ms"].to_numpy(dtype=float))
@@ -52,6 +53,7 @@ def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
     values = shown["value"].to_numpy(dtype=float)
 
     def draw(axes: Axes) -> None:
+        """Draw the cost beside the task's mean over the setting's values."""
         axes.axhline(0, color="0.8", linewidth=1)
         axes.errorbar(values, percent["relative"], percent["relative_ci"], marker="o", color=_BLUE, capsize=2)
         wide = values.min() > 0 and values.max() / values.min() > _WIDE
@@ -69,6 +71,7 @@ def scatter(measured: pd.DataFrame) -> bytes:
     named = known["method"].nunique() <= _MOST_COLORS
 
     def draw(axes: Axes) -> None:
+        """Draw a point for each plan, predicted by measured, and the diagonal."""
         for method, part in known.groupby("method", sort=False):
             how = {"label": label(str(method))} if named else {"color": _BLUE}
             axes.scatter(part["predicted_ms"], part["measured_ms"], s=14, alpha=0.75, **how)  # type: ignore[arg-type]
@@ -85,6 +88,7 @@ def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
     """Stacked bars of a training step's phases (K, P), in ms, a bar for each of K plans."""
 
     def draw(axes: Axes) -> None:
+        """Draw a bar for each plan, stacked from the ms of its phases."""
         place, left = np.arange(len(names))[::-1], np.zeros(len(names))
         for phase, ms in zip(PHASES, np.nan_to_num(phase_ms).T, strict=True):
             axes.barh(place, ms, left=left, label=phase)
