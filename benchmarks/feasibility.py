@@ -19,19 +19,14 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.testing import linear_models
 from tests.kit.exhaustive import TinyTask, tiny_task
 
-_SEARCHERS: tuple[tuple[str, Searcher], ...] = (
-    ("published search", BeamSearch(max_splits=2)),
-    ("neuroshard", NeuroShard(max_splits=2, improvement=Improvement(shakes=2))),
-)
-
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with blas_threads(1):
-        for name, searcher in _SEARCHERS:
+        for searcher in (BeamSearch(max_splits=2), NeuroShard(max_splits=2, improvement=Improvement(shakes=2))):
             outcomes = Counter(_outcome(searcher, tiny_task(seed)) for seed in range(count))
             listed = "; ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-            print(f"{name}, {count} tiny tasks: {listed}")
+            print(f"{type(searcher).__name__}, {count} tiny tasks: {listed}")
 
 
 def _outcome(searcher: Searcher, tiny: TinyTask) -> str:
