@@ -14,6 +14,7 @@ from neuroshard.models.stored import Stored, tensors_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.schema import parse
 from neuroshard.words.collective import Collective, collective_named, name_of
+from neuroshard.words.coverage import Coverage
 from neuroshard.words.form import Form, Forms
 
 
@@ -57,6 +58,11 @@ class CommByCollective(Stored, CommModel):
     def num_devices(self) -> int | None:
         """Return D, which the model of all-to-alls was fitted for; None if it serves any."""
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
+
+    def coverage(self, traffic: Traffic) -> Coverage | None:
+        """How near published points are where they are farthest, of what its models are asked; None if all measured."""
+        each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
+        return max((known for known in each if known is not None), default=None)
 
     @property
     def _all_to_all(self) -> CommModel:

@@ -21,7 +21,10 @@ NUM_WAITS = 5
 
 
 class ComputeModel(ABC):
-    """Compute cost of what devices hold, each set's loads of one kernel call (`Call`). An empty set costs nothing."""
+    """Compute cost of what devices hold, each set's loads of one kernel call (`Call`). An empty set costs nothing.
+
+    Searches may ask from several threads at once.
+    """
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -117,7 +120,10 @@ class SumModel(ComputeModel):
 
 
 class CommModel(ABC):
-    """Cost of one direction of the exchanges, per device: the wait for the straggler to start, and a transfer."""
+    """Cost of one direction of the exchanges, per device: the wait for the straggler to start, and a transfer.
+
+    Searches may ask from several threads at once.
+    """
 
     @property
     def collectives(self) -> frozenset[Collective]:

@@ -18,7 +18,7 @@ _MOST_THREADS = 8
 
 
 def useful_threads() -> int:
-    """Threads for compiled work that is cut into pieces: one for each core that this process may use, up to 8."""
+    """Threads for work that is cut into pieces: one for each core that this process may use, up to 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _MOST_THREADS)
 

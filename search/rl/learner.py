@@ -186,7 +186,7 @@ class Session:
         """Go on where `tensors` were taken.
 
         Raises:
-            UserError: they are of another agent, or not finite.
+            UserError: the agent's are of another one, or not finite; the others are taken as they are.
         """
         self.agent.restore(tensors)
         for name, optimizer in self._optimizers.items():

@@ -27,7 +27,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS
 
-_TOGETHER = 256  # estimates made at once, at most
+_TOGETHER, _DEVICES = 256, 1 << 17  # estimates made at once in a thread, at most, and the devices of all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +75,8 @@ class FormEstimates:
 
         Infinite where memory can't do.
         """
-        some = [forms[first : first + _TOGETHER] for first in range(0, len(forms), _TOGETHER)]
-        parts = in_threads(self._costs, some)
+        count = max(1, min(_TOGETHER, _DEVICES // self.task.topology.num_devices))
+        parts = in_threads(self._costs, [forms[first : first + count] for first in range(0, len(forms), count)])
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def base(self, forms: IntArray) -> Base:

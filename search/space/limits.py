@@ -40,10 +40,10 @@ class Limits(NamedTuple):
 
 
 @leaf
-def may_lie(limits: Limits, held: IntArray | BoolArray, item: int, device: int, leaving: int) -> bool:
+def may_lie(limits: Limits, held: IntArray, item: int, device: int, leaving: int) -> bool:
     """Whether a device may hold a shard of an item beside what `held` (I, D) puts there.
 
-    `held` may also say just whether it does. An item that is `leaving` the device counts as gone; -1 stands for none.
+    An item that is `leaving` the device counts as gone; -1 stands for none.
     """
     if not limits.allowed[item, device]:
         return False
@@ -54,7 +54,7 @@ def may_lie(limits: Limits, held: IntArray | BoolArray, item: int, device: int, 
 
 
 @kernel
-def open_devices(limits: Limits, held: IntArray | BoolArray, item: int) -> BoolArray:
+def open_devices(limits: Limits, held: IntArray, item: int) -> BoolArray:
     """(D,) whether each device may hold a shard of an item beside what `held` (I, D) puts there."""
     found: BoolArray = np.zeros(held.shape[1], np.bool_)
     for device in range(len(found)):

@@ -468,11 +468,16 @@ def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypat
 
 
 def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
+    write = Path.write_bytes
+
     def full(path, content):
-        raise OSError(28, "No space left on device", str(path))
+        if "checkpoint.safetensors" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
     code, out, err = run_command(capsys, *_train(here, "learner.rounds=1", "out=trained"))
     assert code == 2
     assert "No space left on device" in err.splitlines()[-1]
+    assert "checkpoint.safetensors" in err.splitlines()[-1]
     assert "defect" not in out + err

@@ -106,6 +106,15 @@ def test_a_collective_that_is_not_known_is_refused():
         Simulator(models).cost(_task(2), _mixed(_task(2)))
 
 
+def test_a_datasheet_among_the_models_of_exchanges_is_told():
+    plan, sheet = _mixed(), CostModels.load("roofline:h100").forward
+    assert MODELS.forward.coverage(plan.traffic) is None
+    assert Simulator(MODELS).caveat(plan) is None
+    some = CommByCollective(MODELS.forward.exchanges | {Collective.ALL_TO_ALL: sheet}, frozenset(Form))
+    assert some.coverage(plan.traffic) == sheet.coverage(plan.traffic.alone(Collective.ALL_TO_ALL))
+    assert "from a datasheet" in Simulator(replace(MODELS, forward=some)).caveat(plan)
+
+
 def test_the_input_is_shown_and_counts_where_it_is_asked_for():
     task, plan = _task(), _mixed()
     shown, counted = (Simulator(MODELS, count_input).cost(task, plan) for count_input in (False, True))
