@@ -371,7 +371,8 @@ def _rounds_learned(out: Path) -> dict[str, str]:
     if not checkpoint.exists():
         return {}
     with safe_open(checkpoint, framework="np") as opened:
-        return {f"round {row['round']}": json.dumps(row) for row in json.loads(opened.metadata()["history"])}
+        _, _, told = opened.metadata()["history"].partition(" ")  # after its digest
+    return {f"round {row['round']}": json.dumps(row) for row in json.loads(told)}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
 
 _CHECKPOINT = "checkpoint.safetensors"
+_TOLD = "history"  # with the digest before it: several texts would stand in any order in the file
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,9 @@ def _restored(path: Path, session: Session) -> tuple[list[dict[str, Any]], Tenso
         return [], {}
     try:
         with safe_open(regular_file(file, "checkpoint"), framework="pt") as opened:
-            told = opened.metadata() or {}
+            digest, _, history = (opened.metadata() or {}).get(_TOLD, "").partition(" ")
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
-        history = told.get("history", "")
-        if told.get("digest") != _digest(history, tensors):
+        if digest != _digest(history, tensors):
             raise UserError("its digest is missing, or of other contents")
         session.restore(within(tensors, "session"))
     except (OSError, SafetensorError, ValueError) as error:
@@ -152,7 +152,7 @@ def _checkpoint(path: Path, session: Session, history: list[dict[str, Any]], bes
     # One tensor may stand under two names: safetensors wants each to have memory of its own.
     own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
     told = json.dumps(history)
-    write_atomically(path / _CHECKPOINT, save(own, {"history": told, "digest": _digest(told, own)}))
+    write_atomically(path / _CHECKPOINT, save(own, {_TOLD: f"{_digest(told, own)} {told}"}))
 
 
 def _digest(history: str, tensors: Tensors) -> str:

@@ -114,6 +114,8 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, models, learner, monkeypatch
     one, other = (load_agent(str(tmp_path / name)).tensors() for name in ("run", "killed"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+    one, other = ((tmp_path / name / "checkpoint.safetensors").read_bytes() for name in ("run", "killed"))
+    assert one == other
 
 
 def test_what_a_run_leaves(tmp_path, models):
