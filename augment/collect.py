@@ -19,6 +19,7 @@ from neuroshard.lab.meters import meters_of
 from neuroshard.lab.recorder import Due, Recorder, in_batches, mixed
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed, Share
 from neuroshard.records import DataDirectory, Manifest, Parts
@@ -227,10 +228,8 @@ class _Kind(Generic[Sample]):
 
     def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
         """The samples by part: those of a variant together, in the order in which the parts begin."""
-        of_variant: dict[int, list[int]] = {}
-        for sample_id in ids:
-            of_variant.setdefault(self.variant(sample_id), []).append(sample_id)
-        cut = [tuple(cut) for its in of_variant.values() for cut in in_batches(its, self.part_size)]
+        of_variant = grouped(ids, self.variant).values()
+        cut = [tuple(cut) for its in of_variant for cut in in_batches(its, self.part_size)]
         return [_Batch(its, second_pass) for its in sorted(cut)]
 
     def variant(self, sample_id: int) -> int:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.noise import NINE_IN_TEN, pass_drift, pass_noise, pass_repeatability
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement
 from neuroshard.records.speed import slowness_between
@@ -48,9 +49,7 @@ class KindSummary:
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "KindSummary":
         """The summary of everything in the directory and of this run's times."""
-        by_part: dict[str, list[Measurement[Any]]] = {}
-        for measurement in measurements:
-            by_part.setdefault(_part_of(measurement.sample), []).append(measurement)
+        by_part = grouped(measurements, lambda measurement: _part_of(measurement.sample))
         parts = tuple(cls._of_one(part, by_part[part], 0.0, 0.0) for part in sorted(by_part))
         return replace(cls._of_one(name, measurements, wall_s, busy_s), parts=parts if len(parts) > 1 else ())
 

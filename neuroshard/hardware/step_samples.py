@@ -135,10 +135,8 @@ def measured_ranks(plan: Plan) -> tuple[int, ...]:
     size = plan.task.topology.num_devices
     if size <= _MOST_RANKS:
         return tuple(range(size))
-    loads, counts = plan.device_loads.loads, plan.device_loads.counts
-    device = np.repeat(np.arange(size), counts)
-    looked_up = np.bincount(device, loads.lookups * loads.dim * loads.bytes_per_element, size)
-    outputs = np.bincount(device, loads.output_bytes, size)
-    held = np.array(plan.device_bytes)
-    most = [int(np.argmax(amounts)) for amounts in (looked_up, outputs, counts, held)]
+    held, loads = plan.device_loads, plan.device_loads.loads
+    looked_up = held.totals(loads.lookups * loads.dim * loads.bytes_per_element)
+    each = looked_up, held.totals(loads.output_bytes), held.counts, plan.device_bytes
+    most = [int(np.argmax(amounts)) for amounts in each]
     return tuple(sorted({*most, int(np.argmin(looked_up))}))

@@ -141,8 +141,7 @@ def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
     """Why a device's weights don't fit in this host's memory, where CPU kernels want them; None if they do."""
     if hardware.device.kind != "cpu":
         return None
-    loads, counts = plan.device_loads.loads, plan.device_loads.counts
-    needed = int(np.bincount(np.repeat(np.arange(len(counts)), counts), loads.size_bytes).max())
+    needed = int(plan.device_loads.totals(plan.device_loads.loads.size_bytes).max())
     there = hardware.fingerprint.memory_bytes
     if needed < there:
         return None

@@ -12,6 +12,7 @@ import pandas as pd
 from neuroshard.plumbing import parquet
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import digest_of, read_json
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse
 from neuroshard.records.run_directory import RunDirectory, RunFile, runs_below
 from neuroshard.stages.search.report.names import named
@@ -151,9 +152,7 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
     """Name tasks by what they are; sets that look alike are numbered."""
-    alike: dict[str, list[str]] = {}
-    for digest, text in sets.items():
-        alike.setdefault(text, []).append(digest)
+    alike = grouped(sets, lambda digest: sets[digest])
     names = {
         digest: text if len(digests) == 1 else f"{text} (set {number})"
         for text, digests in alike.items()

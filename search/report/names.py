@@ -1,12 +1,12 @@
 """What a run is called beside others: runs of one method are told apart by what differs between them."""
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.records.run_directory import flat
 from neuroshard.stages.search.results.search_results import SearchRun
 
@@ -32,10 +32,8 @@ def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, Name]:
     Runs of one method on the same tasks are told apart by their models, their settings, or else their paths. A method
     named "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
     """
-    groups: dict[tuple[str, str], list[SearchRun]] = defaultdict(list)
-    for tasks, run in runs:
-        groups[tasks, run.searcher].append(run)
-    return {path: name for group in groups.values() for path, name in _of_group(group).items()}
+    groups = grouped(runs, lambda one: (one[0], one[1].searcher)).values()
+    return {path: name for group in groups for path, name in _of_group([run for _, run in group]).items()}
 
 
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, Name]:

@@ -1,6 +1,5 @@
 """What devices would compute, and plans cost, if tables lay otherwise: asked many times at once, no plan is built."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from neuroshard.models import ComputeModel, SumModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.words.form import CALLS
 
 _MOST_NUMBERS = 1 << 21  # devices x collectives x variants of a plan that are costed in one call: some tens of MB
@@ -136,9 +136,9 @@ def split_worths(plan: Plan, cost: Cost, simulator: Simulator) -> tuple[SplitWor
 
 def _spread_tables(plan: Plan) -> dict[int, list[int]]:
     """The tables with several shards: the numbers of those among the plan's loads, in order of columns and rows."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for number in sorted(range(len(plan.by_device)), key=lambda number: plan.by_device[number]):
-        groups[plan.by_device[number].shard.table].append(number)
+    placed = plan.by_device
+    in_order = sorted(range(len(placed)), key=lambda number: placed[number])
+    groups = grouped(in_order, lambda number: placed[number].shard.table)
     return {table: numbers for table, numbers in groups.items() if len(numbers) > 1}
 
 

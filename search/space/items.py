@@ -13,6 +13,7 @@ import numpy as np
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.limits import Limits
@@ -136,7 +137,8 @@ class Items:
         for placement in plan.placements:
             units[placement.shard.table, placement.device] = placement.shard.dim // DIM_MULTIPLE
         held = np.zeros(self.limits.allowed.shape, dtype=np.int64)
-        for table, numbers in self._by_first_table().items():
+        by_first_table = grouped(range(len(self)), lambda number: self.items[number].parts[0][0])
+        for table, numbers in by_first_table.items():
             whole = [number for number in numbers if self.limits.max_shards[number] == 1]
             width = np.array([self.items[number].parts[0][1] for number in whole])
             fits = self.limits.allowed[whole] & (units[table] == width[:, None])
@@ -146,13 +148,6 @@ class Items:
             for number in set(numbers).difference(whole):
                 held[number] = units[table]
         return held
-
-    def _by_first_table(self) -> dict[int, list[int]]:
-        """Numbers of the items whose first table each is, by the table's index."""
-        numbers: dict[int, list[int]] = defaultdict(list)
-        for number, item in enumerate(self.items):
-            numbers[item.parts[0][0]].append(number)
-        return numbers
 
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
