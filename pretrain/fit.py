@@ -28,7 +28,7 @@ from neuroshard.stages.pretrain.measurements import (
     SplitMeasurements,
 )
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, pieces_of
-from neuroshard.stages.pretrain.result import Predicted, accuracy_of, tested
+from neuroshard.stages.pretrain.result import Errors, Predicted, tested
 from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.home import Tier
 
@@ -100,7 +100,7 @@ class Fit:
             elif len(its.train) >= self._least(part) and its.valid:
                 judges = its.valid if len(its.valid) >= _LEAST_VALID else its.known
                 both = known, further._fitted(part, known, bars)
-                pieces |= {part.name: min(both, key=lambda one: part.predict(one, judges).relative_error())}
+                pieces |= {part.name: min(both, key=lambda one: part.predict(one, judges).relative_errors().mean())}
         return pieces
 
     def _least(self, part: MeasuredPart) -> int:
@@ -140,12 +140,16 @@ def tests_of(models: CostModels, measured: Measured) -> dict[str, ModelTest]:
     }
 
 
-def errors_of(models: CostModels, measured: Measured) -> dict[str, float]:
-    """Return the mean relative error of every part that the models know, on its test samples, by name."""
-    return {
-        name: accuracy_of(predicted.predicted_ms, predicted.measured_ms).mape
-        for name, predicted, _ in _predicted(models, measured, lambda its: its.test)
-    }
+def errors_of(models: CostModels, measured: Measured) -> dict[str, Errors]:
+    """Return the errors of the test samples of every part that the models know, by its name."""
+    most = max(len(its.test) for its in (*(part.measured for part in measured.parts), measured.local))
+    each = [(name, its) for n in range(most) for name, its, _ in _predicted(models, measured, _nth_test(n))]
+    by_name = grouped(each, lambda one: one[0])
+    return {name: [its.relative_errors() for _, its in some] for name, some in by_name.items()}
+
+
+def _nth_test(n: int) -> Callable[[SplitMeasurements], list[Measurement[Any]]]:
+    return lambda its: its.test[n : n + 1]
 
 
 def _predicted(

@@ -25,11 +25,9 @@ from neuroshard.stages.pretrain.fit_framework import fit_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import nearest
-from neuroshard.stages.pretrain.result import PretrainResult
+from neuroshard.stages.pretrain.result import Errors, PretrainResult, grew, mape_of
 from neuroshard.words.fingerprint import Fingerprint, versions
 from neuroshard.words.form import call_named
-
-_WORSE = 1.1  # times the error before: by less, a few dozen test samples may differ by chance
 
 
 @dataclass(frozen=True)
@@ -103,17 +101,23 @@ class Pretrain:
             metrics = tests_of(fitted, measured)
             before = {} if start is None else errors_of(start, measured)
             if start is not None and not self.keep_worse:
-                self._check_better(start.name, before, metrics)
+                self._check_better(start.name, before, errors_of(fitted, measured), metrics)
             card = self._card(manifest, measured, metrics, start)
             save_or_keep(Path(self.out), fitted, card)
-        return PretrainResult(Path(self.out), metrics, before)
+        return PretrainResult(Path(self.out), metrics, {part: mape_of(its) for part, its in before.items()})
 
-    def _check_better(self, start: str | None, before: dict[str, float], metrics: dict[str, ModelTest]) -> None:
+    def _check_better(
+        self,
+        start: str | None,
+        before: dict[str, Errors],
+        after: dict[str, Errors],
+        metrics: dict[str, ModelTest],
+    ) -> None:
         """Raise UserError if a part's error is larger than it was, by more than a few test samples may be off."""
         worse = [
-            f"{part} {metrics[part].test.mape:.1%} instead of {error:.1%} (noise {metrics[part].noise_mean:.1%})"
-            for part, error in before.items()
-            if metrics[part].test.mape > _WORSE * error
+            f"{part} {mape_of(after[part]):.1%} instead of {mape_of(its):.1%} (noise {metrics[part].noise_mean:.1%})"
+            for part, its in before.items()
+            if grew(its, after[part])
         ]
         if worse:
             raise UserError(

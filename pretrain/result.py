@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, ttest_rel
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.models.card import Accuracy, ModelTest
@@ -18,6 +18,26 @@ from neuroshard.records.samples import Measurement
 
 _DECILES = 10
 _LEAST_MS = 1e-3  # what takes less counts as this
+_WORSE = 1.1  # times the error before: models that are worse by less may choose as good plans
+_BY_CHANCE = 0.01  # how likely it may be by chance that errors of a few samples grew so
+
+Errors = list[FloatArray]  # relative ones of predictions, sample by sample: (1,), of an exchange (D,)
+
+
+def mape_of(errors: Errors) -> float:
+    """The mean error; every device of an exchange counts as much as every other."""
+    return float(np.concatenate(errors).mean())
+
+
+def grew(before: Errors, after: Errors) -> bool:
+    """Whether errors of the same samples grew, by more than a tenth and beyond chance (a paired t-test).
+
+    Devices of one exchange err alike, and count as one. A single sample can't tell.
+    """
+    were, are = ([its.mean() for its in errors] for errors in (before, after))
+    if len(were) < 2 or mape_of(after) <= _WORSE * mape_of(before):
+        return False
+    return bool(ttest_rel(are, were, alternative="greater").pvalue < _BY_CHANCE)
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
@@ -87,9 +107,10 @@ class Predicted:
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 
-    def relative_error(self, factor: float = 1.0) -> float:
-        """Return the mean relative error of the predictions times the factor."""
-        return float(np.mean(np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)))
+    def relative_errors(self, factor: float = 1.0) -> FloatArray:
+        """Return (n,) by how much predictions times the factor are off."""
+        errors: FloatArray = np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1).ravel()
+        return errors
 
     def margin(self) -> Margin:
         """The margin that holds 90% of these measurements."""
